@@ -1,0 +1,20 @@
+"""Printing: the answer on stdout, everything else on stderr."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
+
+
+def emit(answer: Any, *, as_json: bool, human: Callable[[], str]) -> None:
+    """Print `answer` as JSON, or the text that `human` makes of it."""
+    print(json.dumps(answer, indent=2, sort_keys=False, default=str) if as_json else human())
+
+
+def note(text: str) -> None:
+    """Print one line of progress or advice on stderr."""
+    print(text, file=sys.stderr, flush=True)

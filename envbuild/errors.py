@@ -1,0 +1,94 @@
+"""One class per kind of failure, each with its exit code and what to do next.
+
+Every error a user can meet is an `EnvbuildError`: the command line prints it as at most three lines (what, where, what to
+do) on stderr and exits with its code, never with a traceback.
+"""
+
+from typing import ClassVar
+
+
+class EnvbuildError(Exception):
+    """A failure that the user can understand and mend.
+
+    Args:
+        what: one sentence, without a trailing full stop, that says what is wrong.
+        where: the file, line, flag, stage or host that it was found at.
+        hint: what to do next: a command, a setting, a value to choose.
+
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.hint:
+            lines.append(f"  to do: {self.hint}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the error as the object that `--json` prints."""
+        return {
+            "error": type(self).__name__.removesuffix("Error").lower(),
+            "what": self.what,
+            "where": self.where,
+            "hint": self.hint,
+            "exit_code": self.exit_code,
+        }
+
+
+class UsageError(EnvbuildError):
+    """A flag, axis or version that does not exist, or that is used wrongly."""
+
+
+class DataError(EnvbuildError):
+    """A data file (matrix, stack, lock, patch manifest, settings) that does not load or contradicts itself."""
+
+
+class NoCellError(EnvbuildError):
+    """No cell satisfies the request; the conflict is told in numbered steps."""
+
+    exit_code = 3
+
+
+class LockError(EnvbuildError):
+    """A lock that is incomplete or stale, or an input whose hash differs from the lock."""
+
+    exit_code = 4
+
+
+class PatchError(EnvbuildError):
+    """A tree that a patch does not fit: another pre-image, a missing file, a link out of the tree."""
+
+    exit_code = 4
+
+
+class BuildError(EnvbuildError):
+    """A stage of the build failed; the log is kept on disk."""
+
+    exit_code = 5
+
+
+class AuditError(EnvbuildError):
+    """An image that lacks what its lock lists, or holds what it must not."""
+
+    exit_code = 6
+
+
+class SmokeError(EnvbuildError):
+    """A smoke test failed: a component is missing, wrong, or silently slower than it should be."""
+
+    exit_code = 7
+
+
+class HostError(EnvbuildError):
+    """This machine lacks something: an engine, a GPU, disk, a reachable registry."""
+
+    exit_code = 8
