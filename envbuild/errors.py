@@ -89,6 +89,6 @@ class SmokeError(EnvbuildError):
 
 
 class HostError(EnvbuildError):
-    """This machine lacks something: an engine, a GPU, disk, a reachable registry."""
+    """The machine lacks something: an engine, a GPU, disk, a reachable registry."""
 
     exit_code = 8

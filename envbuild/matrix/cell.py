@@ -1,0 +1,76 @@
+"""What is asked (Request) and what is chosen (Cell)."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
+
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.spec import version_key
+
+NONE = "none"
+"""The spec that leaves an axis out of the cell (`--te none`)."""
+AUTO = "auto"
+"""The spec that asks for an axis and leaves the choice to the solver (`--flash-attn-hopper auto`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One axis as asked: the constraint and where it came from (`--cuda`, `stack llm-jp`)."""
+
+    axis: AxisName
+    spec: str
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything asked of the solver; the same request and matrix give the same cell everywhere."""
+
+    pins: tuple[Pin, ...] = ()
+    prefer: Literal["proven", "newest"] = "proven"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One release on every axis in use, e.g. `{"cuda": "12.6", "torch": "2.8.0+cu126", ...}`."""
+
+    versions: Mapping[AxisName, str]
+    commits: Mapping[AxisName, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Full commits of the axes whose releases are commits."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) over the whole cell."""
+        body = json.dumps({"versions": dict(self.versions), "commits": dict(self.commits)}, sort_keys=True)
+        return hashlib.sha256(body.encode()).hexdigest()
+
+    @cached_property
+    def id(self) -> str:
+        """Readable name ending in a short digest, e.g. `cu126-py312-torch2.8.0-te2.6.0-apex25.08-sm90-3f9a21c7`."""
+        v = self.versions
+        parts = [
+            "cpu" if v["cuda"] == "cpu" else "cu" + v["cuda"].replace(".", ""),
+            "py" + v["python"].replace(".", ""),
+        ]
+        for axis, label in _ID_PARTS.items():
+            if axis in v:
+                parsed = version_key(v[axis])
+                parts.append(label + (parsed.public if parsed else v[axis]))
+        if "gpu" in v:
+            parts.append(v["gpu"].replace("_", ""))
+        return "-".join([*parts, self.digest[:8]])
+
+
+_ID_PARTS = {
+    "torch": "torch",
+    "te": "te",
+    "apex": "apex",
+    "flash-attn": "fa",
+    "flash-attn-hopper": "fa3-",
+    "megatron": "mcore",
+    "deepspeed": "ds",
+}

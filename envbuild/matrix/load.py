@@ -1,0 +1,165 @@
+"""Reading `matrices/`: one pass, every mistake named with its file and key."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli
+from pydantic import ValidationError
+
+from envbuild.errors import DataError
+from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, Release, Rule, RuleFile
+from envbuild.paths import data_dir
+
+RULES_FILE = "rules.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Every axis, release and rule, and the digest of the files they came from."""
+
+    axes: dict[AxisName, Axis]
+    releases: dict[AxisName, tuple[Release, ...]]
+    rules: tuple[Rule, ...]
+    digest: str
+
+    @cached_property
+    def _by_version(self) -> dict[tuple[AxisName, str], Release]:
+        return {(axis, r.version): r for axis, releases in self.releases.items() for r in releases}
+
+    def release(self, axis: AxisName, version: str) -> Release:
+        """Return the release `version` of `axis`; KeyError when there is none."""
+        return self._by_version[axis, version]
+
+    def has(self, axis: AxisName, version: str) -> bool:
+        """Return whether `axis` lists `version`."""
+        return (axis, version) in self._by_version
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8 or is not TOML; the message names the line.
+
+    """
+    try:
+        return tomli.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+        raise DataError(f"the data file cannot be read: {error}", where=str(path), hint="correct the file") from error
+
+
+def explain_validation(error: ValidationError, path: Path) -> DataError:
+    """Turn pydantic's first findings into one DataError that names the file and the keys."""
+    found = []
+    for item in error.errors(include_url=False)[:3]:
+        location = ".".join(str(part) for part in item["loc"]) or "(file)"
+        found.append(f"{location}: {item['msg'].removeprefix('Value error, ')}")
+    more = error.error_count() - len(found)
+    return DataError(
+        "; ".join(found) + (f"; and {more} more" if more > 0 else ""),
+        where=str(path),
+        hint="`envbuild matrix schema` prints the schema that an editor can check against",
+    )
+
+
+def _load_axis(path: Path) -> AxisFile:
+    raw = read_toml(path)
+    try:
+        file = AxisFile.model_validate(raw)
+        facts_type = FACTS.get(file.axis.name, NoFacts)
+        releases = tuple(
+            r.model_copy(update={"facts": facts_type.model_validate(r.facts or {})})
+            if r.facts or facts_type is NoFacts
+            else r
+            for r in file.release
+        )
+        for release in releases:
+            if release.facts is None:  # an axis whose facts have required fields says so here
+                facts_type.model_validate({})
+        releases = tuple(r if r.facts is not None else r.model_copy(update={"facts": facts_type()}) for r in releases)
+    except ValidationError as error:
+        raise explain_validation(error, path) from error
+    return file.model_copy(update={"release": releases})
+
+
+def _cross_check(files: dict[Path, AxisFile], rules: list[tuple[Path, Rule]]) -> None:
+    axes = {file.axis.name: file.axis for file in files.values()}
+
+    def known(names: Any, path: Path, what: str) -> None:
+        for name in names:
+            if name not in axes:
+                raise DataError(
+                    f"{what} names the axis {name!r}, which no file defines",
+                    where=str(path),
+                    hint="axes: " + ", ".join(sorted(axes)),
+                )
+
+    for path, file in files.items():
+        seen: set[str] = set()
+        for release in file.release:
+            what = f"release {file.axis.name} {release.version}"
+            for name in (release.version, *release.aliases):
+                if name in seen:
+                    raise DataError(
+                        f"{what}: {name!r} is listed twice on this axis", where=str(path), hint="remove one of the two"
+                    )
+                seen.add(name)
+            known([*release.needs, *release.with_, *release.without, *release.fixes], path, what)
+            for name in release.fixes:
+                if axes[name].use != "derived":
+                    raise DataError(
+                        f"{what} fixes {name}, which is not a derived axis",
+                        where=str(path),
+                        hint="state it under needs",
+                    )
+    ids: set[str] = set()
+    for path, rule in rules:
+        known(
+            [*rule.when, *rule.needs, *rule.with_, *rule.without, *rule.same, *(a for alt in rule.any_of for a in alt)],
+            path,
+            f"rule {rule.id}",
+        )
+        if rule.id in ids:
+            raise DataError(f"two rules are called {rule.id!r}", where=str(path), hint="rename one")
+        ids.add(rule.id)
+
+
+def load_matrix(folder: Path | None = None) -> Matrix:
+    """Load every axis file and `rules.toml` of `folder` (the installation's own by default).
+
+    Raises:
+        DataError: a file is malformed, lacks a source, or contradicts another.
+
+    """
+    return _load(folder or data_dir("matrices"))
+
+
+@cache
+def _load(folder: Path) -> Matrix:
+    digest = hashlib.sha256()
+    files: dict[Path, AxisFile] = {}
+    rules: list[tuple[Path, Rule]] = []
+    for path in sorted(folder.glob("*.toml")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        if path.name == RULES_FILE:
+            try:
+                rules += [(path, rule) for rule in RuleFile.model_validate(read_toml(path)).rule]
+            except ValidationError as error:
+                raise explain_validation(error, path) from error
+        else:
+            files[path] = _load_axis(path)
+            rules += [(path, rule) for rule in files[path].rule]
+    if not files:
+        raise DataError(
+            "the matrix has no axis files", where=str(folder), hint="reinstall envbuild, or point at a matrices/ folder"
+        )
+    _cross_check(files, rules)
+    return Matrix(
+        axes={f.axis.name: f.axis for f in files.values()},
+        releases={f.axis.name: f.release for f in files.values()},
+        rules=tuple(rule for _, rule in rules),
+        digest="sha256:" + digest.hexdigest(),
+    )

@@ -1,0 +1,267 @@
+"""The compatibility matrix as data: axes, releases and rules, as `matrices/*.toml` states them.
+
+Nothing here decides anything: `spec` says what a constraint matches, `solve` chooses. Every release and every rule
+carries its source; data without one does not load.
+"""
+
+import datetime as dt
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+AxisName = str
+Spec = str | tuple[str, ...]
+"""A constraint on one axis: PEP 440 specifiers (`>=12.1,<13`), a prefix (`12.6`), names, or a list of alternatives."""
+
+_SOURCE = re.compile(
+    r"""^(?:
+        https?://\S+                       # a page
+      | [A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[^\s:]+(?::\S+)?   # owner/repo@ref:path
+      | [A-Za-z0-9._-]+/[A-Za-z0-9._-]+\#\d+              # owner/repo#thread
+      | PyPI:\S+                           # a distribution's own metadata or content, PyPI:name==version[:file]
+      | Debian:\S+ | Ubuntu:\S+            # a distribution's package, Debian:suite/package
+      | NGC:\S+                            # an NGC image's release notes, NGC:pytorch:25.03-py3
+      | image:\S+                          # a fact read from an image's own configuration
+      | evidence:\S+                       # a record under matrices/evidence
+      | run:\S.*                           # a command that was run, and on what
+    )$""",
+    re.VERBOSE,
+)
+
+
+def _check_source(value: str) -> str:
+    if not _SOURCE.match(value):
+        raise ValueError(
+            f"source {value!r} is not of a known form: a URL, owner/repo@ref:path, owner/repo#number, PyPI:name==version, "
+            "Debian:suite/package, NGC:image:tag, image:reference, evidence:id or run:command"
+        )
+    return value
+
+
+Source = Annotated[str, AfterValidator(_check_source)]
+
+
+class Model(BaseModel):
+    """Base of every data-file model: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Axis(Model):
+    """One dimension of the matrix.
+
+    `use` says when a cell has it: `always`; `default` (unless the request makes it impossible); `asked` (only when a flag
+    or a stack names it); `host` (a fact of the machine, only when given); `derived` (fixed by another axis' release).
+    """
+
+    name: AxisName = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    title: str
+    about: str
+    scheme: Literal["pep440", "name"]
+    use: Literal["always", "default", "asked", "host", "derived"]
+    dated: bool = False
+    """Whether this axis' release dates count in the spread of a cell."""
+    open: bool = False
+    """Whether a version that is not listed may be asked for (an exact driver version)."""
+
+
+class CudaFacts(Model):
+    driver_full: dict[str, str] = {}
+    """Toolkit update -> lowest Linux driver with every feature of it, e.g. {"12.6.3": "560.35.05"}."""
+    driver_minor: str | None = None
+    """The floor of minor-version compatibility for this major."""
+    compat_branches: tuple[str, ...] = ()
+    """Driver branches that the cuda-compat package of this release supports (data-center GPUs)."""
+
+
+class NvccFacts(Model):
+    archs: tuple[str, ...]
+    """SM numbers that ptxas accepts, e.g. ("80", "90", "90a")."""
+    pypi: str | None = None
+    """Version of PyPI's `cuda-toolkit` whose wheels hold a working nvcc, if they do."""
+
+
+class GpuFacts(Model):
+    sm: str = Field(pattern=r"^\d+$")
+    names: tuple[str, ...] = ()
+    data_center: bool = True
+
+
+class OsFacts(Model):
+    family: Literal["debian", "ubuntu"]
+    suite: str
+    """Archive suite, e.g. bookworm or noble."""
+
+
+class BaseFacts(Model):
+    kind: Literal["root", "nvidia-cuda", "ngc"]
+    builder: str | None = None
+    """Image reference (repository:tag) of the builder; None for a root that envbuild bootstraps."""
+    runtime: str | None = None
+    """Image reference of the slim runtime; None for a bootstrapped root."""
+    digests: dict[str, str] = {}
+    """Image reference -> sha256 digest of its linux/amd64 manifest, where a lock may take it from."""
+    provides: dict[str, str] = {}
+    """Components that come with the image, e.g. {"torch": "2.7.0a0+7c8ec84dab"}."""
+    require_cuda: str | None = None
+    """The image's NVIDIA_REQUIRE_CUDA."""
+
+
+class PythonFacts(Model):
+    managed: str | None = None
+    """python-build-standalone archive URL for x86_64 Linux (install_only_stripped), as uv lists it."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    build: str | None = None
+    """Full version of that build, e.g. 3.12.11."""
+
+
+class TorchFacts(Model):
+    index: str
+    """`pypi`, the URL of PyTorch's per-variant index, or `base` when an image brings it."""
+    archs: tuple[str, ...] = ()
+    """SM numbers of the wheel's kernels; empty for a CPU build."""
+    toolkit: str | None = None
+    """CUDA toolkit update whose libraries the wheel brings, e.g. 12.6.2."""
+    manylinux: str | None = None
+    cxx_standard: int | None = None
+
+
+class TeFacts(Model):
+    core: dict[str, str] = {}
+    """CUDA major -> core wheel distribution, e.g. {"12": "transformer-engine-cu12"}."""
+    pypi: str | None = None
+    """The version on PyPI (2.6.0.post1 for 2.6)."""
+    submodules: tuple[str, ...] = ()
+    fa3_distribution: str | None = None
+    fa3_module: str | None = None
+    flash_attn_max: str | None = None
+
+
+class ApexFacts(Model):
+    build: Literal["global-option", "config-settings", "environment"]
+    """How the C++ and CUDA extensions are asked for."""
+    fused_rope: bool = True
+    """Whether apex.transformer (fused RoPE) is in the tree."""
+
+
+class FlashAttnFacts(Model):
+    pypi: str | None = None
+    cxx_standard: int | None = None
+
+
+class Fa3Facts(Model):
+    distribution: str
+    module: str
+    cutlass: str | None = None
+    """Commit of csrc/cutlass."""
+    place: str | None = None
+    """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
+    downloads: tuple[str, ...] = ()
+    """Archives that its setup.py would fetch during the build (nvcc, ptxas), to be locked as inputs."""
+
+
+class MegatronFacts(Model):
+    repository: str = "https://github.com/NVIDIA/Megatron-LM.git"
+    tag: str | None = None
+    pypi: str | None = None
+
+
+class MpiFacts(Model):
+    implementation: Literal["openmpi", "mpich"]
+    package: str | None = None
+    """The OS package, when it comes from the OS."""
+
+
+class NoFacts(Model):
+    pass
+
+
+FACTS: dict[AxisName, type[Model]] = {
+    "cuda": CudaFacts,
+    "nvcc": NvccFacts,
+    "gpu": GpuFacts,
+    "os": OsFacts,
+    "base": BaseFacts,
+    "python": PythonFacts,
+    "torch": TorchFacts,
+    "te": TeFacts,
+    "apex": ApexFacts,
+    "flash-attn": FlashAttnFacts,
+    "flash-attn-hopper": Fa3Facts,
+    "megatron": MegatronFacts,
+    "mpi": MpiFacts,
+}
+"""What a release of each axis states beyond its relations; axes not named here state nothing more."""
+
+
+class Release(Model):
+    """One version on an axis, with what it needs of other axes and what it fixes on derived ones."""
+
+    version: str
+    source: Source
+    date: dt.date | None = None
+    aliases: tuple[str, ...] = ()
+    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    needs: dict[AxisName, Spec] = {}
+    """Constraints on other axes, where those are in use."""
+    with_: tuple[AxisName, ...] = Field(default=(), alias="with")
+    """Axes that must be in use beside this release."""
+    without: tuple[AxisName, ...] = ()
+    """Axes that must not be in use beside this release."""
+    fixes: dict[AxisName, str] = {}
+    """The value that this release gives to derived axes."""
+    facts: Any = None
+    """An instance of `FACTS[axis]`; the loader validates it."""
+    note: str | None = None
+
+
+class Rule(Model):
+    """One relation between axes.
+
+    `requires` refuses a cell; `inert` says that `component` would be ignored and refuses a cell that holds it;
+    `tested-with` only ranks. A rule applies where every axis of `when` is in use and matches. It then demands all of
+    `needs` (where those axes are in use), one whole alternative of `any_of`, the axes in `with`, none of `without`,
+    and one major.minor on the axes of `same`.
+    """
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    kind: Literal["requires", "inert", "tested-with"]
+    topic: str
+    """The class of rule, e.g. driver-floor, gpu-arch, nvcc-equals-torch, fa3-lookup."""
+    when: dict[AxisName, Spec] = {}
+    needs: dict[AxisName, Spec] = {}
+    any_of: tuple[dict[AxisName, Spec], ...] = ()
+    with_: tuple[AxisName, ...] = Field(default=(), alias="with")
+    without: tuple[AxisName, ...] = ()
+    same: tuple[AxisName, ...] = ()
+    component: AxisName | None = None
+    why: str
+    source: Source
+
+    @model_validator(mode="after")
+    def _shape(self) -> "Rule":
+        demands = bool(self.needs or self.any_of or self.with_ or self.without or self.same)
+        if self.kind != "tested-with" and not demands:
+            raise ValueError(
+                f"rule {self.id}: a {self.kind} rule must demand something (needs, any_of, with, without or same)"
+            )
+        if self.kind == "tested-with" and (len(self.when) < 2 or demands):
+            raise ValueError(f"rule {self.id}: a tested-with rule names at least two axes in `when`, and nothing else")
+        if (self.kind == "inert") != (self.component is not None):
+            raise ValueError(f"rule {self.id}: `component` goes with kind inert, and only there")
+        return self
+
+
+class AxisFile(Model):
+    """One file of `matrices/`: an axis, its releases (oldest first; for names, preferred first) and rules."""
+
+    axis: Axis
+    release: tuple[Release, ...] = ()
+    rule: tuple[Rule, ...] = ()
+
+
+class RuleFile(Model):
+    """`matrices/rules.toml`: relations that belong to no single axis."""
+
+    rule: tuple[Rule, ...]

@@ -1,0 +1,73 @@
+"""What a constraint on an axis matches: PEP 440 for versions, equality for names, prefixes for commits."""
+
+import re
+from functools import cache
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import UsageError
+from envbuild.matrix.model import Axis, Release, Spec
+
+_COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
+_BARE = re.compile(r"^\d[\w.]*$")
+
+
+@cache
+def version_key(version: str) -> Version | None:
+    """Return `version` as a PEP 440 version, or None for a name such as `cpu`."""
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return None
+
+
+@cache
+def _specifiers(text: str) -> SpecifierSet:
+    # "12.6" is the prefix 12.6.*, so that 2.1 does not match 2.10.
+    return SpecifierSet(f"=={text}.*" if _BARE.match(text) else text, prereleases=True)
+
+
+@cache
+def _public(version: str) -> Version | None:
+    parsed = version_key(version)
+    return Version(parsed.public) if parsed is not None and parsed.local else parsed
+
+
+def _matches_one(axis: Axis, text: str, release: Release) -> bool:
+    if text in (release.version, "any") or text in release.aliases:
+        return True
+    if release.commit is not None and _COMMIT.match(text):
+        return release.commit.startswith(text)
+    if axis.scheme == "name":
+        return text.startswith("!") and text[1:] not in (release.version, *release.aliases)
+    version = _public(release.version)
+    if version is None or "+" in text:
+        return False
+    return any(_specifiers(part.strip()).contains(version) for part in text.split("||"))
+
+
+def matches(axis: Axis, spec: Spec, release: Release) -> bool:
+    """Return whether `release` satisfies `spec` on `axis`.
+
+    A local version label (`2.8.0+cu126`) is matched by its public version, or exactly when the spec spells the label.
+    """
+    if isinstance(spec, str):
+        return _matches_one(axis, spec, release)
+    return any(_matches_one(axis, text, release) for text in spec)
+
+
+def check_spec(axis: Axis, text: str) -> None:
+    """Raise UsageError when `text` cannot be read as a constraint on `axis`."""
+    if axis.scheme == "name" or "+" in text or _COMMIT.match(text):
+        return
+    for part in text.split("||"):
+        try:
+            _specifiers(part.strip())
+        except (InvalidSpecifier, InvalidVersion):
+            raise UsageError(
+                f"{text!r} is neither a version nor a PEP 440 specifier",
+                where=f"--{axis.name}",
+                hint=f'write a version (--{axis.name} 2.6), a specifier (--{axis.name} ">=2.6,<2.8") or a listed name; '
+                f"`envbuild matrix {axis.name}` lists them",
+            ) from None
