@@ -1,0 +1,98 @@
+# Sourced by scripts/install-engine: Debian and Ubuntu packages.
+
+engine_packages=(docker.io docker-cli docker-buildx containerd docker-registry)
+tool_packages=(mmdebstrap zstd git iptables iproute2 ca-certificates debian-archive-keyring python3 python3-venv)
+
+distribution() { (. /etc/os-release && printf '%s' "$ID"); }
+codename() { (. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}"); }
+
+missing_tools() {
+    local command
+    for command in mmdebstrap zstd git iptables ip docker-registry; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || printf '%s ' "$command"
+    done
+    python3 -c 'import ensurepip, venv' 2>/dev/null || printf 'python3-venv '
+}
+
+# The archive that this machine takes its own release from: a company mirror stays the one in use.
+own_archive() {
+    # The $(…) are apt's fields, not the shell's.
+    # shellcheck disable=SC2016
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+        awk -v release="$(codename)" '$2 == release { print $1; exit }'
+}
+
+# Everything below runs with package sources, lists and pins of its own, so that the machine's are what they were.
+apt_folder=""
+apt_prepare() {
+    [[ -z $apt_folder ]] || return 0
+    local archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    apt_folder=$(mktemp -d)
+    trap 'rm -rf "$apt_folder"' EXIT
+    chmod 755 "$apt_folder"
+    mkdir -p "$apt_folder"/{sources,preferences,lists/partial}
+    cp /etc/apt/sources.list.d/*.{list,sources} "$apt_folder/sources/" 2>/dev/null || true
+    cp /etc/apt/preferences.d/* "$apt_folder/preferences/" 2>/dev/null || true
+    if [[ $(distribution) == debian ]]; then
+        archive=$(own_archive)
+        [[ -n $archive ]] || die 8 "no package source for Debian $(codename) in /etc/apt: add one, then run this again"
+        say "taking the engine from sid on $archive"
+        cat >"$apt_folder/sources/envbuild-sid.sources" <<SOURCE
+Types: deb
+URIs: $archive
+Suites: sid
+Components: main
+Signed-By: $keyring
+Check-Valid-Until: no
+SOURCE
+        # 90 is below every installed version: a package comes from sid only where it is asked for as PACKAGE/sid, or nothing
+        # else satisfies what that one needs.
+        printf 'Package: *\nPin: release n=sid\nPin-Priority: 90\n' >"$apt_folder/preferences/envbuild-sid"
+    fi
+    isolated_apt update -qq || die 8 "apt-get update failed: see the lines above for the host that it could not reach"
+}
+
+isolated_apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get \
+        -o Dir::Etc::SourceParts="$apt_folder/sources" \
+        -o Dir::Etc::PreferencesParts="$apt_folder/preferences" \
+        -o Dir::State::Lists="$apt_folder/lists" \
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
+        -o Acquire::Retries=3 \
+        "$@" >&2
+}
+
+packages_install_python() {
+    command -v python3 >/dev/null && return
+    apt_prepare
+    isolated_apt install -y -qq --no-install-recommends python3
+}
+
+packages_install() {
+    local package wanted=() had_registry=no
+    command -v docker-registry >/dev/null && had_registry=yes
+    apt_prepare
+    case $(distribution) in
+        debian)
+            for package in "${engine_packages[@]}"; do wanted+=("$package/sid"); done
+            ;;
+        ubuntu)
+            # Ubuntu's docker.io holds the client too.
+            wanted=(docker.io docker-buildx containerd docker-registry)
+            ;;
+        *)
+            die 8 "this script knows Debian and Ubuntu, not $(distribution): install Docker 28 or later with buildx by hand"
+            ;;
+    esac
+    for package in "${tool_packages[@]}"; do
+        # What is there stays at its version: this script is no upgrade.
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || wanted+=("$package")
+    done
+    say "installing ${wanted[*]}"
+    isolated_apt install -y -qq --no-install-recommends "${wanted[@]}" ||
+        die 8 "apt-get install failed: see the lines above"
+    # The package would keep a registry open on port 5000 for everybody; envbuild starts its own on loopback when asked.
+    if [[ $had_registry == no && -d /run/systemd/system ]]; then
+        systemctl disable --quiet --now docker-registry 2>/dev/null || true
+    fi
+}
