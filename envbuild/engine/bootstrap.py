@@ -1,0 +1,534 @@
+"""A Debian root filesystem of our own, the same bytes every time, and the exact OS packages that a list of names means.
+
+`mmdebstrap` makes the root from a signed Debian archive; no image registry is involved. `apt-get` in a folder of its own
+answers which packages, versions and hashes a list comes to, and never touches the host's own package state.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
+
+# What every root of ours holds beside the essential packages: a package manager, and the roots of trust for https.
+BASE_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
+
+# Kept out of the root and of everything installed on it later, as Debian's own slim images do; licences stay.
+_EXCLUDED = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
+_KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
+
+# What a bootstrap leaves that a second one would write otherwise, or that belongs to the machine it ran on.
+_LEFTOVERS = (
+    "etc/.pwd.lock",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/group-",
+    "etc/gshadow-",
+    "etc/hostname",
+    "etc/machine-id",
+    "etc/passwd-",
+    "etc/resolv.conf",
+    "etc/shadow-",
+    "etc/subgid-",
+    "etc/subuid-",
+    "var/cache/apt/pkgcache.bin",
+    "var/cache/apt/srcpkgcache.bin",
+    "var/cache/debconf/config.dat-old",
+    "var/cache/debconf/passwords.dat",
+    "var/cache/debconf/templates.dat-old",
+    "var/cache/ldconfig/aux-cache",
+    "var/lib/dbus/machine-id",
+    "var/lib/dpkg/available",
+    "var/lib/dpkg/diversions-old",
+    "var/lib/dpkg/lock",
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/status-old",
+    "var/lib/dpkg/triggers/Lock",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """Where a distribution keeps its packages, and the keys that sign them."""
+
+    mirror: str
+    security_mirror: str
+    components: tuple[str, ...]
+    keyring: Path
+    keyring_package: str
+
+    def sources(self, suite: str, *, mirror: str, security_mirror: str, options: str = "") -> list[str]:
+        """Return the lines of a sources.list: the suite, its updates, its security updates."""
+        components = " ".join(self.components)
+        return [
+            f"deb {options}{url} {name} {components}"
+            for url, name in (
+                (mirror, suite),
+                (mirror, f"{suite}-updates"),
+                (security_mirror, f"{suite}-security"),
+            )
+        ]
+
+
+_DEBIAN = Archive(
+    mirror="http://deb.debian.org/debian",
+    security_mirror="http://deb.debian.org/debian-security",
+    components=("main",),
+    keyring=Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
+    keyring_package="debian-archive-keyring",
+)
+_UBUNTU = Archive(
+    mirror="http://archive.ubuntu.com/ubuntu",
+    security_mirror="http://security.ubuntu.com/ubuntu",
+    components=("main", "restricted", "universe", "multiverse"),
+    keyring=Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
+    keyring_package="ubuntu-keyring",
+)
+ARCHIVES: Mapping[str, Archive] = {
+    "bookworm": _DEBIAN,
+    "trixie": _DEBIAN,
+    "focal": _UBUNTU,
+    "jammy": _UBUNTU,
+    "noble": _UBUNTU,
+}
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class OsPackage:
+    """One binary package of a distribution.
+
+    `sha256` is the .deb's own, in hex; `filename` its path below the mirror, by which it can be fetched again.
+    """
+
+    name: str
+    version: str
+    arch: str
+    sha256: str
+    filename: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootFS:
+    """A root filesystem as an uncompressed tar at `path`, its SHA-256 in hex, and what is installed in it, by name."""
+
+    path: Path
+    sha256: str
+    packages: tuple[OsPackage, ...]
+
+
+def archive_of(suite: str) -> Archive:
+    """Return where `suite` (bookworm, trixie, focal, jammy, noble) is kept.
+
+    Raises:
+        LockError: it is none of those.
+
+    """
+    try:
+        return ARCHIVES[suite]
+    except KeyError:
+        raise LockError(
+            f"no package archive is known for the suite {suite!r}", hint=f"one of: {', '.join(sorted(ARCHIVES))}"
+        ) from None
+
+
+def bootstrap_root(
+    *,
+    suite: str,
+    packages: Sequence[str],
+    epoch: int,
+    dest: Path,
+    log: Path,
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+    locked: Iterable[OsPackage] | None = None,
+) -> RootFS:
+    """Make the Debian root of `suite` with the essential packages, `BASE_PACKAGES` and `packages` in it.
+
+    Two runs over the same archive state give the same bytes, on any host and as any user.
+
+    Args:
+        suite: bookworm or trixie.
+        packages: further packages, as apt names them (`name` or `name=version`).
+        epoch: seconds since 1970; no file in the root is newer.
+        dest: the tar to write; it appears only when it is whole.
+        log: where the output of mmdebstrap goes.
+        mirror: the archive to fetch from; the root itself always names the public one.
+        security_mirror: the same for security updates.
+        locked: what a lock says the root holds; anything else is refused.
+
+    Raises:
+        HostError: mmdebstrap or the archive's keys are missing, or the mirror cannot be reached.
+        LockError: the root would hold other packages than `locked`.
+        BuildError: mmdebstrap failed for another reason.
+
+    """
+    archive = archive_of(suite)
+    if archive is not _DEBIAN:
+        raise HostError(f"envbuild bootstraps Debian roots only, not {suite}", hint="use --os debian12 or debian13")
+    if shutil.which("mmdebstrap") is None:
+        raise HostError("mmdebstrap is missing, which makes the Debian root", hint="run scripts/install-engine")
+    if not archive.keyring.is_file():
+        raise _no_keyring(archive)
+    mirror = mirror or archive.mirror
+    security_mirror = security_mirror or archive.security_mirror
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    part = dest.with_name(f".{dest.name}.{os.getpid()}.part")
+    with tempfile.TemporaryDirectory(prefix="envbuild-root-") as folder:
+        scratch = Path(folder)
+        scratch.chmod(0o755)  # without root, mmdebstrap works as another user id
+        (scratch / "sources.list").write_text(
+            "\n".join(archive.sources(suite, mirror=archive.mirror, security_mirror=archive.security_mirror)) + "\n"
+        )
+        (scratch / "99envbuild").write_text(
+            "".join(f"path-exclude=/usr/share/{name}/*\n" for name in _EXCLUDED)
+            + "".join(f"path-include={path}\n" for path in _KEPT)
+        )
+        command = [
+            "mmdebstrap",
+            "--variant=apt",
+            "--format=tar",
+            # BuildKit makes /dev itself, and without root the nodes could not be unpacked.
+            "--skip=output/dev",
+            f"--components={','.join(archive.components)}",
+            f"--keyring={archive.keyring}",
+            f"--include={','.join((*BASE_PACKAGES, *packages))}",
+            *(f"--aptopt={option}" for option in _host_apt_options()),
+            *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text().splitlines()),
+            "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
+            *_hooks(scratch, epoch),
+            suite,
+            str(part),
+            *archive.sources(suite, mirror=mirror, security_mirror=security_mirror),
+        ]
+        try:
+            with log.open("wb") as output:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TMPDIR": folder},
+                    check=False,
+                )
+            if done.returncode:
+                raise _bootstrap_failure(log, (mirror, security_mirror))
+            installed = _parse_stanzas((scratch / "envbuild-packages").read_text())
+            if locked is not None:
+                _compare(locked, installed, suite)
+            part.replace(dest)
+        finally:
+            part.unlink(missing_ok=True)
+    with dest.open("rb") as tar:
+        digest = hashlib.file_digest(tar, "sha256").hexdigest()
+    return RootFS(path=dest, sha256=digest, packages=installed)
+
+
+def _hooks(scratch: Path, epoch: int) -> list[str]:
+    """Return the options that record what is installed, put our files in, and take away what differs between runs."""
+    leftovers = " ".join(f'"$1/{path}"' for path in _LEFTOVERS)
+    steps = [
+        # While the package lists are still there: they alone know the hashes of the .debs.
+        'chroot "$1" dpkg-query -W -f "\\${Package}:\\${Architecture}=\\${Version}\\n" >"$1/envbuild-names"',
+        'xargs chroot "$1" apt-cache show <"$1/envbuild-names" >"$1/envbuild-packages"',
+        f"copy-out /envbuild-packages {scratch}",
+        'rm "$1/envbuild-names" "$1/envbuild-packages"',
+        f"upload {scratch}/sources.list /etc/apt/sources.list",
+        f'chmod 644 "$1/etc/apt/sources.list"; rm -f {leftovers}',
+        'rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
+        f"upload {scratch}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
+        'chmod 644 "$1/etc/dpkg/dpkg.cfg.d/99envbuild"; find "$1/var/log" "$1/var/lib/apt/lists" -type f -delete',
+        # The day on which each account's password was last set is the day of the bootstrap.
+        f"sed -i -E 's/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/' \"$1/etc/shadow\"",
+    ]
+    return [f"--customize-hook={step}" for step in steps]
+
+
+def resolve_os_packages(
+    *,
+    suite: str,
+    packages: Sequence[str],
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+    installed: Sequence[OsPackage] = (),
+    arch: str = "amd64",
+) -> tuple[OsPackage, ...]:
+    """Return every package that installing `packages` on `suite` brings, by name, each with its version and hash.
+
+    With `installed` it is what comes on top of those; without, it is a whole root: the essential packages and
+    `BASE_PACKAGES` too, just what `bootstrap_root` installs. Recommended packages are left out.
+
+    Args:
+        suite: a key of `ARCHIVES`.
+        packages: names as apt takes them (`name` or `name=version`).
+        mirror: the archive to ask; the public one when None.
+        security_mirror: the same for security updates.
+        installed: what the base image holds already.
+        arch: Debian's name of the architecture.
+
+    Raises:
+        HostError: apt-get or the archive's keys are missing.
+        LockError: a mirror cannot be reached, or a package or version is not in the archive.
+
+    """
+    archive = archive_of(suite)
+    if shutil.which("apt-get") is None:
+        raise HostError(
+            "apt-get is missing, which resolves OS packages", hint="lock on a Debian or Ubuntu machine, or use its lock"
+        )
+    mirror = mirror or archive.mirror
+    security_mirror = security_mirror or archive.security_mirror
+    with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
+        apt = _IsolatedApt(Path(folder), arch)
+        options = f"[arch={arch} signed-by={archive.keyring}] "
+        apt.write_sources(archive.sources(suite, mirror=mirror, security_mirror=security_mirror, options=options))
+        failure = apt.update()
+        if failure:
+            raise _update_failure(failure, archive, (mirror, security_mirror))
+        if installed:
+            apt.write_status(installed)
+            wanted = list(packages)
+        else:
+            wanted = ["?essential", *BASE_PACKAGES, *packages]
+        return apt.closure(wanted, suite)
+
+
+class _IsolatedApt:
+    """apt-get over a folder of its own: configuration, sources, lists, cache and dpkg status."""
+
+    def __init__(self, folder: Path, arch: str) -> None:
+        self.folder = folder
+        self.arch = arch
+        for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
+            (folder / path).mkdir(parents=True)
+        self.status = folder / "status"
+        self.status.touch()
+        config = folder / "apt.conf"
+        # apt reads this file before any other, so that Dir keeps it from the host's own configuration.
+        settings = [
+            f'Dir "{folder}/"',
+            f'Dir::State::Lists "{folder}/lists"',
+            f'Dir::State::Status "{self.status}"',
+            f'Dir::Cache "{folder}/cache"',
+            f'APT::Architecture "{arch}"',
+            f'APT::Architectures {{ "{arch}"; }}',
+            'APT::Sandbox::User "root"',
+            'APT::Get::AllowUnauthenticated "false"',
+            'APT::Install-Recommends "false"',
+            # Or --print-uris gives MD5.
+            'Acquire::ForceHash "SHA256"',
+            'Acquire::Languages "none"',
+            'Acquire::GzipIndexes "false"',
+            'Acquire::Retries "1"',
+            'Acquire::http::Timeout "20"',
+            'Acquire::https::Timeout "20"',
+            *_host_apt_options(),
+        ]
+        config.write_text("".join(f"{line};\n" for line in settings))
+        self.env = {**os.environ, "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+
+    def write_sources(self, lines: Sequence[str]) -> None:
+        (self.folder / "etc/apt/sources.list").write_text("\n".join(lines) + "\n")
+
+    def update(self) -> str:
+        """Fetch the package lists; return what went wrong, or nothing."""
+        done = self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    def write_status(self, installed: Sequence[OsPackage]) -> None:
+        """Write a dpkg status in which `installed` are installed, with the relations that the archive gives them.
+
+        The archive may have moved on from a base image's version; what a package provides hardly ever moves with it.
+        """
+        names = [f"{package.name}:{package.arch}" for package in installed if package.arch != "all"]
+        names += [package.name for package in installed if package.arch == "all"]
+        shown = self._run("apt-cache", "show", "--no-all-versions", *names).stdout
+        relations: dict[str, list[str]] = {}
+        for stanza in _split_stanzas(shown):
+            relations.setdefault(
+                stanza["Package"],
+                [
+                    f"{field}: {stanza[field]}"
+                    for field in (
+                        "Provides",
+                        "Depends",
+                        "Pre-Depends",
+                        "Conflicts",
+                        "Breaks",
+                        "Multi-Arch",
+                        "Essential",
+                    )
+                    if field in stanza
+                ],
+            )
+        self.status.write_text(
+            "\n".join(
+                "\n".join(
+                    [
+                        f"Package: {package.name}",
+                        "Status: install ok installed",
+                        f"Architecture: {package.arch}",
+                        f"Version: {package.version}",
+                        "Maintainer: nobody",
+                        "Description: installed",
+                        *relations.get(package.name, []),
+                        "",
+                    ]
+                )
+                for package in installed
+            )
+        )
+
+    def closure(self, wanted: Sequence[str], suite: str) -> tuple[OsPackage, ...]:
+        done = self._run("apt-get", "install", "-qq", "-y", "--no-install-recommends", "--print-uris", *wanted)
+        if done.returncode:
+            raise LockError(
+                f"apt cannot install these on {suite}: {_apt_complaint(done.stderr + done.stdout)}",
+                hint="choose a package or version that the archive holds; it keeps one version per suite",
+            )
+        found = []
+        for line in done.stdout.splitlines():
+            # 'http://host/debian/pool/main/z/zlib/zlib1g_1%3a1.2.13_amd64.deb' zlib1g_1%3a1.2.13_amd64.deb 86692 SHA256:…
+            match = re.fullmatch(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb \d+ SHA256:([0-9a-f]{64})", line)
+            if match:
+                url, name, version, arch, sha256 = match.groups()
+                found.append(
+                    OsPackage(
+                        name=name,
+                        version=unquote(version),
+                        arch=arch,
+                        sha256=sha256,
+                        filename="pool/" + unquote(url).partition("/pool/")[2],
+                    )
+                )
+            elif line.startswith("'"):
+                raise LockError("the archive gives no SHA-256 for a package", where=line)
+        return tuple(sorted(found))
+
+
+def _host_apt_options() -> list[str]:
+    """Return the host's own way to reach a mirror (proxy, certificates, an old snapshot), as lines of an apt.conf."""
+    done = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=False)
+    wanted = re.compile(
+        r"Acquire::(Check-Valid-Until|https?::(Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[^ ]*) ", re.IGNORECASE
+    )
+    return [line.rstrip(";") for line in done.stdout.splitlines() if wanted.match(line)]
+
+
+def _split_stanzas(text: str) -> list[dict[str, str]]:
+    """Return the fields of each stanza; a field that goes on over several lines keeps its first."""
+    return [
+        dict(line.split(": ", 1) for line in stanza.splitlines() if line[:1] not in {" ", ""} and ": " in line)
+        for stanza in text.split("\n\n")
+        if stanza.strip()
+    ]
+
+
+def _parse_stanzas(text: str) -> tuple[OsPackage, ...]:
+    # A package that two suites hold is shown twice.
+    return tuple(
+        sorted(
+            {
+                OsPackage(
+                    name=stanza["Package"],
+                    version=stanza["Version"],
+                    arch=stanza["Architecture"],
+                    sha256=stanza["SHA256"],
+                    filename=stanza["Filename"],
+                )
+                for stanza in _split_stanzas(text)
+            }
+        )
+    )
+
+
+def _compare(locked: Iterable[OsPackage], installed: Iterable[OsPackage], suite: str) -> None:
+    """Raise a LockError that lists each package in which the root differs from the lock."""
+    before = {package.name: package for package in locked}
+    after = {package.name: package for package in installed}
+    changes = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old is None and new is not None:
+            changes.append(f"{name} {new.version} is new")
+        elif new is None and old is not None:
+            changes.append(f"{name} {old.version} is gone")
+        elif old is not None and new is not None and (old.version, old.sha256) != (new.version, new.sha256):
+            same = old.version == new.version
+            changes.append(f"{name} {old.version} is now {'another file' if same else new.version}")
+    if changes:
+        raise LockError(
+            f"the archive no longer gives {suite} as locked: {'; '.join(changes)}",
+            hint="lock again, or set the Debian mirror to a snapshot or store that still holds the locked packages",
+        )
+
+
+_UNREACHABLE = re.compile(
+    r"Could not resolve|Could not connect|Unable to connect|Temporary failure|timed out|Connection", re.IGNORECASE
+)
+
+
+def _apt_complaint(output: str) -> str:
+    """Return apt's own words on what is wrong, in one line."""
+    lines = [line.strip() for line in output.splitlines()]
+    told = [line[3:] for line in lines if line.startswith("E: ")] or [line for line in lines if "Depends:" in line]
+    return "; ".join(dict.fromkeys(told)) or (lines[-1] if lines else "it said nothing")
+
+
+def _hosts(mirrors: Iterable[str], output: str) -> str:
+    """Return the mirrors' hosts that `output` complains about; all of them when it names none."""
+    hosts = sorted({urlsplit(url).hostname or url for url in mirrors})
+    failed = "\n".join(line for line in output.splitlines() if line.startswith(("E:", "W:", "Err:")))
+    return ", ".join([host for host in hosts if host in failed] or hosts)
+
+
+def _no_keyring(archive: Archive) -> HostError:
+    return HostError(
+        f"the keys that sign the archive are missing: {archive.keyring}",
+        hint=f"apt-get install {archive.keyring_package}, or run scripts/install-engine",
+    )
+
+
+def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> EnvbuildError:
+    if not _UNREACHABLE.search(output) and not archive.keyring.is_file():
+        return _no_keyring(archive)
+    host = _hosts(mirrors, output)
+    if _UNREACHABLE.search(output):
+        return LockError(
+            f"the package archive on {host} cannot be reached, so OS packages cannot be pinned",
+            where=_apt_complaint(output),
+            hint="set the mirror and proxy settings, or lock on a machine that reaches it",
+        )
+    return LockError(
+        f"the package archive on {host} cannot be used",
+        where=_apt_complaint(output),
+        hint="check that the mirror holds this suite, its updates and its security updates",
+    )
+
+
+def _bootstrap_failure(log: Path, mirrors: Sequence[str]) -> EnvbuildError:
+    output = log.read_text(errors="replace")
+    if _UNREACHABLE.search(output):
+        return HostError(
+            f"the Debian archive on {_hosts(mirrors, output)} cannot be reached",
+            where=f"{_apt_complaint(output)} (whole log: {log})",
+            hint="check the network, and the mirror and proxy settings",
+        )
+    if re.search(r"newuidmap|newgidmap|/etc/subuid|unshare", output):
+        return HostError(
+            "this user may not make a user namespace, which bootstrapping without root needs",
+            where=str(log),
+            hint="apt-get install uidmap and give the user a range in /etc/subuid and /etc/subgid, or run as root",
+        )
+    return BuildError(f"bootstrapping the Debian root failed: {_apt_complaint(output)}", where=f"whole log: {log}")
