@@ -61,6 +61,8 @@ def _proxy(value: str) -> str:
 
 def _anchored(value: str, info: ValidationInfo) -> str:
     """Return a path as absolute: `~` is the home, anything relative starts at the folder of the settings file."""
+    if "://" in value:
+        raise ValueError("it must be a path on this machine, not a URL of this kind")
     context = info.context or {}
     home: Path | None = context.get("home")
     if home is not None and (value == "~" or value.startswith("~/")):
@@ -270,9 +272,9 @@ def _validated(values: Mapping[str, Any], env: Mapping[str, str], folder: Path |
 
 
 def _message(error: ValidationError) -> str:
-    # Never the input that pydantic would show: it may hold a password.
+    # Without the input that pydantic would show: it may hold a password.
     first = error.errors(include_url=False, include_input=False)[0]
-    return first["msg"].removeprefix("Value error, ")
+    return redact(first["msg"].removeprefix("Value error, "))
 
 
 def _nearest(key: str) -> str:
