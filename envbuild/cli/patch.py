@@ -1,0 +1,107 @@
+"""`envbuild patch`: list the patches, check a tree against them, apply them."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild import patching
+from envbuild.cli.output import emit, json_option, note
+from envbuild.errors import PatchError
+
+_TREE = click.Path(exists=True, file_okay=False, path_type=Path)
+_names = click.option(
+    "--patch", "names", multiple=True, metavar="NAME", help="Only this patch; may be given again. [default: the tree's]"
+)
+
+
+@click.group()
+def patch() -> None:
+    """List patches, check a tree against them, apply them."""
+
+
+@patch.command("list")
+@json_option
+def list_patches(as_json: bool) -> None:
+    """List the patches, what they change and when each may go."""
+    patches = patching.load_patches().values()
+    answer = [{**p.model_dump(mode="json", exclude={"diff"}), "digest": p.digest} for p in patches]
+    emit({"patches": answer}, as_json=as_json, human=lambda: "\n\n".join(map(_described, patches)))
+
+
+@patch.command()
+@click.argument("tree", type=_TREE)
+@_names
+@click.option("--upstream", is_flag=True, help="TREE is the newest upstream: say whether it still needs the patch.")
+@json_option
+def check(tree: Path, names: tuple[str, ...], upstream: bool, as_json: bool) -> int:
+    """Say of each patch whether it fits TREE, is in it already, or is refused and why.
+
+    Without --patch, these are the patches of the target that TREE is recognised as. With --upstream, TREE need hold only
+    the files looked at, and the exit code is 4 when upstream is not as it was last seen.
+    """
+    if upstream:
+        return _check_upstream(tree, names, as_json=as_json)
+    reports = patching.check(tree, _chosen(tree, names))
+    emit({"patches": [r.as_json() for r in reports]}, as_json=as_json, human=lambda: "\n".join(map(_told, reports)))
+    refused = [report.error for report in reports if report.error]
+    for error in refused:
+        note(f"envbuild: error: {error}")
+    return PatchError.exit_code if refused else 0
+
+
+@patch.command()
+@click.argument("tree", type=_TREE)
+@_names
+@json_option
+def apply(tree: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Apply every chosen patch to TREE, or none of them when one is refused."""
+    reports = patching.apply(tree, _chosen(tree, names))
+    words = {"applies": "applied", "applied": "already applied, nothing changed"}
+    answer = [{**r.as_json(), "state": words[r.state].partition(",")[0]} for r in reports]
+    emit({"patches": answer}, as_json=as_json, human=lambda: "\n".join(f"{r.name}: {words[r.state]}" for r in reports))
+
+
+def _check_upstream(tree: Path, names: tuple[str, ...], *, as_json: bool) -> int:
+    patches = patching.load_patches()
+    if not names:
+        raise click.UsageError("--upstream needs --patch: a newer tree is recognised by nothing")
+    reports = patching.check_upstream(tree, patching.select(patches, names))
+    answer: list[dict[str, Any]] = [
+        {"name": r.name, "path": r.path, "state": r.state, "known": r.known, "text": r.text} for r in reports
+    ]
+    emit(
+        {"upstream": answer},
+        as_json=as_json,
+        human=lambda: "\n".join(f"{r.name}: {r.state}: {r.text}" for r in reports),
+    )
+    news = [report for report in reports if report.state != report.known]
+    for report in news:
+        note(
+            f"envbuild: {report.name} was last seen {report.known} upstream; it may go: {patches[report.name].expires}"
+        )
+    return PatchError.exit_code if news else 0
+
+
+def _chosen(tree: Path, names: tuple[str, ...]) -> list[patching.Patch]:
+    patches = patching.load_patches()
+    return patching.select(patches, names) if names else patching.of_tree(tree, patches.values())
+
+
+def _described(entry: patching.Patch) -> str:
+    return "\n".join(
+        [
+            f"{entry.name}  ({entry.repo}, {entry.known()})",
+            f"  what:    {entry.what}",
+            f"  why:     {entry.why}",
+            f"  issue:   {entry.issue}",
+            f"  stacks:  {', '.join(entry.stacks)}",
+            f"  may go:  {entry.expires}",
+            *(f"  file:    {file.path}  {file.pre[:12]} -> {file.post[:12]}" for file in entry.files),
+        ]
+    )
+
+
+def _told(report: patching.PatchReport) -> str:
+    words = {"applies": "fits", "applied": "already applied", "refused": "refused"}
+    return f"{report.name}: {words[report.state]}"
