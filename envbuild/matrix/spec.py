@@ -1,6 +1,7 @@
-"""What a constraint on an axis matches: PEP 440 for versions, equality for names, prefixes for commits."""
+"""What a constraint on an axis matches: PEP 440 for versions, names and globs (`ngc-*`, `!ngc-*`), prefixes for commits."""
 
 import re
+from fnmatch import fnmatchcase
 from functools import cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -40,7 +41,8 @@ def _matches_one(axis: Axis, text: str, release: Release) -> bool:
     if release.commit is not None and _COMMIT.match(text):
         return release.commit.startswith(text)
     if axis.scheme == "name":
-        return text.startswith("!") and text[1:] not in (release.version, *release.aliases)
+        wanted, pattern = not text.startswith("!"), text.removeprefix("!")
+        return wanted == any(fnmatchcase(name, pattern) for name in (release.version, *release.aliases))
     version = _public(release.version)
     if version is None or "+" in text:
         return False
