@@ -244,8 +244,8 @@ def _hooks(scratch: Path, epoch: int) -> list[str]:
         'rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
         f"upload {scratch}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
         'chmod 644 "$1/etc/dpkg/dpkg.cfg.d/99envbuild"; find "$1/var/log" "$1/var/lib/apt/lists" -type f -delete',
-        # The day on which each account's password was last set is the day of the bootstrap.
-        f"sed -i -E 's/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/' \"$1/etc/shadow\"",
+        # The day on which each account's password was last set is the day of the bootstrap; trixie has no shadow file yet.
+        f'[ ! -e "$1/etc/shadow" ] || sed -i -E \'s/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/\' "$1/etc/shadow"',
     ]
     return [f"--customize-hook={step}" for step in steps]
 
@@ -351,9 +351,7 @@ class _IsolatedApt:
 
         The archive may have moved on from a base image's version; what a package provides hardly ever moves with it.
         """
-        names = [f"{package.name}:{package.arch}" for package in installed if package.arch != "all"]
-        names += [package.name for package in installed if package.arch == "all"]
-        shown = self._run("apt-cache", "show", "--no-all-versions", *names).stdout
+        shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).stdout
         relations: dict[str, list[str]] = {}
         for stanza in _split_stanzas(shown):
             relations.setdefault(
@@ -400,7 +398,7 @@ class _IsolatedApt:
         found = []
         for line in done.stdout.splitlines():
             # 'http://host/debian/pool/main/z/zlib/zlib1g_1%3a1.2.13_amd64.deb' zlib1g_1%3a1.2.13_amd64.deb 86692 SHA256:…
-            match = re.fullmatch(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb \d+ SHA256:([0-9a-f]{64})", line)
+            match = re.fullmatch(r"'([^']+)' ([^_\s]+)_([^_\s]+)_([^_\s]+)\.deb \d+ SHA256:([0-9a-f]{64})", line)
             if match:
                 url, name, version, arch, sha256 = match.groups()
                 found.append(
@@ -437,20 +435,17 @@ def _split_stanzas(text: str) -> list[dict[str, str]]:
 
 def _parse_stanzas(text: str) -> tuple[OsPackage, ...]:
     # A package that two suites hold is shown twice.
-    return tuple(
-        sorted(
-            {
-                OsPackage(
-                    name=stanza["Package"],
-                    version=stanza["Version"],
-                    arch=stanza["Architecture"],
-                    sha256=stanza["SHA256"],
-                    filename=stanza["Filename"],
-                )
-                for stanza in _split_stanzas(text)
-            }
+    found = {
+        OsPackage(
+            name=stanza["Package"],
+            version=stanza["Version"],
+            arch=stanza["Architecture"],
+            sha256=stanza["SHA256"],
+            filename=stanza["Filename"],
         )
-    )
+        for stanza in _split_stanzas(text)
+    }
+    return tuple(sorted(found))
 
 
 def _compare(locked: Iterable[OsPackage], installed: Iterable[OsPackage], suite: str) -> None:
@@ -479,11 +474,18 @@ _UNREACHABLE = re.compile(
 )
 
 
+# What apt and mmdebstrap add to the reason, and what follows from it.
+_NOISE = re.compile(r"Some index files failed|is not signed|setup failed|command failed|mmdebstrap failed")
+
+
 def _apt_complaint(output: str) -> str:
-    """Return apt's own words on what is wrong, in one line."""
+    """Return apt's own words on what is wrong, in one line; of several, the first that tells the reason."""
     lines = [line.strip() for line in output.splitlines()]
-    told = [line[3:] for line in lines if line.startswith("E: ")] or [line for line in lines if "Depends:" in line]
-    return "; ".join(dict.fromkeys(told)) or (lines[-1] if lines else "it said nothing")
+    errors = [line[3:] for line in lines if line.startswith("E: ")]
+    told = (
+        [line for line in errors if not _NOISE.search(line)] or errors or [line for line in lines if "Depends:" in line]
+    )
+    return " ".join(told[0].split()) if told else (lines[-1] if lines else "it said nothing")
 
 
 def _hosts(mirrors: Iterable[str], output: str) -> str:
@@ -525,7 +527,7 @@ def _bootstrap_failure(log: Path, mirrors: Sequence[str]) -> EnvbuildError:
             where=f"{_apt_complaint(output)} (whole log: {log})",
             hint="check the network, and the mirror and proxy settings",
         )
-    if re.search(r"newuidmap|newgidmap|/etc/subuid|unshare", output):
+    if os.geteuid() and re.search(r"newuidmap|newgidmap|/etc/subuid|CLONE_NEWUSER|user namespace", output):
         return HostError(
             "this user may not make a user namespace, which bootstrapping without root needs",
             where=str(log),

@@ -19,16 +19,14 @@ need_root() {
 }
 
 # A name becomes part of folder, socket and interface names; Linux allows an interface 15 characters.
-checked_name() {
+check_name() {
     [[ $1 =~ ^[a-z][a-z0-9-]{0,8}$ ]] || die 2 "an engine's name is 1 to 9 of a-z, 0-9 and '-', starting with a letter: $1"
-    printf '%s' "$1"
 }
 
-checked_port() {
+check_port() {
     if ! [[ $1 =~ ^[1-9][0-9]{3,4}$ ]] || (($1 < 1024 || $1 > 65535)); then
         die 2 "a port is a number from 1024 to 65535: $1"
     fi
-    printf '%s' "$1"
 }
 
 # wait_for SECONDS COMMAND...: true as soon as the command succeeds, false when the time is over.

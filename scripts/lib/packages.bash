@@ -1,7 +1,6 @@
 # Sourced by scripts/install-engine: Debian and Ubuntu packages.
 
-engine_packages=(docker.io docker-cli docker-buildx containerd docker-registry)
-tool_packages=(mmdebstrap zstd git iptables iproute2 ca-certificates debian-archive-keyring python3 python3-venv)
+tool_packages=(mmdebstrap zstd git iptables iproute2 ca-certificates debian-archive-keyring ubuntu-keyring python3 python3-venv)
 
 distribution() { (. /etc/os-release && printf '%s' "$ID"); }
 codename() { (. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}"); }
@@ -12,6 +11,9 @@ missing_tools() {
         PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || printf '%s ' "$command"
     done
     python3 -c 'import ensurepip, venv' 2>/dev/null || printf 'python3-venv '
+    for command in debian ubuntu; do
+        [[ -s /usr/share/keyrings/$command-archive-keyring.gpg ]] || printf '%s-archive-keyring ' "$command"
+    done
 }
 
 # The archive that this machine takes its own release from: a company mirror stays the one in use.
@@ -58,7 +60,7 @@ isolated_apt() {
         -o Dir::Etc::PreferencesParts="$apt_folder/preferences" \
         -o Dir::State::Lists="$apt_folder/lists" \
         -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
-        -o Acquire::Retries=3 \
+        -o Acquire::Retries=3 -o Dpkg::Use-Pty=0 -o Dpkg::Progress-Fancy=0 \
         "$@" >&2
 }
 
@@ -69,21 +71,21 @@ packages_install_python() {
 }
 
 packages_install() {
-    local package wanted=() had_registry=no
-    command -v docker-registry >/dev/null && had_registry=yes
-    apt_prepare
+    local package engine=() wanted=() had_registry=yes
+    command -v docker-registry >/dev/null || had_registry=no
     case $(distribution) in
-        debian)
-            for package in "${engine_packages[@]}"; do wanted+=("$package/sid"); done
-            ;;
-        ubuntu)
-            # Ubuntu's docker.io holds the client too.
-            wanted=(docker.io docker-buildx containerd docker-registry)
-            ;;
-        *)
-            die 8 "this script knows Debian and Ubuntu, not $(distribution): install Docker 28 or later with buildx by hand"
-            ;;
+        # Ubuntu's docker.io holds the client too.
+        debian) engine=(docker.io docker-cli docker-buildx containerd) ;;
+        ubuntu) engine=(docker.io docker-buildx containerd) ;;
+        *) die 8 "this script knows Debian and Ubuntu, not $(distribution): install Docker 28 or later with buildx by hand" ;;
     esac
+    apt_prepare
+    # An engine that answers is left alone: a new package would stop what it is running.
+    if ! engine_answers || ! docker buildx version >/dev/null 2>&1; then
+        wanted+=("${engine[@]}")
+    fi
+    [[ $had_registry == yes ]] || wanted+=(docker-registry)
+    [[ $(distribution) == ubuntu ]] || wanted=("${wanted[@]/%//sid}")
     for package in "${tool_packages[@]}"; do
         # What is there stays at its version: this script is no upgrade.
         dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || wanted+=("$package")
