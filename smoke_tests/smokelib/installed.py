@@ -1,0 +1,43 @@
+"""What is installed here, without the pytest that was mounted beside it."""
+
+import os
+import sys
+from importlib import metadata
+from typing import Dict, Optional
+
+from smokelib.expectation import normalise
+
+ENV_MOUNTED = "ENVBUILD_SMOKE_PYTEST"  # folder of the mounted pytest: not part of the environment under test
+
+
+def search_path():
+    # type: () -> list
+    mounted = os.environ.get(ENV_MOUNTED)
+    return [p for p in sys.path if not (mounted and os.path.abspath(p).startswith(os.path.abspath(mounted)))]
+
+
+def distributions():
+    # type: () -> Dict[str, str]
+    """Return every installed distribution's version by normalised name; the first on the path wins, as in imports."""
+    found = {}  # type: Dict[str, str]
+    for dist in metadata.distributions(path=search_path()):
+        name = dist.metadata["Name"]
+        if name:
+            found.setdefault(normalise(name), dist.version)
+    return found
+
+
+def version_of(name):
+    # type: (str) -> Optional[str]
+    return distributions().get(normalise(name))
+
+
+def same_version(installed, expected):
+    # type: (str, str) -> bool
+    """Compare two versions; a local label (+cu130) counts only where both have one.
+
+    PyPI's torch wheel says 2.11.0 in its metadata and 2.11.0+cu130 in torch.__version__.
+    """
+    left, _, left_local = installed.partition("+")
+    right, _, right_local = expected.partition("+")
+    return left == right and (not left_local or not right_local or left_local == right_local)

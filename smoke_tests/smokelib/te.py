@@ -1,0 +1,45 @@
+"""What Transformer Engine is here, read from the installed package itself; its insides moved between releases."""
+
+import ast
+import importlib.util
+import os
+from typing import Dict, Optional
+
+
+def _sources():
+    spec = importlib.util.find_spec("transformer_engine")
+    roots = list(spec.submodule_search_locations or []) if spec else []
+    for root in roots:
+        pytorch = os.path.join(root, "pytorch")
+        for folder, _, files in os.walk(pytorch):
+            if "attention" in folder:
+                for name in files:
+                    if name.endswith(".py"):
+                        yield os.path.join(folder, name)
+        if os.path.isfile(os.path.join(pytorch, "attention.py")):
+            yield os.path.join(pytorch, "attention.py")
+
+
+def flash_attention_3_lookup():
+    # type: () -> Optional[Dict[str, str]]
+    """Return the distribution that this TE asks for FA3, and the module that it then imports; None when it asks for none.
+
+    Read from TE's source: it does `get_pkg_version("flash-attn-3")` (or `flashattn-hopper`) and, if that is found,
+    `from flash_attn_3.flash_attn_interface import flash_attn_func as flash_attn_func_v3`.
+    """
+    for path in _sources():
+        with open(path, encoding="utf-8") as handle:
+            text = handle.read()
+        if "flash-attn-3" not in text and "flashattn-hopper" not in text:
+            continue
+        distribution, module = None, None
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                if node.args[0].value in ("flash-attn-3", "flashattn-hopper"):
+                    distribution = str(node.args[0].value)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.endswith("flash_attn_interface"):
+                if any((alias.asname or "").endswith("_v3") for alias in node.names):
+                    module = node.module
+        if distribution and module:
+            return {"distribution": distribution, "module": module}
+    return None

@@ -1,0 +1,77 @@
+"""Which code ran: kernel names as the profiler sees them, libraries mapped into the process, the backend TE reports."""
+
+import re
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+
+def kernel_names(function):
+    # type: (Callable[[], Any]) -> List[str]
+    """Run `function` once under the profiler and return the names of the GPU kernels that it launched, in first-seen order."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        function()
+        torch.cuda.synchronize()
+    names = []  # type: List[str]
+    for event in trace.events():
+        if "cuda" in str(getattr(event, "device_type", "")).lower() and not event.name.startswith(("Memcpy", "Memset")):
+            if event.name not in names:
+                names.append(event.name)
+    if not names:
+        raise AssertionError("the profiler saw no GPU kernel, so the path taken cannot be asserted")
+    return names
+
+
+def matching(names, pattern):
+    # type: (List[str], str) -> List[str]
+    return [name for name in names if re.search(pattern, name)]
+
+
+def short(names, limit=8):
+    # type: (List[str], int) -> str
+    """Return kernel names fit for a message."""
+    cut = [re.sub(r"^void ", "", name)[:80] for name in names[:limit]]
+    return "; ".join(cut) + ("; … {} more".format(len(names) - limit) if len(names) > limit else "")
+
+
+def assert_kernel(names, pattern, what):
+    # type: (List[str], str, str) -> List[str]
+    """Assert that a kernel whose name matches `pattern` ran; `what` says which path that proves."""
+    found = matching(names, pattern)
+    assert found, "{}: no kernel named like /{}/ ran; instead: {}".format(what, pattern, short(names))
+    return found
+
+
+def loaded_libraries(pattern):
+    # type: (str) -> List[str]
+    """Return the shared libraries mapped into this process whose path matches `pattern`."""
+    with open("/proc/self/maps", encoding="utf-8") as handle:
+        paths = {line.split(None, 5)[5].strip() for line in handle if len(line.split(None, 5)) == 6}
+    return sorted(path for path in paths if re.search(pattern, path))
+
+
+def te_reported_backend():
+    # type: () -> Optional[Dict[str, Any]]
+    """Return the attention backend that TE last chose, or None where this TE keeps no such record.
+
+    TE keeps it in a module dictionary `_attention_backends` (1.7 on); the module moved between releases.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformer_engine") and isinstance(getattr(module, "_attention_backends", None), dict):
+            chosen = module._attention_backends
+            if "use_fused_attention" not in chosen:
+                continue
+            if chosen.get("use_flash_attention"):
+                kind, detail = "flash", chosen.get("flash_attention_backend")
+            elif chosen.get("use_fused_attention"):
+                kind, detail = "fused", chosen.get("fused_attention_backend")
+            elif chosen.get("use_unfused_attention"):
+                kind, detail = "unfused", None
+            else:
+                kind, detail = "none", None
+            return {"kind": kind, "detail": None if detail is None else str(detail)}
+    return None
