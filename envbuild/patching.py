@@ -450,15 +450,18 @@ def _plan(tree: Path, patches: Iterable[Patch]) -> tuple[tuple[PatchReport, ...]
             read[path] = _read(root, path)
         except PatchError as error:
             unreadable[path] = error
-    content = {path: found.content for path, found in read.items()}
+    # one patched tree per target: a fork's patch must not be judged on what the original's made of a file
+    content = {patch.target: {path: found.content for path, found in read.items()} for patch in ordered}
+    changed: dict[str, bytes] = {}
     reports = []
     for index, patch in enumerate(ordered):
         behind = [later for later in ordered[index + 1 :] if later.target == patch.target]
-        report = _judge(root, patch, content, unreadable, behind)
+        report = _judge(root, patch, content[patch.target], unreadable, behind)
         reports.append(report)
         if report.state == "applies":
-            content |= patched(patch, content)
-    changed = {path: new for path, new in content.items() if new != read[path].content}
+            new = patched(patch, content[patch.target])
+            content[patch.target] |= new
+            changed |= new
     return tuple(reports), read, changed
 
 
@@ -595,9 +598,14 @@ def apply(tree: Path, patches: Iterable[Patch]) -> tuple[PatchReport, ...]:
 
     Raises:
         PatchError: a patch is refused, or the tree cannot be written; the tree is as it was.
+        UsageError: the patches are of more than one target.
         DataError: the patches contradict each other or their own ids.
 
     """
+    patches = list(patches)
+    targets = sorted({patch.target for patch in patches})
+    if len(targets) > 1:
+        raise UsageError(f"a tree takes the patches of one target, not of {', '.join(targets)}", where="--patch")
     reports, read, changed = _plan(tree, patches)
     for report in reports:
         if report.error is not None:
