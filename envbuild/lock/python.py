@@ -1,0 +1,183 @@
+"""The Python side of a lock: uv resolves each group of requirements to a pylock (PEP 751) with hashes."""
+
+import os
+import re
+import subprocess
+import tempfile
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from envbuild.errors import HostError, LockError
+from envbuild.lock.inputs import PythonGroup
+from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.settings import Settings, redact
+
+PYTORCH = "https://download.pytorch.org/whl"
+_UNREACHABLE = re.compile(
+    r"(?:Failed to fetch|error sending request for url|Request failed)[^`(]*[`(](?P<url>https?://[^`)]+)[`)]"
+)
+
+
+def uv_executable() -> str:
+    """Return the path of the uv that this installation depends on."""
+    import uv
+
+    return str(uv.find_uv_bin())
+
+
+def torch_index(settings: Settings, index: str) -> str:
+    """Return the variant index `index`, on the site's own copy of PyTorch's indexes when the settings name one."""
+    return index.replace(PYTORCH, settings.torch_index.rstrip("/"), 1)
+
+
+def uv_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment variables that give uv the settings' indexes, proxies and CA bundle."""
+    env = {"UV_DEFAULT_INDEX": settings.index_url, "UV_NO_PROGRESS": "1"}
+    # A folder that poses as an index (file://) is this machine's own: no build container could reach it.
+    remote = [url for url in settings.extra_index_urls if url.startswith("http")]
+    if remote:
+        env["UV_INDEX"] = " ".join(remote)
+    if settings.ca_bundle:
+        env["SSL_CERT_FILE"] = str(settings.ca_bundle)
+    proxies = {"HTTP_PROXY": settings.http_proxy, "HTTPS_PROXY": settings.https_proxy, "NO_PROXY": settings.no_proxy}
+    return env | {name: value for name, value in proxies.items() if value}
+
+
+def resolve(
+    settings: Settings,
+    group: PythonGroup,
+    *,
+    python: str,
+    glibc: str,
+    constraints: Sequence[str] = (),
+    without: Sequence[str] = (),
+) -> tuple[str, PythonSet]:
+    """Resolve `group` for one Python on x86_64 Linux.
+
+    Args:
+        settings: indexes, find-links, proxies, CA bundle.
+        group: what is asked.
+        python: major.minor of the interpreter.
+        glibc: the OS' glibc, e.g. 2.36: no wheel may ask for a newer one.
+        constraints: `name==version` lines that must hold; what earlier groups installed.
+        without: normalised names that earlier groups installed already and that are left out of the answer.
+
+    Returns:
+        The text of its pylock, and the same as a set of the lock.
+
+    Raises:
+        HostError: an index cannot be reached; the message names its host.
+        LockError: nothing satisfies the requirements; uv's own derivation is in the message.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
+        asked = Path(folder) / "requirements.in"
+        asked.write_text("".join(f"{line}\n" for line in group.requirements))
+        held = Path(folder) / "constraints.txt"
+        held.write_text("".join(f"{line}\n" for line in constraints))
+        out = Path(folder) / "pylock.toml"
+        command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
+        command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
+        command += ["--python-version", python, "--python-platform", f"x86_64-manylinux_{glibc.replace('.', '_')}"]
+        # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
+        # rest may come from either. Hashes in the lock decide what is installed.
+        command += ["--index-strategy", "unsafe-best-match"]
+        if group.index:
+            command += ["--index", torch_index(settings, group.index)]
+        for place in settings.find_links:
+            command += ["--find-links", place]
+        for name in without:
+            command += ["--no-emit-package", name]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("UV_")} | uv_environment(settings)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise _failure(group, done.stderr)
+        return _read(group, out.read_text())
+
+
+def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
+    unreachable = _UNREACHABLE.search(stderr)
+    if unreachable:
+        host = urllib.parse.urlsplit(unreachable["url"]).hostname or unreachable["url"]
+        return HostError(
+            f"{host} cannot be reached, and the {group.name} packages are resolved there",
+            where=redact(unreachable["url"]),
+            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+        )
+    lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
+    return LockError(
+        f"the {group.name} packages cannot be resolved: " + " ".join(lines)[:1200],
+        where=", ".join(group.requirements),
+        hint="loosen a requirement of the stack, or pin the axis that it conflicts with",
+    )
+
+
+def _compatible_wheels(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [
+        wheel
+        for wheel in package.get("wheels", ())
+        if not re.search(r"(?:aarch64|macosx|win32|win_amd64|musllinux)", _filename(wheel))
+    ]
+
+
+def _filename(wheel: Mapping[str, Any]) -> str:
+    return urllib.parse.unquote(str(wheel.get("name") or wheel.get("url") or wheel["path"]).rsplit("/", 1)[-1])
+
+
+def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
+    data = tomli.loads(text)
+    packages: list[PythonPackage] = []
+    local: list[str] = []
+    for package in data.get("packages", ()):
+        wheels = _compatible_wheels(package)
+        if not wheels:
+            raise LockError(
+                f"{package['name']} {package['version']} has no wheel for x86_64 Linux",
+                hint="build it as a component of the stack",
+            )
+        for wheel in wheels:
+            url = str(wheel.get("url", ""))
+            if url.startswith("file://") or "path" in wheel:
+                name = _filename(wheel)
+                local.append(name)
+                # A lock travels: a wheel from a folder of this machine is named by its file, beside the lock.
+                text = text.replace(f'url = "{url}"', f'path = "wheels/{name}"')
+        hashes = tuple(sorted({str(w["hashes"]["sha256"]) for w in wheels}))
+        packages.append(
+            PythonPackage(name=canonicalize_name(package["name"]), version=str(package["version"]), hashes=hashes)
+        )
+    packages.sort(key=lambda p: p.name)
+    return text, PythonSet(
+        name=group.name,
+        requirements=group.requirements,
+        packages=tuple(packages),
+        index=group.index,
+        local_wheels=tuple(sorted(local)),
+    )
+
+
+def local_wheel(settings: Settings, filename: str) -> Path | None:
+    """Return the wheel `filename` in a find-links folder of the settings, or None."""
+    try:
+        parse_wheel_filename(filename)
+    except InvalidWheelFilename:
+        return None
+    for place in settings.find_links:
+        candidate = Path(place) / filename
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def requirements_text(python_set: PythonSet) -> str:
+    """Return the set as hash-checked requirement lines, which any index or mirror can serve."""
+    lines = []
+    for package in python_set.packages:
+        hashes = " ".join(f"--hash=sha256:{digest}" for digest in package.hashes)
+        lines.append(f"{package.name}=={package.version} {hashes}\n")
+    return "".join(lines)

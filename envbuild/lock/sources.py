@@ -1,0 +1,264 @@
+"""Source trees by commit: from the upstream, or from a site's own folder; kept in the cache, verified by git's ids."""
+
+import configparser
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+from envbuild.errors import DataError, HostError, LockError
+from envbuild.lock.inputs import TreeInput
+from envbuild.lock.model import GitSource, Submodule
+from envbuild.settings import Settings, redact
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceStore:
+    """A folder of git objects and checked-out trees, filled on demand."""
+
+    settings: Settings
+
+    @property
+    def _objects(self) -> Path:
+        return self.settings.cache_dir / "git" / "objects.git"
+
+    @property
+    def _trees(self) -> Path:
+        return self.settings.cache_dir / "git" / "trees"
+
+    def pin(self, wanted: TreeInput) -> GitSource:
+        """Return `wanted` with its tree id and the pins of its submodules.
+
+        Raises:
+            HostError: neither the site's folder nor the upstream has it; the message names the host.
+
+        """
+        self._have(wanted.name, wanted.url, wanted.commit)
+        tree = self._git("rev-parse", f"{wanted.commit}^{{tree}}").strip()
+        submodules = self._submodules(wanted) if wanted.submodules else ()
+        return GitSource(name=wanted.name, url=wanted.url, commit=wanted.commit, tree=tree, submodules=submodules)
+
+    def checkout(self, source: GitSource) -> Path:
+        """Return a folder with exactly the files of `source` and its submodules.
+
+        Raises:
+            LockError: the tree at that commit is not the one that the lock names.
+            HostError: it cannot be had.
+
+        """
+        plain = self._plain_tree(source)
+        if plain is not None:
+            return plain
+        self._have(source.name, source.url, source.commit)
+        tree = self._git("rev-parse", f"{source.commit}^{{tree}}").strip()
+        if source.tree is not None and tree != source.tree:
+            raise _differs(source, tree, source.url)
+        folder = self._trees / f"{source.name}-{source.commit}"
+        if folder.is_dir():
+            return folder
+        part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
+        try:
+            self._write_tree(source.commit, part)
+            for submodule in source.submodules:
+                self._have(f"{source.name}/{submodule.path}", submodule.url, submodule.commit)
+                self._write_tree(submodule.commit, part / submodule.path)
+            part.chmod(0o755)
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another run may have made it meanwhile
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return folder
+
+    def _write_tree(self, commit: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
+            env = {"GIT_INDEX_FILE": f"{scratch}/index"}
+            self._git("read-tree", commit, env=env)
+            self._git("-c", "core.autocrlf=false", "checkout-index", "--all", f"--prefix={folder}/", env=env)
+
+    def _submodules(self, source: TreeInput) -> tuple[Submodule, ...]:
+        listing = self._git("ls-tree", "-r", "-z", source.commit)
+        links = {}
+        for entry in filter(None, listing.split("\0")):
+            meta, path = entry.split("\t", 1)
+            mode, _, oid = meta.split()
+            if mode == "160000":
+                links[path] = oid
+        if not links:
+            return ()
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read_string(
+            "\n".join(line.strip() for line in self._git("show", f"{source.commit}:.gitmodules").splitlines())
+        )
+        urls = {parser[s]["path"]: parser[s]["url"] for s in parser.sections()}
+        found: list[Submodule] = []
+        for path, commit in sorted(links.items()):
+            if path not in urls:
+                raise DataError(
+                    f"{source.name} links {path} at {commit} and its .gitmodules does not say where from",
+                    where=source.url,
+                )
+            url = (
+                urljoin(source.url.removesuffix(".git") + "/", urls[path])
+                if urls[path].startswith("..")
+                else urls[path]
+            )
+            self._have(f"{source.name}/{path}", url, commit)
+            found.append(Submodule(path=path, url=url, commit=commit))
+            nested = self._submodules(TreeInput(name=f"{source.name}/{path}", url=url, commit=commit))
+            found += [n.model_copy(update={"path": f"{path}/{n.path}"}) for n in nested]
+        return tuple(found)
+
+    def _have(self, name: str, url: str, commit: str) -> None:
+        """Bring `commit` into the object store unless it is there."""
+        self._objects.parent.mkdir(parents=True, exist_ok=True)
+        if not (self._objects / "HEAD").exists():
+            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
+        if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
+            return
+        for place in self._places(url):
+            self._try("fetch", "--quiet", "--no-tags", "--depth=1", str(place), commit)
+            if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
+                return
+        failure = self._try("fetch", "--quiet", "--no-tags", "--depth=1", url, commit)
+        if failure is None:
+            return
+        host = urlsplit(url).hostname or url
+        last = redact(failure.strip().splitlines()[-1]) if failure.strip() else "no answer"
+        raise HostError(
+            f"the source of {name} at {commit[:12]} cannot be fetched from {host}: {last}",
+            where=redact(url),
+            hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
+        )
+
+    def _places(self, url: str) -> list[Path]:
+        """Return the clones in the site's `sources` folder that may hold a commit of `url`."""
+        if self.settings.sources is None:
+            return []
+        name = urlsplit(url).path.rsplit("/", 1)[-1].removesuffix(".git")
+        candidates = [self.settings.sources / name, self.settings.sources / f"{name}.git"]
+        return [p for p in candidates if (p / ".git").exists() or (p / "HEAD").is_file()]
+
+    def _plain_tree(self, source: GitSource) -> Path | None:
+        """Return the site's own unpacked tree or archive of `source`, verified, or None when it has none.
+
+        Looked for as `<name>-<commit>` and the repository's name likewise: a folder, or a .tar, .tar.gz or .tar.xz with
+        one folder in it.
+        """
+        if self.settings.sources is None:
+            return None
+        repository = urlsplit(source.url).path.rsplit("/", 1)[-1].removesuffix(".git")
+        for name in (source.name, repository):
+            for suffix in ("", ".tar", ".tar.gz", ".tar.xz"):
+                place = self.settings.sources / f"{name}-{source.commit}{suffix}"
+                if suffix == "" and place.is_dir():
+                    self._verify_plain(source, place)
+                    return place
+                if suffix and place.is_file():
+                    return self._unpack(source, place)
+        return None
+
+    def _unpack(self, source: GitSource, archive: Path) -> Path:
+        folder = self._trees / f"{source.name}-{source.commit}-archive"
+        if folder.is_dir():
+            self._verify_plain(source, folder)
+            return folder
+        part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(part, filter="data")
+            entries = list(part.iterdir())
+            tree = entries[0] if len(entries) == 1 and entries[0].is_dir() else part
+            self._verify_plain(source, tree)
+            tree.rename(folder) if tree is not part else part.rename(folder)
+        except (tarfile.TarError, EOFError) as error:
+            raise LockError(
+                f"the archive of {source.name} cannot be unpacked: {error}", where=str(archive), hint="make it again"
+            ) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return folder
+
+    def tree_of(self, folder: Path, submodules: tuple[Submodule, ...] = ()) -> str:
+        """Return the git tree id of the files in `folder`, with `submodules` as links."""
+        self._objects.parent.mkdir(parents=True, exist_ok=True)
+        if not (self._objects / "HEAD").exists():
+            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
+        with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
+            env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
+            skip = [f":(exclude){s.path}" for s in submodules]
+            self._git(
+                "-c",
+                "core.autocrlf=false",
+                "-c",
+                "core.fileMode=true",
+                "add",
+                "--all",
+                "--force",
+                "--",
+                ".",
+                *skip,
+                env=env,
+                cwd=folder,
+            )
+            for submodule in submodules:
+                if "/" not in submodule.path or not any(submodule.path.startswith(f"{o.path}/") for o in submodules):
+                    self._git(
+                        "update-index", "--add", "--cacheinfo", f"160000,{submodule.commit},{submodule.path}", env=env
+                    )
+            return self._git("write-tree", env=env).strip()
+
+    def _verify_plain(self, source: GitSource, folder: Path) -> None:
+        found = self.tree_of(folder, source.submodules)
+        if source.tree is not None and found != source.tree:
+            raise _differs(source, found, str(folder))
+
+    def _git(self, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+        done = self._run(args, env, cwd)
+        if done.returncode:
+            raise LockError(
+                f"git {args[0]} failed: {done.stderr.strip()}",
+                where=str(self._objects),
+                hint="remove that folder and run again",
+            )
+        return done.stdout
+
+    def _try(self, *args: str) -> str | None:
+        """Run git and return None when it succeeded, else its stderr."""
+        done = self._run(args, None, None)
+        return None if done.returncode == 0 else done.stderr or f"git exited with {done.returncode}"
+
+    def _run(
+        self, args: tuple[str, ...], env: dict[str, str] | None, cwd: Path | None
+    ) -> subprocess.CompletedProcess[str]:
+        base = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+        }
+        if self.settings.ca_bundle:
+            base["GIT_SSL_CAINFO"] = str(self.settings.ca_bundle)
+        if self.settings.https_proxy:
+            base["https_proxy"] = self.settings.https_proxy
+        command = ["git", f"--git-dir={self._objects}", "-c", "safe.directory=*", *args]
+        return subprocess.run(
+            command, env=base | (env or {}), cwd=cwd, capture_output=True, text=True, errors="replace", check=False
+        )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _differs(source: GitSource, found: str, where: str) -> LockError:
+    return LockError(
+        f"the source of {source.name} is not what the lock names: its tree is {found}, the lock says {source.tree} (commit {source.commit})",
+        where=redact(where),
+        hint="bring the tree of that commit, unchanged, or lock again if the change is meant",
+    )
