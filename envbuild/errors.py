@@ -4,7 +4,10 @@ Every error a user can meet is an `EnvbuildError`: the command line prints it as
 do) on stderr and exits with its code, never with a traceback.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from envbuild.matrix.conflict import Conflict
 
 
 class EnvbuildError(Exception):
@@ -56,6 +59,16 @@ class NoCellError(EnvbuildError):
     """No cell satisfies the request; the conflict is told in numbered steps."""
 
     exit_code = 3
+
+    def __init__(
+        self, what: str, *, where: str | None = None, hint: str | None = None, conflict: "Conflict | None" = None
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.conflict = conflict
+
+    def as_json(self) -> dict[str, object]:
+        """Return the steps and the nearest cells, where the error comes from the solver."""
+        return super().as_json() if self.conflict is None else self.conflict.as_json()
 
 
 class LockError(EnvbuildError):

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.spec import version_key
 
 NONE = "none"
 """The spec that leaves an axis out of the cell (`--te none`)."""
@@ -58,8 +57,8 @@ class Cell:
         ]
         for axis, label in _ID_PARTS.items():
             if axis in v:
-                parsed = version_key(v[axis])
-                parts.append(label + (parsed.public if parsed else v[axis]))
+                # without the variant, which the first part says; not normalised, 25.08 is apex' own spelling
+                parts.append(label + v[axis].partition("+")[0])
         if "gpu" in v:
             parts.append(v["gpu"].replace("_", ""))
         return "-".join([*parts, self.digest[:8]])

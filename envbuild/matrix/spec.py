@@ -46,7 +46,10 @@ def _matches_one(axis: Axis, text: str, release: Release) -> bool:
     version = _public(release.version)
     if version is None or "+" in text:
         return False
-    return any(_specifiers(part.strip()).contains(version) for part in text.split("||"))
+    try:
+        return any(_specifiers(part.strip()).contains(version) for part in text.split("||"))
+    except InvalidSpecifier:  # a name, such as `cpu` on the axis cuda; `check_spec` refuses what is nothing at all
+        return False
 
 
 def matches(axis: Axis, spec: Spec, release: Release) -> bool:

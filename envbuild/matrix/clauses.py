@@ -1,0 +1,361 @@
+"""The matrix as clauses over small finite domains, and what follows from them by propagation alone.
+
+Every axis has one value: "not in use" (bit 0 of a mask) or one of its releases, in ascending order of preference. Every
+release's relations and every refusing rule become clauses, each a disjunction of "this axis has its value in this
+set". Sets are integers used as bit masks, so thousands of clauses propagate in milliseconds.
+"""
+
+import datetime as dt
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from packaging.version import Version
+
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
+from envbuild.matrix.spec import matches, version_key
+
+UNUSED = 1
+"""The mask of the value "not in use"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Where a clause comes from: a rule, what releases state of other axes, or how derived axes work."""
+
+    kind: Literal["rule", "needs", "with", "without", "fixes", "derived"]
+    axis: AxisName = ""
+    """The axis whose releases state it (for `derived`: the derived axis)."""
+    releases: tuple[Release, ...] = ()
+    target: AxisName = ""
+    spec: Spec = ""
+    rule: Rule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """At least one of the axes has its value in its mask."""
+
+    literals: tuple[tuple[int, int], ...]
+    cause: Cause
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the set bits, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+@dataclass(frozen=True, slots=True)
+class TestedTogether:
+    """A tested-with rule, compiled: the releases that it names on each axis of its `when`."""
+
+    rule: Rule
+    literals: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clauses:
+    """A matrix compiled for solving; build one with `compile_matrix`."""
+
+    matrix: Matrix
+    names: tuple[AxisName, ...]
+    number: Mapping[AxisName, int]
+    axes: tuple[Axis, ...]
+    values: tuple[tuple[Release | None, ...], ...]
+    """Per axis: None (not in use), then its releases, best last."""
+    position: tuple[Mapping[str, int], ...]
+    """Per axis: version -> index in `values`."""
+    full: tuple[int, ...]
+    real: tuple[int, ...]
+    clauses: tuple[Clause, ...]
+    watch: tuple[tuple[int, ...], ...]
+    """Per axis: the clauses that mention it."""
+    tested: tuple[TestedTogether, ...]
+    _masks: dict[tuple[int, Spec], int] = field(default_factory=dict)
+
+    def mask(self, axis: int, spec: Spec) -> int:
+        """Return the releases of `axis` that `spec` matches."""
+        return _mask(self._masks, self.axes, self.values, axis, spec)
+
+    def domains(self, pinned: Mapping[int, int]) -> list[int]:
+        """Return what each axis may be under `pinned` (axis -> mask) and the axes' own `use`, before any clause."""
+        result = []
+        for i, axis in enumerate(self.axes):
+            if axis.use == "always":
+                mask = self.real[i]
+            elif axis.use in {"asked", "host"} and i not in pinned:
+                mask = UNUSED
+            else:
+                mask = self.full[i]
+            result.append(mask & pinned.get(i, mask))
+        return result
+
+
+def _mask(
+    cache: dict[tuple[int, Spec], int],
+    axes: Sequence[Axis],
+    values: Sequence[tuple[Release | None, ...]],
+    axis: int,
+    spec: Spec,
+) -> int:
+    key = (axis, spec)
+    found = cache.get(key)
+    if found is None:
+        found = 0
+        for i, release in enumerate(values[axis]):
+            if release is not None and matches(axes[axis], spec, release):
+                found |= 1 << i
+        cache[key] = found
+    return found
+
+
+def _ordered(axis: Axis, releases: Sequence[Release]) -> list[Release]:
+    if axis.dated:
+        return sorted(releases, key=lambda r: r.date or dt.date.min)
+    if axis.open:
+        return sorted(releases, key=lambda r: version_key(r.version) or Version("0"))
+    return list(releases) if axis.scheme == "pep440" else list(reversed(releases))
+
+
+def _implied(matrix: Matrix) -> dict[AxisName, list[Release]]:
+    """Releases of derived axes that a `fixes` names and the axis does not list; they carry the fixer's source."""
+    found: dict[AxisName, dict[str, Release]] = {}
+    for releases in matrix.releases.values():
+        for release in releases:
+            for name, version in release.fixes.items():
+                if not matrix.has(name, version):
+                    found.setdefault(name, {}).setdefault(version, Release(version=version, source=release.source))
+    return {name: list(versions.values()) for name, versions in found.items()}
+
+
+def _axes_of(rule: Rule) -> set[AxisName]:
+    return {
+        *rule.when,
+        *rule.needs,
+        *rule.with_,
+        *rule.without,
+        *rule.same,
+        *(name for alternative in rule.any_of for name in alternative),
+        *((rule.component,) if rule.component else ()),
+    }
+
+
+class _Compiler:
+    def __init__(self, matrix: Matrix, extra: Mapping[AxisName, Release]) -> None:
+        self.matrix = matrix
+        self.names = tuple(matrix.axes)
+        self.number = {name: i for i, name in enumerate(self.names)}
+        self.axes = tuple(matrix.axes.values())
+        implied = _implied(matrix)
+        self.values: tuple[tuple[Release | None, ...], ...] = tuple(
+            (
+                None,
+                *_ordered(
+                    axis,
+                    [
+                        *matrix.releases.get(name, ()),
+                        *implied.get(name, ()),
+                        *([extra[name]] if name in extra else []),
+                    ],
+                ),
+            )
+            for name, axis in matrix.axes.items()
+        )
+        self.position = tuple({r.version: i for i, r in enumerate(vs) if r is not None} for vs in self.values)
+        self.full = tuple((1 << len(vs)) - 1 for vs in self.values)
+        self.real = tuple(full & ~UNUSED for full in self.full)
+        self.masks: dict[tuple[int, Spec], int] = {}
+
+    def mask(self, name: AxisName, spec: Spec) -> int:
+        return _mask(self.masks, self.axes, self.values, self.number[name], spec)
+
+    def releases(self) -> Iterator[Clause]:
+        """Relations that releases state; releases of one axis that state the same share a clause."""
+        groups: dict[tuple[str, int, int, int, Spec], int] = {}
+        fixers: dict[int, dict[int, int]] = {}
+        for a, values in enumerate(self.values):
+            for i, release in enumerate(values):
+                if release is None:
+                    continue
+                bit = 1 << i
+                relations: list[tuple[str, int, int, Spec]] = [
+                    ("needs", self.number[name], self.mask(name, spec) | UNUSED, spec)
+                    for name, spec in release.needs.items()
+                ]
+                relations += [("with", b, self.real[b], "") for b in map(self.number.__getitem__, release.with_)]
+                relations += [("without", self.number[name], UNUSED, "") for name in release.without]
+                for name, version in release.fixes.items():
+                    b = self.number[name]
+                    relations.append(("fixes", b, 1 << self.position[b][version], version))
+                    fixers.setdefault(b, {})[a] = fixers.setdefault(b, {}).get(a, 0) | bit
+                for kind, b, mask, spec in relations:
+                    key = (kind, a, b, mask, spec)
+                    groups[key] = groups.get(key, 0) | bit
+        for (kind, a, b, mask, spec), who in groups.items():
+            clause = self._clause(
+                [(a, self.full[a] & ~who), (b, mask)],
+                Cause(
+                    kind=kind,  # type: ignore[arg-type]
+                    axis=self.names[a],
+                    releases=tuple(r for i in bits(who) if (r := self.values[a][i]) is not None),
+                    target=self.names[b],
+                    spec=spec,
+                ),
+            )
+            if clause:
+                yield clause
+        for d, axis in enumerate(self.axes):
+            if axis.use == "derived":
+                # in use only where something fixes it
+                literals = [(d, UNUSED), *fixers.get(d, {}).items()]
+                clause = self._clause(literals, Cause(kind="derived", axis=axis.name))
+                if clause:
+                    yield clause
+
+    def rule(self, rule: Rule) -> Iterator[Clause]:
+        body = [(self.number[n], self.full[self.number[n]] & ~self.mask(n, spec)) for n, spec in rule.when.items()]
+        if rule.component and rule.component not in rule.when:
+            body.append((self.number[rule.component], UNUSED))
+        cause = Cause(kind="rule", rule=rule)
+        heads: list[list[tuple[int, int]]] = [[self._needs(n, spec)] for n, spec in rule.needs.items()]
+        # one whole alternative must hold: distribute "or" over "and"; alternatives are few and short
+        if rule.any_of:
+            heads += [
+                [self._needs(n, spec) for n, spec in choice]
+                for choice in itertools.product(*(alternative.items() for alternative in rule.any_of))
+            ]
+        heads += [[(self.number[n], self.real[self.number[n]])] for n in rule.with_]
+        heads += [[(self.number[n], UNUSED)] for n in rule.without]
+        heads += list(self._same(rule.same))
+        for head in heads:
+            clause = self._clause([*body, *head], cause)
+            if clause:
+                yield clause
+
+    def _needs(self, name: AxisName, spec: Spec) -> tuple[int, int]:
+        return self.number[name], self.mask(name, spec) | UNUSED
+
+    def _same(self, names: Sequence[AxisName]) -> Iterator[list[tuple[int, int]]]:
+        groups: dict[AxisName, dict[object, int]] = {}
+        for name in names:
+            groups[name] = {}
+            for i, release in enumerate(self.values[self.number[name]]):
+                if release is not None:
+                    key = major_minor(release.version)
+                    groups[name][key] = groups[name].get(key, 0) | 1 << i
+        for first, second in itertools.combinations(names, 2):
+            a, b = self.number[first], self.number[second]
+            for key, mask in groups[first].items():
+                yield [(a, self.full[a] & ~mask), (b, UNUSED | groups[second].get(key, 0))]
+            # values that only the second has need no clause of their own: the first's clauses already exclude them
+
+    def _clause(self, literals: Iterable[tuple[int, int]], cause: Cause) -> Clause | None:
+        merged: dict[int, int] = {}
+        for a, mask in literals:
+            merged[a] = merged.get(a, 0) | mask
+        if any(mask == self.full[a] for a, mask in merged.items()):
+            return None  # always true
+        return Clause(tuple((a, mask) for a, mask in merged.items() if mask), cause)
+
+
+def major_minor(version: str) -> object:
+    """Return what two versions share when their major.minor agree; a name such as `cpu` stands for itself."""
+    parsed = version_key(version)
+    return version if parsed is None else (parsed.major, parsed.minor)
+
+
+def compile_matrix(matrix: Matrix, extra: Mapping[AxisName, Release] | None = None) -> Clauses:
+    """Compile `matrix` once; `extra` gives unlisted releases of open axes (an exact driver version) for one request.
+
+    Without `extra` the result is kept on the matrix, which is immutable.
+    """
+    kept: Clauses | None = vars(matrix).get("_clauses")
+    if kept is None:
+        kept = _compile(matrix, {}, None)
+        vars(matrix)["_clauses"] = kept
+    return _compile(matrix, extra, kept) if extra else kept
+
+
+def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> Clauses:
+    compiler = _Compiler(matrix, extra)
+    if kept is not None:
+        # masks over the other axes are the same, and most of the work
+        compiler.masks.update({k: m for k, m in kept._masks.items() if kept.names[k[0]] not in extra})  # noqa: SLF001
+    clauses = [*compiler.releases()]
+    tested = []
+    for rule in matrix.rules:
+        if rule.kind != "tested-with":
+            clauses += compiler.rule(rule)
+            continue
+        literals = tuple((compiler.number[n], compiler.mask(n, spec)) for n, spec in rule.when.items())
+        if all(mask for _, mask in literals):
+            tested.append(TestedTogether(rule, literals))
+    watch: list[list[int]] = [[] for _ in compiler.names]
+    for i, clause in enumerate(clauses):
+        for a, _ in clause.literals:
+            watch[a].append(i)
+    return Clauses(
+        matrix=matrix,
+        names=compiler.names,
+        number=compiler.number,
+        axes=compiler.axes,
+        values=compiler.values,
+        position=compiler.position,
+        full=compiler.full,
+        real=compiler.real,
+        clauses=tuple(clauses),
+        watch=tuple(tuple(w) for w in watch),
+        tested=tuple(tested),
+        _masks=compiler.masks,
+    )
+
+
+def propagate(
+    compiled: Clauses,
+    domains: list[int],
+    only: Sequence[int] | None = None,
+    fired: list[tuple[int, int, int]] | None = None,
+) -> int | None:
+    """Narrow `domains` in place to what unit propagation leaves.
+
+    Args:
+        compiled: the matrix.
+        domains: per axis, the values still possible; every one non-empty.
+        only: the clauses to use; all by default.
+        fired: receives (clause, axis, mask before) for every clause that narrowed an axis, in order.
+
+    Returns:
+        None, or the number of a clause that no value left can satisfy.
+
+    """
+    clauses = compiled.clauses
+    pending = deque(range(len(clauses)) if only is None else only)
+    queued = set(pending)
+    usable = None if only is None else set(only)
+    while pending:
+        number = pending.popleft()
+        queued.discard(number)
+        unit, unit_mask = -1, 0
+        for axis, mask in clauses[number].literals:
+            left = domains[axis]
+            if left & mask:
+                if unit >= 0 or not left & ~mask:
+                    break  # satisfied, or two axes can still satisfy it
+                unit, unit_mask = axis, mask
+        else:
+            if unit < 0:
+                return number
+            if fired is not None:
+                fired.append((number, unit, domains[unit]))
+            domains[unit] &= unit_mask
+            for other in compiled.watch[unit]:
+                if other not in queued and (usable is None or other in usable):
+                    queued.add(other)
+                    pending.append(other)
+    return None
