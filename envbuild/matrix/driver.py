@@ -1,0 +1,130 @@
+"""What a driver means for a cell: every feature, minor-version compatibility, a compat package, or no start at all."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import UsageError
+from envbuild.matrix.cell import Cell
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import CudaFacts, GpuFacts, TorchFacts
+from envbuild.matrix.spec import version_key
+
+Verdict = Literal["full", "minor-version", "needs-compat", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverVerdict:
+    """A verdict with its reason and the source of the fact that decides it."""
+
+    verdict: Verdict
+    driver: str
+    why: str
+    source: str
+
+
+def parse_driver(text: str, *, where: str = "--driver") -> Version:
+    """Return a driver version for comparing; 560.28.03 and 560.28.3 are the same.
+
+    Raises:
+        UsageError: `text` is not a driver version.
+
+    """
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise UsageError(
+            f"{text!r} is not a driver version", where=where, hint="write it as nvidia-smi does, e.g. 560.35.05"
+        ) from None
+
+
+def driver_verdict(
+    matrix: Matrix, cell: Cell, driver: str | None = None, *, data_center: bool | None = None
+) -> DriverVerdict | None:
+    """Return what `driver` means for `cell`.
+
+    Args:
+        matrix: where the driver floors and the branches of cuda-compat are stated.
+        cell: its torch says which update of the toolkit's libraries runs.
+        driver: the host's version; the cell's own `driver` by default.
+        data_center: whether the host's GPU may use cuda-compat; what the cell's `gpu` says by default.
+
+    Returns:
+        None when no driver is known.
+
+    Raises:
+        UsageError: `driver` is not a version.
+
+    """
+    driver = driver or cell.versions.get("driver")
+    if driver is None:
+        return None
+    found = parse_driver(driver)
+    release = matrix.release("cuda", cell.versions["cuda"])
+    cuda = release.version
+    if version_key(cuda) is None:
+        return DriverVerdict(
+            verdict="full", driver=driver, why=f"a {cuda} build needs no driver", source=release.source
+        )
+    assert isinstance(release.facts, CudaFacts)  # noqa: S101
+    facts = release.facts
+    toolkit, full = _full_floor(matrix, cell, facts)
+    if full is not None and found >= Version(full):
+        return DriverVerdict(
+            verdict="full",
+            driver=driver,
+            why=f"CUDA {toolkit} has every feature from driver {full}",
+            source=release.source,
+        )
+    if facts.driver_minor is not None and found >= Version(facts.driver_minor):
+        major = cuda.partition(".")[0]
+        missing = f"below {full}, where CUDA {toolkit} has every feature" if full else "no source states its full floor"
+        return DriverVerdict(
+            verdict="minor-version",
+            driver=driver,
+            why=f"every CUDA {major} runs from driver {facts.driver_minor} by minor-version compatibility; {missing}: "
+            "newer driver features and the driver's own PTX compiler are missing",
+            source=release.source,
+        )
+    floor = facts.driver_minor or full
+    if data_center is None:
+        data_center = _data_center(matrix, cell)
+    branch = str(found.major)
+    if branch in facts.compat_branches and data_center:
+        return DriverVerdict(
+            verdict="needs-compat",
+            driver=driver,
+            why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs",
+            source=release.source,
+        )
+    if branch in facts.compat_branches:
+        reason = f"cuda-compat supports branch {branch} on data-center GPUs only"
+    elif facts.compat_branches:
+        reason = f"cuda-compat for {cuda} supports the branches {', '.join(facts.compat_branches)}, not {branch}"
+    else:
+        reason = f"no cuda-compat for {cuda} is known to support branch {branch}"
+    return DriverVerdict(
+        verdict="refused",
+        driver=driver,
+        why=f"CUDA {cuda} needs driver {floor} or newer, and {reason}",
+        source=release.source,
+    )
+
+
+def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str | None]:
+    """Return the toolkit update that the cell runs, and its floor; the newest listed update where torch states none."""
+    torch = matrix.release("torch", cell.versions["torch"]).facts
+    toolkit = torch.toolkit if isinstance(torch, TorchFacts) else None
+    if toolkit in facts.driver_full:
+        return toolkit, facts.driver_full[toolkit]
+    newest = max(facts.driver_full.items(), key=lambda item: Version(item[1]), default=None)
+    return newest if newest is not None else (cell.versions["cuda"], None)
+
+
+def _data_center(matrix: Matrix, cell: Cell) -> bool:
+    # without a GPU nothing says that cuda-compat may be used
+    gpu = cell.versions.get("gpu")
+    facts = matrix.release("gpu", gpu).facts if gpu else None
+    return isinstance(facts, GpuFacts) and facts.data_center
