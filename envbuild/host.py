@@ -225,13 +225,13 @@ class HostFacts(_Model):
     """Whether /dev/infiniband is there to be given to a container."""
 
     @property
-    def containers_see_gpus(self) -> Literal["cdi", "gpus", "no"]:
-        """How a container gets the GPUs: by CDI device, by `--gpus`, or not at all."""
-        if self.toolkit.runtime == "active" or self.toolkit.hook:
+    def gpu_access(self) -> Literal["gpus", "runtime", "cdi", "none"]:
+        """How a container gets the GPUs: by `--gpus`, by the `nvidia` runtime, by a CDI device, or not at all."""
+        if self.toolkit.hook:
             return "gpus"
-        if self.engine.cdi_folders and "nvidia.com/gpu=all" in self.toolkit.cdi_devices:
-            return "cdi"
-        return "no"
+        if self.toolkit.runtime == "active":
+            return "runtime"
+        return "cdi" if self.engine.cdi_folders and "nvidia.com/gpu=all" in self.toolkit.cdi_devices else "none"
 
 
 def read_facts(path: Path) -> HostFacts:

@@ -1,0 +1,184 @@
+"""`envbuild run` and `envbuild launch`: a container with the flags that training needs, on one host or several."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+
+
+def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option(
+            "--gpus", default="auto", show_default=True, metavar="auto|all|none|0,1", help="GPUs of the container."
+        ),
+        click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="A folder or file of the host."),
+        click.option(
+            "--env",
+            "-e",
+            "environment",
+            multiple=True,
+            metavar="NAME[=VALUE]",
+            help="A variable; NAME alone passes yours on.",
+        ),
+        click.option("--workdir", metavar="DIR", help="Where the command starts; the image's own folder by default."),
+        click.option("--network", default="host", show_default=True, help="Docker network."),
+        click.option(
+            "--infiniband",
+            type=click.Choice(["auto", "on", "off"]),
+            default="auto",
+            show_default=True,
+            help="Whether the container gets the RDMA devices.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Print the commands and start nothing; --json does so too."),
+        json_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _container(image: str, kwargs: dict[str, Any]) -> Any:
+    from envbuild.engine.container import Container, parse_environment, parse_mount
+
+    return Container(
+        image=image,
+        gpus=kwargs["gpus"],
+        mounts=tuple(parse_mount(text) for text in kwargs["mounts"]),
+        environment=tuple(parse_environment(text) for text in kwargs["environment"]),
+        workdir=kwargs["workdir"],
+        network=kwargs["network"],
+        infiniband=kwargs["infiniband"],
+    )
+
+
+@click.command
+@click.argument("image", metavar="TAG")
+@click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
+@_container_options
+def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, **kwargs: Any) -> None:
+    """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
+
+    The exit code is CMD's. Without CMD the image's own command runs.
+    """
+    from envbuild.engine.container import require_image, run_command, shown
+    from envbuild.host import facts
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    for text in settings.notices:
+        note(text)
+    container = _container(image, kwargs)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    line, notes = run_command(facts(settings), settings, container, command, terminal=terminal)
+    for text in notes:
+        note(f"note: {text}")
+    if as_json or dry_run:
+        emit({"command": line, "notes": notes}, as_json=as_json, human=lambda: shown(line))
+        return
+    require_image(settings, image)
+    sys.stdout.flush()
+    # The client takes this process's place: signals reach it, and its exit code is the command's.
+    os.execvp(line[0], line)  # noqa: S606
+
+
+@click.command
+@click.argument("image", metavar="TAG")
+@click.argument("script", metavar="-- SCRIPT [ARGS]", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--hostfile",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="One host per line: `node1 slots=8`.",
+)
+@click.option(
+    "--launcher",
+    required=True,
+    type=click.Choice(["torchrun", "mpirun", "deepspeed", "srun"]),
+    help="What starts the ranks.",
+)
+@click.option(
+    "--ssh-port",
+    default=53412,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port of the sshd in the containers.",
+)
+@click.option(
+    "--master-port",
+    default=29500,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port that the ranks meet at.",
+)
+@click.option(
+    "--ssh-key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Private key for logins between the containers; one is made for the job by default.",
+)
+@_container_options
+def launch(
+    *,
+    image: str,
+    script: tuple[str, ...],
+    hostfile: Path,
+    launcher: Any,
+    ssh_port: int,
+    master_port: int,
+    ssh_key: Path | None,
+    as_json: bool,
+    dry_run: bool,
+    **kwargs: Any,
+) -> int:
+    """Run SCRIPT over the hosts of a hostfile, in a container of the image TAG on each.
+
+    This machine must reach every host by ssh without a password, and every host must have the image. The hosts are taken
+    to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
+    with keys made for this job. The exit code is the launcher's.
+    """
+    from envbuild.engine.container import require_image, shown
+    from envbuild.engine.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
+    from envbuild.host import facts
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    for text in settings.notices:
+        note(text)
+    host = facts(settings)
+    nodes = read_hostfile(hostfile, default_slots=len(host.gpus) or 1)
+    job = Job(
+        nodes=nodes,
+        launcher=launcher,
+        container=_container(image, kwargs),
+        script=script,
+        name=new_job_name(),
+        ssh_port=ssh_port,
+        master_port=master_port,
+        ssh_key=ssh_key,
+    )
+    steps, notes = plan_launch(job, host, settings)
+    for text in notes:
+        note(f"note: {text}")
+    if as_json or dry_run:
+        answer = [{"host": s.node, "command": list(s.command), "about": s.about, "stdin": s.stdin} for s in steps]
+        emit(
+            {"job": job.name, "steps": answer, "notes": notes},
+            as_json=as_json,
+            human=lambda: "\n".join(
+                f"# {s.node}: {s.about}{f' (standard input: {s.stdin})' if s.stdin else ''}\n{shown(s.command)}"
+                for s in steps
+            ),
+        )
+        return 0
+    if any(is_local(node.name) for node in nodes):
+        require_image(settings, image)
+    note(f"job {job.name}: {len(nodes)} hosts, {sum(node.slots for node in nodes)} processes, {shlex.join(script)}")
+    # A scheduler's SIGTERM must take the containers with it, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return run_launch(job, host, settings)

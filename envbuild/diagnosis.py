@@ -1,0 +1,311 @@
+"""What a machine has and lacks for building and training, and the commands that mend each lack."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.host import HostFacts
+
+ENGINE_MAJOR = 28
+"""The engine that the builds are made with: `type=oci` exports with rewritten timestamps from the containerd image store."""
+
+DISK_LACK_GIB = 15
+"""A CUDA cell is 6 GB unpacked and 3 GB compressed, beside its builder's 5 GB and one archive of the result."""
+DISK_WARN_GIB = 36
+"""Two cells, their archives and the compiler cache."""
+MEMORY_LACK_GIB = 4
+"""One compile job of Transformer Engine takes 2.4 GB and one of apex 3.0 GB (measured), beside the engine itself."""
+MEMORY_WARN_GIB = 8
+
+Status = Literal["ok", "warn", "absent", "lack"]
+"""`absent` is something that only some work needs: no defect, and yet not there for who requires it."""
+
+
+_WORST_FIRST: tuple[Status, ...] = ("lack", "absent", "warn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is well, could be better, or is lacking."""
+
+    status: Status
+    what: str
+    mend: tuple[str, ...] = ()
+    """Commands, or sentences where no command does it, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Area:
+    """A subject that `--require` can name, with its findings."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> Status:
+        """The worst of its findings."""
+        found = {finding.status for finding in self.findings}
+        return next((status for status in _WORST_FIRST if status in found), "ok")
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether work that needs this area can go on."""
+        return self.status in {"ok", "warn"}
+
+
+def _ok(what: str) -> Finding:
+    return Finding(status="ok", what=what)
+
+
+def _warn(what: str, *mend: str) -> Finding:
+    return Finding(status="warn", what=what, mend=mend)
+
+
+def _lack(what: str, *mend: str) -> Finding:
+    return Finding(status="lack", what=what, mend=mend)
+
+
+def _absent(what: str, *mend: str) -> Finding:
+    return Finding(status="absent", what=what, mend=mend)
+
+
+def _system(host: HostFacts) -> Iterator[Finding]:
+    name = f"{host.os or 'an unknown system'}, kernel {host.kernel or 'unknown'}, glibc {host.glibc or 'unknown'}"
+    if host.arch not in {None, "x86_64"}:
+        yield _lack(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 wheels and images only")
+    else:
+        yield _ok(f"{name}, {host.cores or '?'} cores")
+
+
+def _engine(host: HostFacts) -> Iterator[Finding]:
+    engine = host.engine
+    if engine.problem == "no-client":
+        if host.os_id in {"debian", "ubuntu"}:
+            yield _lack("there is no container engine", "scripts/install-engine")
+        else:
+            yield _lack(
+                "there is no container engine",
+                f"install Docker {ENGINE_MAJOR} or later: https://docs.docker.com/engine/install/",
+            )
+        return
+    if engine.problem == "permission-denied":
+        yield _lack(
+            "the engine does not let this user in",
+            'sudo usermod -aG docker "$USER"',
+            "log out and in again, or: newgrp docker",
+        )
+        return
+    if engine.version is None:
+        yield _lack(
+            "there is a docker command, but no engine answers it",
+            "sudo systemctl start docker",
+            "without systemd: scripts/install-engine",
+        )
+        return
+    yield _ok(
+        f"Docker {engine.version}, BuildKit {engine.buildkit or 'unknown'}{', rootless' if engine.rootless else ''}"
+    )
+    major = engine.version.partition(".")[0]
+    if major.isdigit() and int(major) < ENGINE_MAJOR:
+        yield _lack(
+            f"Docker {engine.version} is older than {ENGINE_MAJOR}, the first that images are built with to one digest",
+            "scripts/install-engine installs it on Debian and Ubuntu after the old one is removed",
+        )
+    if not engine.containerd_image_store:
+        yield _lack(
+            "the engine runs without the containerd image store",
+            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store hide until it is off again)',
+            "sudo systemctl restart docker",
+        )
+    if engine.buildx is None:
+        yield _lack(
+            "docker has no buildx",
+            "sudo apt-get install docker-buildx   # docker-buildx-plugin from Docker's own repository",
+        )
+    if engine.rootless:
+        yield _warn(
+            "the engine is rootless: locked memory and RDMA devices are bound by this user's own limits",
+            "for several hosts over InfiniBand use a system engine, or raise memlock in /etc/security/limits.conf",
+        )
+
+
+def _gpu(host: HostFacts) -> Iterator[Finding]:
+    if host.driver is None and not host.gpus:
+        yield _absent(
+            "no NVIDIA driver is loaded: images build here, with their CPU checks, and run elsewhere",
+            "on a machine with a GPU: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+        )
+        return
+    if not host.gpus:
+        mends = (
+            ("sudo reboot   # the driver was upgraded, and the old module is still loaded",)
+            if "mismatch" in (host.driver_problem or "")
+            else ("nvidia-smi   # shows what is wrong", "dmesg | grep -i nvrm")
+        )
+        said = f": {host.driver_problem}" if host.driver_problem else " and nvidia-smi is missing"
+        yield _lack(f"driver {host.driver} is loaded, but no GPU can be listed{said}", *mends)
+        return
+    kinds: dict[tuple[str, str | None, float | None], int] = {}
+    for gpu in host.gpus:
+        kinds[gpu.name, gpu.sm, gpu.memory_gib] = kinds.get((gpu.name, gpu.sm, gpu.memory_gib), 0) + 1
+    for (name, sm, memory), count in kinds.items():
+        yield _ok(f"{count} x {name}, {f'sm_{sm}' if sm else 'SM unknown'}, {memory or '?'} GiB, driver {host.driver}")
+    if len(kinds) > 1:
+        yield _warn("the GPUs differ: a job over all of them needs kernels for each, and runs at the slowest's pace")
+    if any(gpu.geforce for gpu in host.gpus):
+        yield _warn(
+            "GeForce cards cannot use cuda-compat: the driver itself must be new enough for the CUDA of the image",
+            "upgrade the driver where the table of cells says refused",
+        )
+
+
+_INSTALL_TOOLKIT = (
+    "add NVIDIA's repository: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+    "sudo apt-get install -y nvidia-container-toolkit",
+)
+_RESTART = "sudo systemctl restart docker"
+
+
+def _toolkit(host: HostFacts) -> Iterator[Finding]:
+    toolkit = host.toolkit
+    if host.engine.rootless:
+        configure: tuple[str, ...] = (
+            'nvidia-ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"',
+            "sudo nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place",
+            "systemctl --user restart docker",
+        )
+    else:
+        configure = ("sudo nvidia-ctk runtime configure --runtime=docker", _RESTART)
+    if host.gpu_access != "none":
+        how = {
+            "gpus": "--gpus all",
+            "runtime": "the nvidia runtime",
+            "cdi": "the CDI device nvidia.com/gpu=all",
+        }[host.gpu_access]
+        yield _ok(
+            f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: containers get the GPUs by {how}"
+        )
+    elif host.driver is None and not host.gpus:
+        yield _absent(
+            "no NVIDIA container toolkit; without a GPU there is no use for one", *_INSTALL_TOOLKIT, *configure
+        )
+    elif toolkit.version is None:
+        yield _lack(
+            "the NVIDIA container toolkit is missing: containers cannot see the GPUs", *_INSTALL_TOOLKIT, *configure
+        )
+    elif toolkit.runtime == "configured":
+        yield _lack("the engine was not restarted since the NVIDIA runtime was configured", configure[-1])
+    elif toolkit.cdi_devices and not host.engine.cdi_folders:
+        yield _lack(
+            "there is a CDI description, but this engine does not read it",
+            'add {"features": {"cdi": true}} to /etc/docker/daemon.json',
+            _RESTART,
+        )
+    else:
+        yield _lack(
+            f"NVIDIA container toolkit {toolkit.version} is installed, but the engine does not know it",
+            *configure,
+            "or by CDI: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    if toolkit.nvidia_docker2:
+        yield _warn(
+            "nvidia-docker2 is retired: nvidia-container-toolkit replaces it",
+            "sudo apt-get remove nvidia-docker2",
+            *_INSTALL_TOOLKIT,
+            *configure,
+        )
+
+
+def _disk(host: HostFacts) -> Iterator[Finding]:
+    disk = host.engine_disk
+    if disk is not None:
+        text = f"{disk.free_gib:.0f} GiB free at {disk.path} ({disk.filesystem})"
+        if disk.network:
+            yield _lack(
+                f"{text}: the engine cannot keep its layers on a network file system",
+                'set "data-root" in /etc/docker/daemon.json to a local disk',
+                _RESTART,
+            )
+        elif disk.free_gib < DISK_LACK_GIB:
+            yield _lack(
+                f"{text}: a CUDA image takes {DISK_LACK_GIB} GiB while it is built",
+                "docker buildx prune",
+                "docker image prune",
+            )
+        elif disk.free_gib < DISK_WARN_GIB:
+            yield _warn(
+                f"{text}: enough for one CUDA image; {DISK_WARN_GIB} GiB hold two and the compiler cache",
+                "docker buildx prune",
+            )
+        else:
+            yield _ok(text)
+    cache = host.cache
+    if cache is None:
+        yield _warn("the cache folder's disk does not answer", "set cache_dir to a folder on a local disk")
+    elif cache.network:
+        yield _warn(
+            f"the cache {cache.path} is on {cache.filesystem}: slow with many small files, and locks may not hold",
+            "export ENVBUILD_CACHE_DIR=/local/disk/envbuild   # or cache_dir in the settings file",
+        )
+    else:
+        yield _ok(f"{cache.free_gib:.0f} GiB free at {cache.path} ({cache.filesystem})")
+
+
+def _memory(host: HostFacts) -> Iterator[Finding]:
+    if host.memory_gib is None:
+        yield _warn("how much memory there is could not be read")
+    elif host.memory_gib < MEMORY_LACK_GIB:
+        yield _lack(
+            f"{host.memory_gib} GiB of memory: one compile job takes 3 GiB",
+            f"build on a machine with {MEMORY_WARN_GIB} GiB or more",
+        )
+    elif host.memory_gib < MEMORY_WARN_GIB:
+        yield _warn(
+            f"{host.memory_gib} GiB of memory: one compile job at a time, and none of flash-attention (4.3 GiB each)"
+        )
+    else:
+        yield _ok(f"{host.memory_gib} GiB of memory")
+
+
+def _network(host: HostFacts) -> Iterator[Finding]:
+    for nic in host.infiniband:
+        yield _ok(
+            f"{nic.name}: {nic.link_layer}, {nic.rate or 'rate unknown'}, {'active' if nic.active else 'not active'}"
+        )
+    if host.infiniband and not host.infiniband_devices:
+        yield _lack(
+            "there are RDMA devices, but no /dev/infiniband to give to a container", "sudo modprobe ib_uverbs rdma_ucm"
+        )
+    if not host.infiniband:
+        yield _absent("no RDMA device: several hosts talk over TCP")
+    for mount in host.network_mounts:
+        yield _ok(f"{mount.path} is on {mount.filesystem}")
+
+
+def _apptainer(host: HostFacts) -> Iterator[Finding]:
+    if host.apptainer:
+        yield _ok(f"Apptainer {host.apptainer}")
+    else:
+        yield _absent(
+            "no Apptainer; only sites without Docker need it", "https://apptainer.org/docs/admin/main/installation.html"
+        )
+
+
+_AREAS: dict[str, Callable[[HostFacts], Iterator[Finding]]] = {
+    "system": _system,
+    "engine": _engine,
+    "gpu": _gpu,
+    "toolkit": _toolkit,
+    "disk": _disk,
+    "memory": _memory,
+    "infiniband": _network,
+    "apptainer": _apptainer,
+}
+
+AREAS = tuple(_AREAS)
+"""The names that `--require` takes."""
+
+
+def diagnose(host: HostFacts) -> tuple[Area, ...]:
+    """Judge every area of a machine, from the processor to the network."""
+    return tuple(Area(name=name, findings=tuple(judge(host))) for name, judge in _AREAS.items())

@@ -1,0 +1,225 @@
+"""The container that training runs in: one `docker run` line with the flags that it needs, and why each is there."""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from envbuild.diagnosis import diagnose
+from envbuild.errors import HostError, UsageError
+from envbuild.host import HostFacts
+from envbuild.settings import Settings
+
+Access = str
+"""GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
+
+_ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A folder or file of the host, seen in the container."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+def parse_mount(text: str) -> Mount:
+    """Read `SRC:DST` or `SRC:DST:ro`.
+
+    Raises:
+        UsageError: it is not of that form, or SRC does not exist (docker would make it, owned by root).
+
+    """
+    source, *rest = text.split(":")
+    if len(rest) not in {1, 2} or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"], ["rw"]):
+        raise UsageError(
+            f"{text!r} is no mount",
+            where="--mount",
+            hint="write SRC:DST or SRC:DST:ro, DST an absolute path in the container",
+        )
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise UsageError(
+            f"there is no {path} to mount", where=f"--mount {text}", hint=f"make it first: mkdir -p {path}"
+        )
+    return Mount(source=path, target=rest[0], read_only=rest[1:] == ["ro"])
+
+
+def parse_environment(text: str) -> str:
+    """Check `NAME` (the value is this process's own) or `NAME=VALUE`.
+
+    Raises:
+        UsageError: it is neither.
+
+    """
+    if not _ENVIRONMENT.match(text):
+        raise UsageError(
+            f"{text!r} sets no variable", where="--env", hint="write NAME=VALUE, or NAME to pass on your own"
+        )
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """What is asked of a container."""
+
+    image: str
+    gpus: Access = "auto"
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[str, ...] = ()
+    """`NAME=VALUE`, or `NAME` for a value that must not show on a command line."""
+    workdir: str | None = None
+    network: str = "host"
+    infiniband: Literal["auto", "on", "off"] = "auto"
+
+
+def _mends(host: HostFacts, *areas: str) -> str | None:
+    mends = [
+        mend
+        for area in diagnose(host)
+        if area.name in areas
+        for finding in area.findings
+        if finding.status in {"lack", "absent"}
+        for mend in finding.mend
+    ]
+    return "; ".join(mends) or None
+
+
+def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
+    """Return docker's flags for the GPUs, and what to tell the user where `auto` gives none although there are some.
+
+    Raises:
+        HostError: GPUs were asked for, and there are none or containers cannot have them.
+
+    """
+    if gpus == "none":
+        # An engine whose default runtime is nvidia gives GPUs to every image that says NVIDIA_VISIBLE_DEVICES=all.
+        return (["--env", "NVIDIA_VISIBLE_DEVICES=void"] if host.toolkit.runtime == "active" else []), None
+    if not host.gpus:
+        if gpus == "auto":
+            return [], None
+        raise HostError("this machine has no GPU that answers", where=f"--gpus {gpus}", hint=_mends(host, "gpu"))
+    if host.gpu_access == "none":
+        hint = _mends(host, "toolkit")
+        if gpus == "auto":
+            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: mend it with {hint}"
+        raise HostError("containers cannot see this machine's GPUs", where=f"--gpus {gpus}", hint=hint)
+    wanted = "all" if gpus == "auto" else gpus
+    if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
+        raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
+    if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
+        raise HostError(
+            f"this machine has {len(host.gpus)} GPUs, numbered from 0",
+            where=f"--gpus {wanted}",
+            hint="choose among them; `envbuild doctor` lists them",
+        )
+    if host.gpu_access == "gpus":
+        # docker reads the value as CSV, so a list of devices needs quotes of its own.
+        return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], None
+    if host.gpu_access == "runtime":
+        return ["--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={wanted}"], None
+    return [flag for number in wanted.split(",") for flag in ("--device", f"nvidia.com/gpu={number}")], None
+
+
+def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
+    if wanted == "off" or (wanted == "auto" and not host.infiniband_devices):
+        return []
+    if not host.infiniband_devices:
+        raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_mends(host, "infiniband"))
+    # Registering memory with the adapter locks it.
+    return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+
+
+def docker(settings: Settings) -> list[str]:
+    """Return the start of every docker command line: the client, and the engine where one is set."""
+    return ["docker", "--host", settings.engine_host] if settings.engine_host else ["docker"]
+
+
+def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
+    """Return the flags of `docker run` (all that comes before the image), and notes for the user.
+
+    Raises:
+        HostError: the container asks for something that this machine lacks.
+
+    """
+    gpus, note = gpu_flags(host, container.gpus)
+    notes = [note] if note else []
+    # NCCL and data loaders pass tensors through shared memory, of which a container gets 64 MiB by itself.
+    flags = [*gpus, "--ipc", "host", "--ulimit", "stack=67108864"]
+    if host.engine.rootless:
+        notes.append(
+            "the engine is rootless and cannot lift the limit on locked memory: RDMA may fail to register memory"
+        )
+    else:
+        flags += ["--ulimit", "memlock=-1"]
+    flags += ["--network", container.network, *_infiniband_flags(host, container.infiniband)]
+    for mount in container.mounts:
+        flags += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
+    for item in container.environment:
+        flags += ["--env", item]
+    if container.workdir:
+        flags += ["--workdir", container.workdir]
+    return flags, notes
+
+
+def run_command(
+    host: HostFacts, settings: Settings, container: Container, command: Iterable[str], *, terminal: bool
+) -> tuple[list[str], list[str]]:
+    """Return the `docker run` line that runs `command` and removes the container after it, and notes for the user.
+
+    `terminal` says whether a person sits at both ends (`--tty`).
+
+    Raises:
+        HostError: the container asks for something that this machine lacks.
+
+    """
+    flags, notes = run_flags(host, container)
+    # --pull never: an image comes by `envbuild pull`, which verifies it.
+    line = [
+        *docker(settings),
+        "run",
+        "--rm",
+        "--pull",
+        "never",
+        "--interactive",
+        *(["--tty"] if terminal else []),
+        *flags,
+    ]
+    return [*line, container.image, *command], notes
+
+
+def shown(line: Iterable[str]) -> str:
+    """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
+    secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
+    return shlex.join(secret.sub(r"\1=***", word) for word in line)
+
+
+def require_image(settings: Settings, image: str) -> None:
+    """Check that the engine answers and holds `image`.
+
+    Raises:
+        HostError: it does not.
+
+    """
+    try:
+        ran = subprocess.run(
+            [*docker(settings), "image", "inspect", image], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        raise HostError("there is no docker command", hint="scripts/install-engine, then `envbuild doctor`") from None
+    if ran.returncode == 0:
+        return
+    said = ran.stderr.strip().splitlines()
+    if any("no such image" in line.lower() for line in said):
+        raise HostError(
+            f"there is no image {image} here",
+            where=settings.engine_host or os.environ.get("DOCKER_HOST"),
+            hint=f"envbuild pull {image}, or build it with `envbuild image`",
+        )
+    raise HostError(said[-1] if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it")
