@@ -347,46 +347,42 @@ class _IsolatedApt:
         return "" if done.returncode == 0 else done.stdout + done.stderr
 
     def write_status(self, installed: Sequence[OsPackage]) -> None:
-        """Write a dpkg status in which `installed` are installed, with the relations that the archive gives them.
+        """Write a dpkg status in which `installed` are installed, as the archive describes them.
 
-        The archive may have moved on from a base image's version; what a package provides hardly ever moves with it.
+        apt takes a package whose fields differ from the archive's for another build of the same version and would fetch it
+        anew, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
+        provides is taken from the newer one: the base met its needs, and apt must not find them broken.
         """
         shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).stdout
-        relations: dict[str, list[str]] = {}
-        for stanza in _split_stanzas(shown):
-            relations.setdefault(
-                stanza["Package"],
-                [
-                    f"{field}: {stanza[field]}"
-                    for field in (
-                        "Provides",
-                        "Depends",
-                        "Pre-Depends",
-                        "Conflicts",
-                        "Breaks",
-                        "Multi-Arch",
-                        "Essential",
-                    )
-                    if field in stanza
-                ],
-            )
-        self.status.write_text(
-            "\n".join(
-                "\n".join(
-                    [
-                        f"Package: {package.name}",
-                        "Status: install ok installed",
-                        f"Architecture: {package.arch}",
-                        f"Version: {package.version}",
-                        "Maintainer: nobody",
-                        "Description: installed",
-                        *relations.get(package.name, []),
-                        "",
-                    ]
-                )
-                for package in installed
-            )
-        )
+        described = {stanza["Package"]: stanza for stanza in _split_stanzas(shown)}
+        own = {
+            "Package",
+            "Status",
+            "Version",
+            "Architecture",
+            "Filename",
+            "Size",
+            "MD5sum",
+            "SHA256",
+            "Description-md5",
+        }
+        stanzas = []
+        for package in installed:
+            fields = {
+                "Package": package.name,
+                "Status": "install ok installed",
+                "Version": package.version,
+                "Architecture": package.arch,
+                "Maintainer": "unknown",
+                "Description": "unknown",
+            }
+            known = described.get(package.name, {})
+            if known.get("Version") == package.version:
+                fields |= {key: text for key, text in known.items() if key not in own}
+            else:
+                fields |= {key: known[key] for key in ("Provides", "Multi-Arch", "Essential") if key in known}
+            stanzas.append("".join(f"{key}: {text}\n" for key, text in fields.items()))
+        self.status.write_text("\n".join(stanzas))
 
     def closure(self, wanted: Sequence[str], suite: str) -> tuple[OsPackage, ...]:
         done = self._run("apt-get", "install", "-qq", "-y", "--no-install-recommends", "--print-uris", *wanted)

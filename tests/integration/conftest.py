@@ -1,0 +1,109 @@
+"""The real engine and a real registry. Their absence fails a test: it never skips it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from python_on_whales import DockerClient
+
+from envbuild.engine.bootstrap import RootFS, bootstrap_root
+from envbuild.settings import load_settings
+
+INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
+
+
+@pytest.fixture(scope="session")
+def engine() -> DockerClient:
+    """The engine that `docker` speaks to."""
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
+    ):
+        pytest.fail("no Docker engine answers: run scripts/install-engine")
+    return DockerClient()
+
+
+@pytest.fixture(scope="session")
+def second_engine(engine) -> Iterator[DockerClient]:
+    """An engine beside the first, with nothing in it."""
+    name = f"t{os.getpid()}"
+    done = subprocess.run([INSTALL, "--second", name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"no second engine:\n{done.stderr}")
+    try:
+        yield DockerClient(host=done.stdout.strip())
+    finally:
+        subprocess.run([INSTALL, "--stop", name], capture_output=True, check=True)
+
+
+StartRegistry = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def start_registry(tmp_path_factory) -> Iterator[StartRegistry]:
+    """Start a registry on a free loopback port, with further `settings` in its file; return its HOST:PORT."""
+    running = []
+
+    def start(settings: str = "") -> str:
+        if shutil.which("docker-registry") is None:
+            pytest.fail("docker-registry is missing: run scripts/install-engine")
+        folder = tmp_path_factory.mktemp("registry")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config = folder / "config.yml"
+        config.write_text(
+            "version: 0.1\n"
+            "log: {level: error}\n"
+            f"storage: {{filesystem: {{rootdirectory: {folder}/data}}, delete: {{enabled: true}}}}\n"
+            f"http: {{addr: '127.0.0.1:{port}', secret: for-tests}}\n" + settings
+        )
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log)
+        running.append((process, folder))
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return f"127.0.0.1:{port}"
+            time.sleep(0.1)
+        pytest.fail(f"docker-registry did not start:\n{(folder / 'log').read_text()}")
+
+    yield start
+    for process, folder in running:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def registry(start_registry) -> str:
+    """HOST:PORT of an open registry on loopback."""
+    return start_registry()
+
+
+@pytest.fixture(scope="session")
+def epoch() -> int:
+    """A SOURCE_DATE_EPOCH, in 2023."""
+    return 1_700_000_000
+
+
+@pytest.fixture(scope="session")
+def debian_root(tmp_path_factory, epoch) -> Iterator[RootFS]:
+    """A bare Debian 12 root."""
+    folder = tmp_path_factory.mktemp("root")
+    settings = load_settings()
+    yield bootstrap_root(
+        suite="bookworm",
+        packages=[],
+        epoch=epoch,
+        dest=folder / "rootfs.tar",
+        log=folder / "log",
+        mirror=settings.debian_mirror,
+        security_mirror=settings.debian_security_mirror,
+    )
+    shutil.rmtree(folder)

@@ -1,0 +1,115 @@
+"""The Debian root of our own, made twice, run on two engines; and what apt says a list of packages comes to."""
+
+import io
+import re
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+from envbuild.engine.bootstrap import bootstrap_root, resolve_os_packages
+from envbuild.errors import HostError, LockError
+from envbuild.settings import load_settings
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="session")
+def mirrors():
+    settings = load_settings()
+    return {"mirror": settings.debian_mirror, "security_mirror": settings.debian_security_mirror}
+
+
+@pytest.fixture(scope="session")
+def resolved(mirrors):
+    return resolve_os_packages(suite="bookworm", packages=[], **mirrors)
+
+
+def test_two_runs_give_the_same_bytes_and_just_the_resolved_packages(debian_root, resolved, mirrors, epoch, tmp_path):
+    again = bootstrap_root(
+        suite="bookworm",
+        packages=[],
+        epoch=epoch,
+        dest=tmp_path / "again.tar",
+        log=tmp_path / "log",
+        locked=resolved,
+        **mirrors,
+    )
+    assert again.sha256 == debian_root.sha256
+    assert again.packages == debian_root.packages == resolved
+    again.path.unlink()
+
+
+def test_the_root_carries_nothing_of_this_machine_or_this_day(debian_root, epoch):
+    with tarfile.open(debian_root.path) as tar:
+        members = {member.name.removeprefix("./"): member for member in tar}
+        sources = tar.extractfile(members["etc/apt/sources.list"]).read().decode()
+    assert max(member.mtime for member in members.values()) <= epoch
+    hosts = set(re.findall(r"https?://([^/]+)/", sources))
+    assert hosts == {"deb.debian.org"}
+    assert not {"etc/hostname", "etc/resolv.conf", "etc/machine-id"} & members.keys()
+    assert not [
+        name
+        for name in members
+        if re.match(r"var/log/.*[^/]$|var/cache/.*\.bin$|.*-old$|dev/.", name) and members[name].isfile()
+    ]
+    assert members["bin"].linkname == "usr/bin"
+
+
+def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, engine, second_engine, tmp_path):
+    """The second engine must leave the first one's network whole, and have one itself."""
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nADD rootfs.tar /\nRUN apt-get update -qq && apt-cache policy bash\n"
+    )
+    (tmp_path / "rootfs.tar").hardlink_to(debian_root.path)
+    for client in (engine, second_engine):
+        output = tmp_path / "built.tar"
+        client.buildx.build(
+            tmp_path, output={"type": "oci", "dest": str(output)}, cache=False, provenance=False, progress=False
+        )
+        with tarfile.open(fileobj=io.BytesIO(output.read_bytes())) as layout:
+            assert "index.json" in layout.getnames()
+
+
+def test_only_the_packages_that_a_base_lacks_come_back(resolved, mirrors):
+    whole = resolve_os_packages(suite="bookworm", packages=["g++", "python3-dev"], **mirrors)
+    added = resolve_os_packages(suite="bookworm", packages=["g++", "python3-dev"], installed=resolved, **mirrors)
+    assert not {package.name for package in added} & {package.name for package in resolved}
+    assert set(added) | set(resolved) == set(whole)
+    assert resolve_os_packages(suite="bookworm", packages=["bash"], installed=resolved, **mirrors) == ()
+
+
+def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(resolved, mirrors):
+    older = [
+        replace(package, version="0.1") if package.name in {"grep", "tar"} else package for package in resolved
+    ]
+    added = resolve_os_packages(suite="bookworm", packages=["make"], installed=older, **mirrors)
+    assert [package.name for package in added] == ["make"]
+
+
+@pytest.mark.parametrize("wanted", ["no-such-package", "bash=0.1"])
+def test_a_package_or_version_that_the_archive_lacks(wanted, mirrors):
+    with pytest.raises(LockError, match=f"bookworm: .*{wanted.partition('=')[0]}"):
+        resolve_os_packages(suite="bookworm", packages=[wanted], **mirrors)
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie", "noble", "jammy", "focal"])
+def test_a_mirror_that_does_not_answer_is_named(suite):
+    gone = {"mirror": "http://127.0.0.1:9/archive", "security_mirror": "http://127.0.0.1:9/security"}
+    with pytest.raises(LockError, match=r"on 127\.0\.0\.1 cannot be reached"):
+        resolve_os_packages(suite=suite, packages=["bash"], **gone)
+
+
+def test_a_bootstrap_that_fails_leaves_no_tar_and_says_why(tmp_path, mirrors, epoch, monkeypatch):
+    dest, log = tmp_path / "out" / "rootfs.tar", tmp_path / "log"
+
+    def bootstrap(**more):
+        bootstrap_root(**{"suite": "bookworm", "packages": [], "epoch": epoch, "dest": dest, "log": log, **more})
+
+    with pytest.raises(HostError, match=r"127\.0\.0\.1 cannot be reached"):
+        bootstrap(mirror="http://127.0.0.1:9/debian", security_mirror="http://127.0.0.1:9/security")
+    assert list(dest.parent.iterdir()) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="mmdebstrap is missing") as caught:
+        bootstrap(**mirrors)
+    assert "scripts/install-engine" in caught.value.hint
