@@ -150,6 +150,8 @@ class Engine(_Model):
     buildx: str | None = None
     buildkit: str | None = None
     rootless: bool = False
+    lifts_limits: bool | None = None
+    """Whether it can give a container unlimited locked memory; an engine inside a container often cannot."""
     root: str | None = None
     """The engine's data folder."""
     runtimes: tuple[str, ...] = ()
@@ -393,10 +395,21 @@ def _engine(probe: Probe, settings: Settings) -> Engine:
         buildx=plugins.get("buildx"),
         buildkit=_match(r"BuildKit version:\s*(\S+)", builder),
         rootless=any("name=rootless" in option for option in info.get("SecurityOptions") or ()),
+        lifts_limits=_lifts_limits(probe),
         root=info.get("DockerRootDir"),
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
         cdi_folders=tuple(info.get("CDISpecDirs") or ()),
     )
+
+
+def _lifts_limits(probe: Probe) -> bool | None:
+    """Whether dockerd may raise a hard limit: it has CAP_SYS_RESOURCE, or none to raise. None when it is not seen from here."""
+    pid = _number(_line(probe.read("/run/docker.pid") or probe.read("/var/run/docker.pid")))
+    status, limits = (probe.read(f"/proc/{pid}/{name}") or "" for name in ("status", "limits"))
+    capabilities = _match(r"CapEff:\s*([0-9a-f]+)", status)
+    if pid is None or capabilities is None:
+        return None
+    return bool(int(capabilities, 16) >> 24 & 1) or _match(r"Max locked memory\s+\S+\s+(\S+)", limits) == "unlimited"
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

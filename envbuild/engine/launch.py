@@ -186,7 +186,7 @@ def _mpirun(job: Job) -> list[str]:
         "LD_LIBRARY_PATH",
         "MASTER_ADDR",
         "MASTER_PORT",
-        *(item.partition("=")[0] for item in job.container.environment),
+        *variables(job.container),
     ]
     # torch.distributed's env:// reads RANK and its kin, which Open MPI spells differently.
     ranks = 'export RANK="$OMPI_COMM_WORLD_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE" LOCAL_RANK="$OMPI_COMM_WORLD_LOCAL_RANK"; exec "$@"'
@@ -244,7 +244,10 @@ def setup_script(job: Job, node: Node, *, private_key: str, public_key: str, env
     It is fed to `sh -s` in the container, so that no key and no value shows on a command line.
     """
     variables = {"MASTER_ADDR": job.master, "MASTER_PORT": str(job.master_port)} | environment
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    # Open MPI warns of an exported variable that is not set; the loader takes an empty one as none.
+    exports = 'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"\n' + "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
+    )
     listen = f"-o ListenAddress={node.name}" if node.is_address else ""
     config = (
         f"Host *\n  Port {job.ssh_port}\n  IdentityFile {FOLDER}/key\n  IdentitiesOnly yes\n  UserKnownHostsFile {FOLDER}/known_hosts\n"
@@ -252,9 +255,8 @@ def setup_script(job: Job, node: Node, *, private_key: str, public_key: str, env
     )
     return f"""set -eu
 umask 077
-PATH="$PATH:/usr/sbin:/sbin"
 for tool in sshd ssh ssh-keygen; do
-    command -v "$tool" >/dev/null || {{ echo "envbuild: $tool is missing in the image" >&2; exit 97; }}
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || {{ echo "envbuild: $tool is missing in the image" >&2; exit 97; }}
 done
 mkdir -p {FOLDER} /run/sshd ~/.ssh
 chmod 755 {FOLDER} /run/sshd
@@ -263,7 +265,7 @@ chmod 755 {FOLDER} /run/sshd
 # A login starts with an empty environment: it gets the image's, except what belongs to one session, and what spans lines.
 env | grep -E '^[A-Za-z_][A-Za-z0-9_]*=' | grep -vE '^(HOME|PWD|OLDPWD|SHLVL|TERM|HOSTNAME|_)=' > ~/.ssh/environment || true
 ssh-keygen -q -t ed25519 -N '' -f {FOLDER}/host_key </dev/null
-"$(command -v sshd)" -f /dev/null -p {job.ssh_port} {listen} -h {FOLDER}/host_key -o AuthorizedKeysFile={FOLDER}/authorized_keys \\
+"$(PATH="$PATH:/usr/sbin:/sbin" command -v sshd)" -f /dev/null -p {job.ssh_port} {listen} -h {FOLDER}/host_key -o AuthorizedKeysFile={FOLDER}/authorized_keys \\
     -o PidFile={FOLDER}/sshd.pid -o PermitRootLogin=prohibit-password -o PasswordAuthentication=no \\
     -o KbdInteractiveAuthentication=no -o PermitUserEnvironment=yes -o StrictModes=no -o UsePAM=no -o MaxStartups=1000
 cut -d' ' -f1,2 {FOLDER}/host_key.pub
@@ -463,14 +465,19 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
     yield keys
 
 
+def _first_line(text: str) -> str:
+    # docker ends its errors with an advice to read its help.
+    return next((line for line in text.splitlines() if line.strip()), "no message")
+
+
 def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
     """Feed the set-up script to a container as soon as that runs; return what it printed."""
     end = time.monotonic() + START_SECONDS
     while True:
         if keeper.poll() is not None:
-            said = keeper.stderr.read().strip() if keeper.stderr else ""
+            said = keeper.stderr.read() if keeper.stderr else ""
             raise HostError(
-                f"no container could be started: {said.splitlines()[-1] if said else 'no message'}",
+                f"no container could be started: {_first_line(said)}",
                 where=step.node,
                 hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
             )
@@ -483,10 +490,16 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
                 where=step.node,
                 hint="add openssh-server to the image's packages, or use --launcher torchrun, which needs no login",
             )
+        if ran.returncode == 255:  # ssh's own failure
+            raise HostError(
+                f"the host cannot be reached: {_first_line(ran.stderr)}",
+                where=step.node,
+                hint=f"`ssh {step.node} docker info` must work from here without a password",
+            )
         starting = "No such container" in ran.stderr or "is not running" in ran.stderr
         if not starting or time.monotonic() > end:
             raise HostError(
-                f"the container did not get ready: {(ran.stderr.strip() or 'no message').splitlines()[-1]}",
+                f"the container did not get ready: {_first_line(ran.stderr)}",
                 where=step.node,
                 hint="the port of --ssh-port must be free on that host",
             )
