@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
+from envbuild.lock.model import OsPackage
 
 # What every root of ours holds beside the essential packages: a package manager, and the roots of trust for https.
 BASE_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
@@ -99,20 +100,6 @@ ARCHIVES: Mapping[str, Archive] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class OsPackage:
-    """One binary package of a distribution.
-
-    `sha256` is the .deb's own, in hex; `filename` its path below the mirror, by which it can be fetched again.
-    """
-
-    name: str
-    version: str
-    arch: str
-    sha256: str
-    filename: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class RootFS:
     """A root filesystem as an uncompressed tar at `path`, its SHA-256 in hex, and what is installed in it, by name."""
@@ -120,6 +107,10 @@ class RootFS:
     path: Path
     sha256: str
     packages: tuple[OsPackage, ...]
+
+
+def _by_name(package: OsPackage) -> tuple[str, str, str]:
+    return package.name, package.arch, package.version
 
 
 def archive_of(suite: str) -> Archive:
@@ -200,6 +191,8 @@ def bootstrap_root(
             f"--keyring={archive.keyring}",
             f"--include={','.join((*BASE_PACKAGES, *packages))}",
             *(f"--aptopt={option}" for option in _host_apt_options()),
+            # This root is thrown away when the machine dies; no need to wait for its disk.
+            "--dpkgopt=force-unsafe-io",
             *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text().splitlines()),
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
             *_hooks(scratch, epoch),
@@ -408,7 +401,7 @@ class _IsolatedApt:
                 )
             elif line.startswith("'"):
                 raise LockError("the archive gives no SHA-256 for a package", where=line)
-        return tuple(sorted(found))
+        return tuple(sorted(found, key=_by_name))
 
 
 def _host_apt_options() -> list[str]:
@@ -441,7 +434,7 @@ def _parse_stanzas(text: str) -> tuple[OsPackage, ...]:
         )
         for stanza in _split_stanzas(text)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(found, key=_by_name))
 
 
 def _compare(locked: Iterable[OsPackage], installed: Iterable[OsPackage], suite: str) -> None:

@@ -18,6 +18,7 @@ class OsPackage(Model):
 
     name: str
     version: str
+    arch: str = "amd64"
     sha256: Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
     filename: str
     """Path below the archive's root, e.g. pool/main/g/gcc-12/gcc-12_12.2.0-14_amd64.deb."""
@@ -60,6 +61,8 @@ class Root(Model):
     """A Debian root that envbuild bootstraps itself, from exactly these packages."""
 
     suite: str
+    epoch: int = 0
+    """No file in the root is newer; the suite's own release date, so that locks of other days share the root."""
     packages: tuple[OsPackage, ...] = ()
 
 

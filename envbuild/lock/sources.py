@@ -50,7 +50,7 @@ class SourceStore:
             HostError: it cannot be had.
 
         """
-        plain = self._plain_tree(source)
+        plain = self.plain_folder(source)
         if plain is not None:
             return plain
         self._have(source.name, source.url, source.commit)
@@ -145,7 +145,7 @@ class SourceStore:
         candidates = [self.settings.sources / name, self.settings.sources / f"{name}.git"]
         return [p for p in candidates if (p / ".git").exists() or (p / "HEAD").is_file()]
 
-    def _plain_tree(self, source: GitSource) -> Path | None:
+    def plain_folder(self, source: GitSource) -> Path | None:
         """Return the site's own unpacked tree or archive of `source`, verified, or None when it has none.
 
         Looked for as `<name>-<commit>` and the repository's name likewise: a folder, or a .tar, .tar.gz or .tar.xz with

@@ -1,0 +1,394 @@
+"""Plan -> image, through `docker buildx bake` on the user's builder."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.engine.bootstrap import bootstrap_root
+from envbuild.engine.progress import StageTime, Watch
+from envbuild.engine.site import jobs, secrets
+from envbuild.errors import BuildError, HostError, LockError
+from envbuild.lock.index import download
+from envbuild.lock.model import PythonSet
+from envbuild.lock.python import local_wheel
+from envbuild.lock.sources import SourceStore
+from envbuild.plan.dockerfile import bake, dockerfile
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+
+if TYPE_CHECKING:
+    from python_on_whales import DockerClient
+
+# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written anew, so that file
+# times newer than the lock's date are cut to it and the digest follows from the content alone.
+_EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+
+Change = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image in the engine's store.
+
+    Attributes:
+        tag: its name, `envbuild:<cell id>` unless another was asked for.
+        digest: sha256 digest of its manifest.
+        size: bytes, unpacked.
+        stages: what took part in this run; empty when the image was there already.
+        log: the build's output.
+
+    """
+
+    tag: str
+    digest: str
+    size: int
+    seconds: float = 0.0
+    stages: tuple[StageTime, ...] = ()
+    log: Path | None = None
+
+    @property
+    def executed(self) -> int:
+        """How many build steps ran, rather than coming from the cache."""
+        return sum(s.executed for s in self.stages)
+
+
+def engine_client(settings: Settings) -> "DockerClient":
+    """Return a client of the user's engine.
+
+    Raises:
+        HostError: docker or buildx is missing, or no engine answers.
+
+    """
+    from python_on_whales import DockerClient
+    from python_on_whales.exceptions import DockerException
+
+    hint = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
+    if shutil.which("docker") is None:
+        raise HostError("the docker command is missing", hint=hint)
+    client = DockerClient(host=settings.engine_host) if settings.engine_host else DockerClient()
+    try:
+        info = client.system.info()
+    except DockerException as error:
+        said = (error.stderr or "").strip().splitlines()
+        raise HostError("no Docker engine answers" + (f": {said[-1]}" if said else ""), hint=hint) from error
+    if not client.buildx.is_installed():
+        raise HostError("docker's buildx plugin is missing", hint=hint)
+    if not any("snapshotter" in str(pair) or "containerd" in str(pair) for pair in (info.driver_status or [])):
+        raise HostError(
+            "the engine keeps images in its old store, which cannot hold these images by digest",
+            where="/etc/docker/daemon.json",
+            hint='add {"features": {"containerd-snapshotter": true}} and restart Docker',
+        )
+    return client
+
+
+def find_built(client: "DockerClient", plan: Plan, tag: str) -> Built | None:
+    """Return the image `tag` when the engine has it and it was made from exactly this plan."""
+    from python_on_whales.exceptions import DockerException
+
+    try:
+        image = client.image.inspect(tag)
+    except DockerException:
+        return None
+    labels = (image.config.labels or {}) if image.config else {}
+    if labels.get("io.envbuild.plan") != plan.key:
+        return None
+    return Built(tag=tag, digest=image.id, size=image.size)
+
+
+def write_context(plan: Plan, folder: Path) -> None:
+    """Write Dockerfile and bake file to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Dockerfile").write_text(dockerfile(plan))
+    (folder / "docker-bake.json").write_text(bake(plan))
+
+
+@dataclass
+class Builder:
+    """One build of one plan."""
+
+    settings: Settings
+    plan: Plan
+    client: "DockerClient"
+    on_change: Change
+    note: Callable[[str], None]
+    cache: bool = True
+    substitutes: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, tag: str) -> Built:
+        """Build the image and give it `tag`; nothing is tagged unless everything succeeded.
+
+        Raises:
+            BuildError: a stage failed; the message names it, the log, and the lines that matter.
+            HostError: an input cannot be reached, or the disk is full.
+            LockError: an input is not what the lock names.
+
+        """
+        started = time.monotonic()
+        folder = self._root("builds") / self.plan.key[:16]
+        with self._alone(folder):
+            if self.cache and not self.substitutes:
+                found = find_built(self.client, self.plan, tag)
+                if found is not None:  # another run made it while this one waited
+                    return found
+            write_context(self.plan, folder)
+            log = folder / "build.log"
+            with (
+                log.open("w", encoding="utf-8") as output,
+                tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as private,
+            ):
+                watch = Watch(log=output, on_change=self.on_change)
+                run = _Run(self, folder, Path(private), watch, log)
+                run.prepare()
+                for component in self.plan.components:
+                    run.wheel(component.axis)
+                built = run.image(tag)
+        return Built(
+            tag=tag,
+            digest=built.digest,
+            size=built.size,
+            seconds=time.monotonic() - started,
+            stages=tuple(watch.times()),
+            log=log,
+        )
+
+    def _root(self, name: str) -> Path:
+        folder = self.settings.cache_dir / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Hold the lock of this plan: two builds of one cell take turns, and the second finds the first one's image."""
+        with folder.with_suffix(".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.note("another envbuild is building this cell; waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+
+class _Run:
+    """The state of one build: contexts, secrets, the bake file that names them."""
+
+    def __init__(self, builder: Builder, folder: Path, private: Path, watch: Watch, log: Path) -> None:
+        self.b = builder
+        self.plan = builder.plan
+        self.settings = builder.settings
+        self.folder = folder
+        self.watch = watch
+        self.log = log
+        self.contexts: dict[str, str] = {}
+        self.secrets = secrets(builder.settings, builder.plan, private)
+        self.private = private
+
+    def prepare(self) -> None:
+        """Bring every external input here, verified, as a named context."""
+        plan, settings = self.plan, self.settings
+        if plan.lock.root and "base" not in self.b.substitutes:
+            self._rootfs()
+        uv, _ = download(settings, plan.lock.uv.url, plan.lock.uv.sha256, settings.cache_dir / "files")
+        self.contexts["uv-wheel"] = str(self._folder_of("uv-wheel", {"uv.whl": uv}))
+        if settings.debs:
+            self.contexts["debs"] = str(settings.debs)
+        wheels = self._local_wheels()
+        if wheels:
+            self.contexts["wheels"] = str(self._folder_of("wheels", wheels))
+        store = SourceStore(settings=settings)
+        needed = {c.axis for c in plan.components if not self._kept_wheel(c.axis)} | (
+            {plan.stack.repository.name} if plan.stack else set()
+        )
+        for source in plan.lock.sources:
+            if source.name in needed and f"src-{source.name}" not in self.b.substitutes:
+                self.b.note(f"bringing the source of {source.name} at {source.commit[:12]}")
+                self.contexts[f"src-{source.name}"] = str(store.checkout(source))
+        for file in plan.lock.files:
+            if file.name in needed and f"src-{file.name}" not in self.b.substitutes:
+                path, _ = download(settings, file.url, file.sha256, settings.cache_dir / "files")
+                self.contexts[f"src-{file.name}"] = str(self._folder_of(f"src-{file.name}", {path.name: path}))
+        self.contexts |= dict(self.b.substitutes)
+        cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        for component in plan.components:
+            count = self.private / f"jobs-{component.axis}"
+            count.write_text(str(jobs(settings, job_gib=component.job_gib, cores=cores, memory_gib=memory)))
+            self.secrets[f"jobs-{component.axis}"] = count
+
+    def _rootfs(self) -> None:
+        root = self.plan.lock.root
+        assert root is not None  # noqa: S101
+        kept = self.b._root("roots") / f"{self.plan.stage('base').key[:32]}.tar"  # noqa: SLF001
+        if not kept.is_file():
+            self.b.on_change("base", "started")
+            begun = time.monotonic()
+            bootstrap_root(
+                suite=root.suite,
+                packages=(),
+                epoch=root.epoch,
+                dest=kept,
+                log=self.folder / "bootstrap.log",
+                mirror=self.settings.debian_mirror,
+                security_mirror=self.settings.debian_security_mirror,
+                locked=root.packages or None,
+            )
+            self.watch.stages["base"] = StageTime(name="base", seconds=time.monotonic() - begun, executed=1)
+            self.b.on_change("base", "done")
+        target = self.folder / "rootfs.tar"
+        target.unlink(missing_ok=True)
+        os.link(kept, target)
+
+    def _local_wheels(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        sets: tuple[PythonSet, ...] = self.plan.lock.python
+        for name in (w for s in sets for w in s.local_wheels):
+            path = local_wheel(self.settings, name)
+            if path is None:
+                raise LockError(
+                    f"the lock takes {name} from a find-links folder, and no folder of the settings has it",
+                    hint="name the folder that holds it in the setting `find_links`, or lock again where the index serves it",
+                )
+            digest = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+            if not any(digest in p.hashes for s in sets for p in s.packages):
+                raise LockError(
+                    f"{name} is not the wheel that the lock names: its sha256 is {digest}",
+                    where=str(path.parent),
+                    hint="put the right file there, or lock again if the change is meant",
+                )
+            found[name] = path
+        return found
+
+    def _folder_of(self, name: str, files: Mapping[str, Path]) -> Path:
+        folder = self.folder / "contexts" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for target, source in files.items():
+            try:
+                os.link(source, folder / target)
+            except OSError:
+                shutil.copyfile(source, folder / target)
+        return folder
+
+    def _kept_wheel(self, axis: str) -> Path | None:
+        """Return the folder of the wheel that an earlier build made from the same inputs."""
+        folder = self.b._root("wheels") / f"{axis}-{self.plan.stage(f'wheel-{axis}').key[:32]}"  # noqa: SLF001
+        return folder if self.b.cache and not self.b.substitutes and (folder / "record.json").is_file() else None
+
+    def wheel(self, axis: str) -> None:
+        """Have the wheel of `axis`: the one kept for its key, or a new one."""
+        kept = self._kept_wheel(axis)
+        name = f"wheel-{axis}"
+        if kept is None:
+            with tempfile.TemporaryDirectory(prefix=f".{axis}-", dir=self.b._root("wheels")) as folder:  # noqa: SLF001
+                self._bake(name, f"type=local,dest={folder}")
+                if self.b.substitutes:
+                    return  # what stands in for an input must not be taken for the real thing later
+                target = self.b._root("wheels") / f"{axis}-{self.plan.stage(name).key[:32]}"  # noqa: SLF001
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.copytree(folder, target)
+            kept = target
+        else:
+            self.watch.stages.setdefault(name, StageTime(name=name)).cached += 1
+            self.b.on_change(name, "kept")
+        if self.b.cache:
+            self.contexts[name] = str(kept)
+
+    def image(self, tag: str) -> Built:
+        """Build the image, load it and tag it."""
+        with tempfile.TemporaryDirectory(prefix=".image-", dir=self.b._root("builds")) as folder:  # noqa: SLF001
+            archive = Path(folder) / "image.tar"
+            metadata = self._bake("image", f"type=oci,dest={archive},name={tag},{_EXPORT}")
+            digest = metadata["image"]["containerimage.digest"]
+            self.b.on_change("load", "started")
+            begun = time.monotonic()
+            from python_on_whales.exceptions import DockerException
+
+            try:
+                self.b.client.image.load(str(archive))
+            except DockerException as error:
+                raise self._disk_or(
+                    BuildError("the engine did not take the image", where=tag, hint=(error.stderr or "").strip()[-300:])
+                ) from error
+            self.watch.stages["load"] = StageTime(name="load", seconds=time.monotonic() - begun, executed=1)
+            self.b.on_change("load", "done")
+        image = self.b.client.image.inspect(tag)
+        return Built(tag=tag, digest=digest, size=image.size)
+
+    def _bake(self, target: str, output: str) -> dict[str, Any]:
+        """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata."""
+        definition = json.loads(bake(self.plan))
+        for item in definition["target"].values():
+            item["contexts"] = {k: v for k, v in self.contexts.items() if k != target}
+            item["secret"] = [f"id={name},src={path}" for name, path in self.secrets.items()]
+        definition["target"][target]["output"] = [output]
+        file = self.private / "bake.json"
+        file.write_text(json.dumps(definition))
+        metadata = self.private / "metadata.json"
+        command = [
+            *self.b.client.client_config.docker_cmd,
+            "buildx",
+            "bake",
+            "--file",
+            str(file),
+            "--progress",
+            "rawjson",
+        ]
+        command += ["--metadata-file", str(metadata)]
+        if self.settings.builder:
+            command += ["--builder", self.settings.builder]
+        if not self.b.cache:
+            command.append("--no-cache")
+        # Contexts, secrets and the archive lie outside the folder that bake reads, on purpose.
+        env = os.environ | {"BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
+        with subprocess.Popen(
+            [*command, target],
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                assert process.stderr is not None  # noqa: S101
+                for line in process.stderr:
+                    self.watch.feed(line)
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode:
+            raise self._failure(target)
+        answer: dict[str, Any] = json.loads(metadata.read_text())
+        return answer
+
+    def _failure(self, target: str) -> BuildError | HostError:
+        stage, lines = self.watch.failure()
+        self.watch.log.flush()
+        return self._disk_or(
+            BuildError(
+                f"stage {stage or target} failed:\n    " + "\n    ".join(lines),
+                where=f"the whole log is in {self.log}",
+                hint="mend the cause and run the same command again; finished stages come from the cache",
+            )
+        )
+
+    def _disk_or(self, error: BuildError) -> BuildError | HostError:
+        text = f"{error.what} {error.hint}"
+        if "no space left on device" in text.lower():
+            free = shutil.disk_usage(self.settings.cache_dir).free / 2**30
+            return HostError(
+                f"the disk is full ({free:.1f} GiB free where the cache lies)",
+                where=f"the whole log is in {self.log}",
+                hint="free some (docker builder prune, docker image prune) and run again; finished stages come from the cache",
+            )
+        return error

@@ -1,0 +1,119 @@
+"""BuildKit's progress stream (rawjson): which stages ran, how long, what they printed."""
+
+import base64
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+_STAGE = re.compile(r"^\[(?P<stage>[a-z][a-z0-9-]*)(?: +(?P<step>\d+/\d+))?\] (?P<what>.*)$", re.DOTALL)
+_NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|Processing)\b|^\s*\+ ")
+
+
+@dataclass
+class StageTime:
+    """One stage as it ran: seconds of wall time, and whether every step came from the cache."""
+
+    name: str
+    seconds: float = 0.0
+    executed: int = 0
+    cached: int = 0
+
+
+@dataclass
+class Watch:
+    """Follows one build; `on_change` is told of every stage that starts or ends."""
+
+    log: TextIO
+    on_change: Callable[[str, str], None] | None = None
+    stages: dict[str, StageTime] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+    _open: dict[str, str] = field(default_factory=dict)
+    _tails: dict[str, list[str]] = field(default_factory=dict)
+    failed: str | None = None
+
+    def feed(self, line: str) -> None:
+        """Take one line of the stream; a line that is no JSON is buildx's own message."""
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            if line.strip():
+                self.log.write(line.rstrip() + "\n")
+                if line.startswith("ERROR"):
+                    self.errors.append(line.strip())
+            return
+        for vertex in event.get("vertexes") or ():
+            self._vertex(vertex)
+        for entry in event.get("logs") or ():
+            self._log(entry)
+
+    def _vertex(self, vertex: dict[str, Any]) -> None:
+        digest, name = vertex["digest"], vertex.get("name", "")
+        match = _STAGE.match(name)
+        stage = match["stage"] if match else ("export" if name.startswith("exporting") else "")
+        self._names[digest] = stage or name
+        if vertex.get("error"):
+            self.failed = self.failed or digest
+            self.log.write(f"[{stage or name}] ERROR {vertex['error']}\n")
+            self.errors.append(vertex["error"])
+        if not stage or stage == "internal":
+            return
+        record = self.stages.setdefault(stage, StageTime(name=stage))
+        started, completed = vertex.get("started"), vertex.get("completed")
+        if started and not completed and digest not in self._open:
+            self._open[digest] = started
+            self._tell(stage, "started")
+        if completed and (digest in self._open or vertex.get("cached")):
+            begun = self._open.pop(digest, started or completed)
+            if vertex.get("cached"):
+                record.cached += 1
+            else:
+                record.executed += 1
+                record.seconds += max(0.0, (_time(completed) - _time(begun)).total_seconds())
+            self._tell(stage, "cached" if vertex.get("cached") else "done")
+
+    def _tell(self, stage: str, what: str) -> None:
+        if self.on_change:
+            self.on_change(stage, what)
+
+    def _log(self, entry: dict[str, Any]) -> None:
+        text = base64.b64decode(entry.get("data") or "").decode("utf-8", "replace")
+        stage = self._names.get(entry["vertex"], "")
+        tail = self._tails.setdefault(entry["vertex"], [])
+        for line in text.splitlines():
+            self.log.write(f"[{stage}] {line}\n")
+            if line.strip():
+                tail.append(line.rstrip())
+        del tail[:-400]
+
+    def failure(self) -> tuple[str, list[str]]:
+        """Return the stage that failed and the lines of its output that matter: the first errors, then the end."""
+        if self.failed is None:
+            return "", self.errors[-3:]
+        tail = self._tails.get(self.failed, [])
+        marked = [
+            line
+            for line in tail
+            if re.search(r"\b(?:error|Error|ERROR|fatal|FAILED|envbuild:)", line) and not _NOISE.match(line)
+        ]
+        chosen = list(dict.fromkeys([*marked[:6], *tail[-6:]]))
+        return self._names.get(self.failed, ""), chosen or self.errors[-3:]
+
+    def times(self) -> list[StageTime]:
+        """Return the stages that took part, in the order in which they appeared."""
+        return list(self.stages.values())
+
+
+def _time(text: str) -> dt.datetime:
+    # Nine digits of a second come; Python takes six.
+    return dt.datetime.fromisoformat(re.sub(r"\.(\d{6})\d*", r".\1", text))
+
+
+def follow(stream: TextIO, watch: Watch) -> Iterator[None]:
+    """Feed `stream` to `watch` line by line."""
+    for line in stream:
+        watch.feed(line)
+        yield

@@ -1,0 +1,71 @@
+"""What a site gives its builds as secrets: indexes, proxies, CA bundle, OS mirror. Nothing of it reaches an image."""
+
+import shlex
+from pathlib import Path
+
+from envbuild.engine.bootstrap import archive_of
+from envbuild.lock.python import PYTORCH, uv_environment
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+
+_CA = "/run/envbuild/site/ca.crt"
+
+
+def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
+    """Write the secrets that `plan`'s build may mount to `folder`; return them by id.
+
+    `env` is a shell fragment, `ca` the CA bundle, `apt` a sources.list, `jobs-<component>` a number. They are no part of
+    any stage's cache key, so the same plan builds the same image at every site.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found: dict[str, Path] = {}
+    environment = uv_environment(settings)
+    if settings.ca_bundle:
+        found["ca"] = settings.ca_bundle
+        environment["SSL_CERT_FILE"] = _CA
+    if not settings.torch_index.startswith(PYTORCH):
+        environment["ENVBUILD_TORCH_INDEX"] = settings.torch_index
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    lines += [
+        f"export {name.lower()}={shlex.quote(v)}" for name, v in sorted(environment.items()) if name.endswith("_PROXY")
+    ]
+    found["env"] = _private(folder / "env", "\n".join(lines) + "\n")
+    suite = _suite(plan)
+    if suite is not None:
+        archive = archive_of(suite)
+        debian = "debian" in archive.mirror
+        mirror = settings.debian_mirror if debian else settings.ubuntu_mirror
+        security = settings.debian_security_mirror if debian else mirror
+        if (mirror, security) != (archive.mirror, archive.security_mirror):
+            sources = archive.sources(suite, mirror=mirror, security_mirror=security)
+            found["apt"] = _private(folder / "apt.list", "\n".join(sources) + "\n")
+    return found
+
+
+def _suite(plan: Plan) -> str | None:
+    if plan.lock.root:
+        return plan.lock.root.suite
+    return {"ubuntu24.04": "noble", "ubuntu22.04": "jammy", "ubuntu20.04": "focal"}.get(plan.cell.versions["os"])
+
+
+def _private(path: Path, text: str) -> Path:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+def jobs(settings: Settings, *, job_gib: float, cores: int, memory_gib: float) -> int:
+    """Return how many compile jobs run at once: bounded by cores, and by what one job of the component needs.
+
+    Args:
+        settings: `jobs` overrides; `memory_gib` lowers the memory that may be used.
+        job_gib: peak memory of one job, GiB.
+        cores: cores of the machine that builds.
+        memory_gib: its memory, GiB.
+
+    """
+    if settings.jobs:
+        return settings.jobs
+    # A tenth stays with the engine and the system.
+    budget = min(settings.memory_gib or memory_gib, memory_gib) * 0.9
+    return max(1, min(cores, int(budget / job_gib)))

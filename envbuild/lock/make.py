@@ -1,0 +1,353 @@
+"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are."""
+
+import datetime as dt
+import re
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.engine.bootstrap import archive_of, resolve_os_packages
+from envbuild.engine.registry import find_digest, parse_reference
+from envbuild.errors import DataError, HostError, LockError
+from envbuild.lock import python as pylock
+from envbuild.lock.index import download, files_of
+from envbuild.lock.inputs import Inputs, PythonGroup, SdistInput
+from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
+from envbuild.lock.sources import SourceStore
+from envbuild.matrix.load import Matrix, read_toml
+from envbuild.paths import data_dir
+from envbuild.settings import Settings
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locked:
+    """A lock and the pylock files that go with it, by set name."""
+
+    lock: Lock
+    pylocks: dict[str, str]
+
+
+def uv_wheel() -> FileSource:
+    """Return the pinned uv wheel that installs inside the build."""
+    data = read_toml(data_dir("dockerfiles") / "uv.toml")
+    return FileSource(name="uv", url=data["url"], sha256=data["sha256"])
+
+
+def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
+    """Return a lock that names every input and knows no hash but uv's; no network, no clock."""
+    return Lock(
+        cell=dict(inputs.cell.versions),
+        commits=dict(inputs.cell.commits),
+        matrix=matrix.digest,
+        flavor=inputs.flavor,
+        stack=inputs.stack.name if inputs.stack else None,
+        te_source=inputs.te_source,
+        components=tuple(c.axis for c in inputs.components),
+        # The newest release in the cell: a date that follows from the data alone.
+        epoch=_newest(matrix, inputs),
+        uv=uv_wheel(),
+        images=inputs.images,
+        root=Root(suite=inputs.root_suite, epoch=_root_epoch(matrix, inputs)) if inputs.root_suite else None,
+        os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
+        python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
+        sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
+        files=tuple(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists),
+        missing=(Missing(what="everything but names and versions", host="-", why="rendered without a lock"),),
+    )
+
+
+def _root_epoch(matrix: Matrix, inputs: Inputs) -> int:
+    released = matrix.release("os", inputs.cell.versions["os"]).date
+    return _midnight(released) if released else 0
+
+
+def _midnight(day: dt.date) -> int:
+    return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp())
+
+
+def _newest(matrix: Matrix, inputs: Inputs) -> int:
+    dates = [matrix.release(axis, v).date for axis, v in inputs.cell.versions.items() if matrix.has(axis, v)]
+    newest = max((d for d in dates if d), default=dt.date(2020, 1, 1))
+    return _midnight(newest)
+
+
+def _sdist_url(sdist: SdistInput) -> str:
+    name = sdist.distribution.replace("-", "_")
+    return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
+
+
+def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
+    """Pin every input of a cell.
+
+    What cannot be reached is listed in the lock's `missing`, each with the host that holds it; everything else is pinned.
+
+    Args:
+        settings: where to ask.
+        matrix: the data that the cell was chosen from.
+        inputs: what the cell is made of.
+        note: told what is being asked.
+        epoch: SOURCE_DATE_EPOCH; today at midnight UTC when None.
+
+    Raises:
+        LockError: an answer contradicts a pin, or requirements cannot be satisfied.
+        HostError: this machine lacks a tool (apt-get, git).
+
+    """
+    return _Maker(
+        settings, matrix, inputs, note, epoch if epoch is not None else int(time.time()) // 86400 * 86400
+    ).run()
+
+
+class _Maker:
+    def __init__(self, settings: Settings, matrix: Matrix, inputs: Inputs, note: Note, epoch: int) -> None:
+        self.settings = settings
+        self.matrix = matrix
+        self.inputs = inputs
+        self.note = note
+        self.epoch = epoch
+        self.missing: list[Missing] = []
+        self.pylocks: dict[str, str] = {}
+
+    def run(self) -> Locked:
+        inputs, cell = self.inputs, self.inputs.cell
+        images = tuple(self._image(image) for image in inputs.images)
+        root, os_sets = self._os()
+        files = tuple(self._sdist(s) for s in inputs.sdists)
+        trees = tuple(self._tree(i) for i in range(len(inputs.trees)))
+        python = self._python(files)
+        lock = Lock(
+            cell=dict(cell.versions),
+            commits=dict(cell.commits),
+            matrix=self.matrix.digest,
+            flavor=inputs.flavor,
+            stack=inputs.stack.name if inputs.stack else None,
+            te_source=inputs.te_source,
+            components=tuple(c.axis for c in inputs.components),
+            epoch=self.epoch,
+            uv=uv_wheel(),
+            images=images,
+            root=root,
+            os=os_sets,
+            python=python,
+            sources=trees,
+            files=files,
+            missing=tuple(self.missing),
+        )
+        return Locked(lock=lock, pylocks=self.pylocks)
+
+    def _miss(self, what: str, error: Exception, host: str) -> None:
+        self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0]))
+
+    def _image(self, image: BaseImage) -> BaseImage:
+        if image.digest:
+            return image
+        self.note(f"asking for the digest of {image.reference}")
+        host = parse_reference(image.reference).host
+        try:
+            digest = find_digest(image.reference, ca_bundle=self.settings.ca_bundle)
+        except HostError as error:
+            self._miss(f"digest of {image.reference} ({image.stage})", error, host)
+            return image
+        if digest is None:
+            raise LockError(
+                f"{host} has no image {image.reference}", hint="see which tags it lists, or choose another base"
+            )
+        return image.model_copy(update={"digest": digest})
+
+    def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
+        inputs = self.inputs
+        suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
+        ubuntu = self.matrix.release("os", inputs.cell.versions["os"]).facts.family == "ubuntu"
+        mirror = self.settings.ubuntu_mirror if ubuntu else self.settings.debian_mirror
+        security = None if ubuntu else self.settings.debian_security_mirror
+
+        def closure(wanted: tuple[str, ...], installed: tuple[OsPackage, ...]) -> tuple[OsPackage, ...]:
+            return resolve_os_packages(
+                suite=suite, packages=wanted, mirror=mirror, security_mirror=security, installed=installed
+            )
+
+        self.note(f"resolving OS packages on {suite}")
+        wanted = {"runtime": inputs.os_runtime, "builder": inputs.os_builder}
+        try:
+            base = closure((), ())
+            runtime = closure(wanted["runtime"], base)
+            builder = closure(wanted["builder"], (*base, *runtime)) if wanted["builder"] else ()
+        except LockError as error:
+            self._miss(
+                f"OS packages on {suite}: {', '.join(wanted['runtime'] + wanted['builder'])}",
+                error,
+                urlsplit(mirror or archive_of(suite).mirror).hostname or suite,
+            )
+            base = runtime = builder = ()
+        sets = (
+            OsSet(name="runtime", wanted=wanted["runtime"], packages=runtime),
+            OsSet(name="builder", wanted=wanted["builder"], packages=builder),
+        )
+        return (
+            Root(suite=suite, epoch=_root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
+        ), sets
+
+    def _sdist(self, sdist: SdistInput) -> FileSource:
+        self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
+        suffix = f"-{sdist.version}.tar.gz"
+        try:
+            files = files_of(self.settings, sdist.distribution)
+        except HostError as error:
+            self._miss(
+                f"source of {sdist.distribution} {sdist.version}",
+                error,
+                urlsplit(self.settings.index_url).hostname or "index",
+            )
+            return FileSource(name=sdist.name, url=_sdist_url(sdist))
+        for file in files:
+            if file.filename.endswith(suffix) and file.sha256:
+                return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
+        raise LockError(
+            f"the index has no source of {sdist.distribution} {sdist.version} with a hash",
+            where=self.settings.index_url,
+            hint=f"see which versions it lists, or build {sdist.name} from git",
+        )
+
+    def _tree(self, number: int) -> GitSource:
+        wanted = self.inputs.trees[number]
+        self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")
+        store = SourceStore(settings=self.settings)
+        try:
+            return store.pin(wanted)
+        except HostError as error:
+            plain = GitSource(name=wanted.name, url=wanted.url, commit=wanted.commit)
+            folder = store.plain_folder(plain)
+            if folder is not None:
+                return plain.model_copy(update={"tree": store.tree_of(folder)})
+            self._miss(
+                f"source tree of {wanted.name} at {wanted.commit}", error, urlsplit(wanted.url).hostname or wanted.url
+            )
+            return plain
+
+    def _python(self, files: tuple[FileSource, ...]) -> tuple[PythonSet, ...]:
+        cell = self.inputs.cell
+        glibc = cell.versions["glibc"]
+        caps = _caps(self.matrix, self.inputs)
+        sets: list[PythonSet] = []
+        held: list[str] = []
+        for group in self.inputs.python:
+            # The environment grows on torch's set; tools and toolchain live in folders of their own.
+            shared = group.name == "env"
+            asked = self._with_requirements_of(group, files) if shared else group
+            if not asked.requirements:
+                sets.append(PythonSet(name=group.name, requirements=()))
+                continue
+            self.note(f"resolving the {group.name} packages")
+            constraints = [*caps, *(held if shared else ())]
+            without = [line.split("==")[0] for line in held] if shared else []
+            try:
+                text, found = pylock.resolve(
+                    self.settings,
+                    asked,
+                    python=cell.versions["python"],
+                    glibc=glibc,
+                    constraints=constraints,
+                    without=without,
+                )
+            except HostError as error:
+                host = urlsplit(group.index or self.settings.index_url).hostname or "index"
+                self._miss(f"{group.name} packages: {', '.join(asked.requirements)}", error, host)
+                sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
+                continue
+            self.pylocks[group.name] = text
+            sets.append(found)
+            if group.name == "torch":
+                held = [f"{p.name}=={p.version}" for p in found.packages]
+        return tuple(sets)
+
+    def _with_requirements_of(self, group: PythonGroup, files: tuple[FileSource, ...]) -> PythonGroup:
+        """Add what the compiled wheels will ask for at run time, as their sources' metadata states it."""
+        extra: list[str] = []
+        own = {canonicalize_name(c.distribution) for c in self.inputs.components}
+        for file in files:
+            if file.sha256 is None:
+                continue
+            path, _ = download(self.settings, file.url, file.sha256, self.settings.cache_dir / "files")
+            for line in _requires_dist(path):
+                requirement = Requirement(line)
+                name = canonicalize_name(requirement.name)
+                # The core wheel is pinned by CUDA major; an sdist's metadata was made on one of them.
+                if (
+                    requirement.marker is None
+                    and name != "torch"
+                    and name not in own
+                    and not name.startswith("transformer-engine-cu")
+                ):
+                    extra.append(line)
+        if any(c.axis == "flash-attn-hopper" for c in self.inputs.components):
+            extra += ["einops", "packaging"]
+        if any(c.axis == "apex" for c in self.inputs.components):
+            extra.append("packaging")
+        return PythonGroup(
+            name=group.name, requirements=(*group.requirements, *dict.fromkeys(extra)), index=group.index
+        )
+
+
+def _requires_dist(sdist: Path) -> list[str]:
+    with tarfile.open(sdist) as tar:
+        for member in tar:
+            if re.fullmatch(r"[^/]+/PKG-INFO", member.name):
+                body = tar.extractfile(member)
+                text = body.read().decode() if body else ""
+                return re.findall(r"^Requires-Dist: (.+)$", text.split("\n\n")[0], re.MULTILINE)
+    raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
+
+
+def _caps(matrix: Matrix, inputs: Inputs) -> list[str]:
+    """Return the ceilings on packages that the cell's components break above, as constraint lines."""
+    from envbuild.matrix.packages import caps_for
+
+    return [f"{cap.distribution}{cap.spec}" for cap in caps_for(matrix, inputs.cell)]
+
+
+def write_lock(locked: Locked, folder: Path) -> Path:
+    """Write `lock.json` and its `pylock.<name>.toml` files to `folder`, whole or not at all; return the lock's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in locked.pylocks.items():
+        _replace(folder / f"pylock.{name}.toml", text)
+    path = folder / "lock.json"
+    _replace(path, locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def read_lock(path: Path) -> Locked:
+    """Read a lock (its folder or its `lock.json`).
+
+    Raises:
+        DataError: there is none, or it is malformed.
+
+    """
+    from pydantic import ValidationError
+
+    file = path / "lock.json" if path.is_dir() else path
+    try:
+        lock = Lock.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"the lock cannot be read: {error.strerror}", where=str(file), hint="`envbuild lock` writes one"
+        ) from error
+    except ValidationError as error:
+        from envbuild.matrix.load import explain_validation
+
+        raise explain_validation(error, file) from error
+    names = {s.name: file.parent / f"pylock.{s.name}.toml" for s in lock.python}
+    return Locked(lock=lock, pylocks={n: p.read_text() for n, p in names.items() if p.is_file()})

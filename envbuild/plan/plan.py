@@ -1,0 +1,362 @@
+"""Lock -> plan: the stages that make the image, each with a key over exactly the inputs that can change its result."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from envbuild.lock.inputs import Inputs, inputs_of
+from envbuild.lock.make import Locked
+from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
+from envbuild.lock.python import requirements_text
+from envbuild.matrix.cell import Cell
+from envbuild.matrix.load import Matrix
+from envbuild.paths import data_dir
+from envbuild.plan.components import Component
+from envbuild.stacks import Stack
+
+RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel")
+
+# OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
+_COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
+# Build tools that decide what goes into a wheel.
+_WHEEL_TOOLS = ("setuptools", "wheel", "ninja", "cmake", "pybind11", "packaging")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of the build.
+
+    `inputs` holds everything that can change the stage's result, and nothing else; `key` is their hash. A compiled
+    stage names its inputs one by one; the others take the keys of the stages below them.
+    """
+
+    name: str
+    title: str
+    inputs: Mapping[str, Any]
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 (hex) over the stage's inputs."""
+        body = json.dumps({"stage": self.name, "inputs": self.inputs}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(body.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that the renderers need: stages, recipes, lists and the image's metadata."""
+
+    lock: Lock
+    cell: Cell
+    stack: Stack | None
+    components: tuple[Component, ...]
+    stages: tuple[Stage, ...]
+    recipes: Mapping[str, str]
+    lists: Mapping[str, str]
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    workdir: str
+    python: str
+    managed_python: bool
+    placed: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stage]:
+        return {s.name: s for s in self.stages}
+
+    def stage(self, name: str) -> Stage:
+        """Return the stage `name`."""
+        return self._by_name[name]
+
+    @property
+    def key(self) -> str:
+        """The key of the whole image."""
+        return self.stage("image").key
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the build needs compilers."""
+        return bool(self.lock.os_set("builder").wanted)
+
+    @property
+    def external(self) -> tuple[str, ...]:
+        """The stages that bring something from outside, and that `--build-context` may replace."""
+        images = [i.stage for i in self.lock.images] or ["base"]
+        sources = [f"src-{s.name}" for s in self.lock.sources] + [f"src-{s.name}" for s in self.lock.files]
+        own = ["runtime", *(["builder"] if self.compiles else []), "torch"]
+        return (*images, "debs", "wheels", "uv-wheel", *sources, *own)
+
+    def has(self, name: str) -> bool:
+        """Return whether the Python set `name` is part of this cell."""
+        found = self.lock.python_set(name)
+        return found is not None and bool(found.requirements)
+
+    def index(self, name: str) -> str | None:
+        """Return the index that the Python set `name` needs beside PyPI."""
+        found = self.lock.python_set(name)
+        return found.index if found else None
+
+
+def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
+    """Lay out the build of a lock. Pure: no network, no clock, no engine."""
+    lock = locked.lock
+    cell = lock.as_cell
+    inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
+    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text() for name in RECIPES}
+    stages = _stages(lock, inputs, recipes)
+    os_python = matrix.release("os", cell.versions["os"]).facts.python
+    version = cell.versions["python"]
+    managed = os_python != version
+    site = f"/opt/venv/lib/python{version}/site-packages"
+    return Plan(
+        lock=lock,
+        cell=cell,
+        stack=stack,
+        components=inputs.components,
+        stages=stages,
+        recipes=recipes,
+        lists=_lists(matrix, locked, inputs),
+        environment=_environment(cell, stack, site),
+        labels=_labels(lock, cell, stages[-1]),
+        workdir=stack.repository.path if stack else "/workspace",
+        python=f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
+        managed_python=managed,
+        placed=_placed(matrix, cell, site),
+    )
+
+
+def _placed(matrix: Matrix, cell: Cell, site: str) -> tuple[tuple[str, str], ...]:
+    """Return the files that a component installs elsewhere than where its user imports it, source and target."""
+    if "flash-attn-hopper" not in cell.versions:
+        return ()
+    place = matrix.release("flash-attn-hopper", cell.versions["flash-attn-hopper"]).facts.place
+    return ((f"{site}/flash_attn_interface.py", f"{site}/{place}"),) if place else ()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _set_inputs(python_set: PythonSet | None) -> Any:
+    if python_set is None:
+        return None
+    if python_set.packages:
+        return {p.name: [p.version, *p.hashes] for p in python_set.packages}
+    return sorted(python_set.requirements)
+
+
+def _source_inputs(source: GitSource | FileSource | None) -> Any:
+    if isinstance(source, GitSource):
+        return [source.tree or source.commit, [[s.path, s.commit] for s in source.submodules]]
+    return (source.sha256 or source.url) if source else None
+
+
+def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Stage, ...]:
+    stages: dict[str, Stage] = {}
+
+    def add(name: str, title: str, **values: Any) -> Stage:
+        stages[name] = Stage(name=name, title=title, inputs=values)
+        return stages[name]
+
+    def os_inputs(name: str) -> Any:
+        found = next((s for s in lock.os if s.name == name), None)
+        if found is None:
+            return None
+        return {p.name: [p.version, p.sha256] for p in found.packages} if found.packages else sorted(found.wanted)
+
+    def image_inputs(stage: str) -> Any:
+        return next((i.digest or i.reference for i in lock.images if i.stage == stage), None)
+
+    cell = lock.cell
+    root = lock.root
+    base = add(
+        "base",
+        "base system",
+        image=image_inputs("base"),
+        suite=[root.suite, root.epoch] if root else None,
+        packages={p.name: [p.version, p.sha256] for p in root.packages} if root else None,
+    )
+    os_recipe = _digest(recipes["os-install"])
+    runtime = add(
+        "runtime", "OS packages", base=base.key, packages=os_inputs("runtime"), recipe=os_recipe, python=cell["python"]
+    )
+    python_recipe = _digest(recipes["python-install"] + recipes["compile-pyc"])
+    torch = add(
+        "torch",
+        f"torch {cell['torch']}",
+        runtime=runtime.key,
+        packages=_set_inputs(lock.python_set("torch")),
+        recipe=python_recipe,
+        uv=lock.uv.sha256,
+    )
+    built = []
+    torch_build = _torch_build(lock)
+    for component in inputs.components:
+        source = _source_inputs(lock.source(component.axis))
+        wheel = add(
+            f"wheel-{component.axis}",
+            f"{component.axis} {cell[component.axis]}",
+            source=source,
+            environment=dict(component.environment),
+            settings=list(component.config_settings),
+            folder=component.folder,
+            torch=torch_build,
+            python=cell["python"],
+            nvcc=_toolkit(lock) if component.nvcc else _headers(lock),
+            compiler=_compiler(lock),
+            tools=_tools(lock),
+            recipe=_digest(recipes["build-wheel"]),
+        )
+        built.append(wheel.key)
+    env = add(
+        "env",
+        "Python environment",
+        torch=torch.key,
+        packages=_set_inputs(lock.python_set("env")),
+        wheels=built,
+        recipe=python_recipe,
+    )
+    tree = None
+    if inputs.stack is not None:
+        tree = add(
+            "repository",
+            f"{inputs.stack.repository.name} at {inputs.stack.repository.commit[:12]}",
+            source=_source_inputs(lock.source(inputs.stack.repository.name)),
+            patches=list(inputs.stack.patches),
+            steps=[s.model_dump() for s in inputs.stack.steps],
+        )
+    add(
+        "image",
+        "image",
+        env=env.key,
+        repository=tree.key if tree else None,
+        lock=lock.digest,
+        flavor=lock.flavor,
+        environment=dict(inputs.stack.environment) if inputs.stack else {},
+    )
+    return tuple(stages.values())
+
+
+def _torch_build(lock: Lock) -> Any:
+    found = lock.python_set("torch")
+    package = next((p for p in found.packages if p.name == "torch"), None) if found else None
+    return [package.version, *package.hashes] if package else lock.cell["torch"]
+
+
+def _toolkit(lock: Lock) -> Any:
+    image = next((i.digest or i.reference for i in lock.images if i.stage == "devel"), None)
+    return image or _set_inputs(lock.python_set("toolchain"))
+
+
+def _headers(lock: Lock) -> Any:
+    """Return what a g++-only build reads of CUDA: the toolkit's version, not its every package."""
+    return [lock.cell.get("nvcc"), lock.cell.get("toolchain"), _toolkit(lock)]
+
+
+def _compiler(lock: Lock) -> Any:
+    packages = [p for s in lock.os for p in s.packages] + list(lock.root.packages if lock.root else ())
+    chosen = {p.name: p.version for p in packages if p.name.startswith(_COMPILER_PACKAGES)}
+    return chosen or [lock.cell["os"], lock.cell.get("gcc")]
+
+
+def _tools(lock: Lock) -> Any:
+    found = lock.python_set("tools")
+    if found is None or not found.packages:
+        return sorted(found.requirements) if found else None
+    return {p.name: p.version for p in found.packages if p.name in _WHEEL_TOOLS}
+
+
+def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
+    lock = locked.lock
+    lists: dict[str, str] = {}
+    for os_set in lock.os:
+        lines = [f"{p.name}={p.version} {p.sha256}" for p in os_set.packages] or list(os_set.wanted)
+        lists[f"os.{os_set.name}.txt"] = "".join(f"{line}\n" for line in lines)
+    for python_set in lock.python:
+        lists[f"python.{python_set.name}.txt"] = (
+            requirements_text(python_set) if python_set.packages else "".join(f"{r}\n" for r in python_set.requirements)
+        )
+    lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+    lists["lock/expected.json"] = json.dumps(expected(matrix, lock, inputs), indent=1, sort_keys=True) + "\n"
+    for name, text in sorted(locked.pylocks.items()):
+        lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
+    return lists
+
+
+def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
+    """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
+    components: dict[str, Any] = {"torch": {"distribution": "torch", "version": lock.cell["torch"]}}
+    for component in inputs.components:
+        components[component.axis] = {
+            "distribution": component.distribution,
+            "version": lock.cell[component.axis],
+            "module": component.module,
+            "extensions": list(component.extensions),
+        }
+    if "flash-attn-hopper" in components:
+        components["flash-attn-hopper"]["head_dims"] = [64, 128]
+    if inputs.stack is not None:
+        components["stack"] = {
+            "name": inputs.stack.name,
+            "path": inputs.stack.repository.path,
+            "commit": inputs.stack.repository.commit,
+        }
+    elif "megatron" in lock.cell:
+        components["megatron"] = {
+            "distribution": "megatron-core",
+            "version": lock.cell["megatron"],
+            "module": "megatron.core",
+        }
+    if "deepspeed" in lock.cell:
+        components["deepspeed"] = {
+            "distribution": "deepspeed",
+            "version": lock.cell["deepspeed"],
+            "module": "deepspeed",
+        }
+    packages = {p.name: p.version for name in ("torch", "env") for p in ((lock.python_set(name) or _NO_SET).packages)}
+    return {
+        "cell_id": lock.as_cell.id,
+        "lock_digest": lock.digest,
+        "flavor": lock.flavor,
+        "cell": lock.cell,
+        "packages": packages,
+        "components": components,
+        "matrix": matrix.digest,
+    }
+
+
+_NO_SET = PythonSet(name="none", requirements=())
+
+
+def _environment(cell: Cell, stack: Stack | None, site: str) -> dict[str, str]:
+    env = {
+        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "VIRTUAL_ENV": "/opt/venv",
+    }
+    if cell.versions["cuda"] != "cpu":
+        # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
+        env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    if "te" in cell.versions:
+        # TE compiles some kernels at run time and looks for CUDA's headers here first.
+        include = (
+            f"{site}/nvidia/cu13/include"
+            if cell.versions["cuda"].startswith("13")
+            else f"{site}/nvidia/cuda_runtime/include"
+        )
+        env["NVTE_CUDA_INCLUDE_DIR"] = include
+    return env | (dict(stack.environment) if stack else {})
+
+
+def _labels(lock: Lock, cell: Cell, image: Stage) -> dict[str, str]:
+    labels = {
+        "org.opencontainers.image.title": "envbuild " + cell.id,
+        "io.envbuild.cell": cell.id,
+        "io.envbuild.lock": lock.digest,
+        "io.envbuild.plan": image.key,
+        "io.envbuild.complete": "true" if lock.complete else "false",
+    }
+    if lock.stack:
+        labels["io.envbuild.stack"] = lock.stack
+    return labels
