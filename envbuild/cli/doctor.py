@@ -1,0 +1,135 @@
+"""`envbuild doctor`: what a machine has, which cells and stacks it can run, and how to mend what it lacks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+
+if TYPE_CHECKING:
+    from envbuild.diagnosis import Area
+    from envbuild.reach import Reach
+    from envbuild.settings import Settings
+
+_MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "LACK"}
+
+
+@click.command()
+@click.option(
+    "--remote-facts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Judge another machine by the output of `envbuild doctor --json` there.",
+)
+@click.option(
+    "--require", metavar="AREA,…", help="Exit with 8 when one of these lacks something: engine, gpu, toolkit, disk, …"
+)
+@json_option
+def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> None:
+    """Say what this machine has, which cells and stacks it can run, and how to mend what it lacks.
+
+    Exits with 0 whatever it finds, and with 8 when an area named with --require lacks something.
+    """  # fmt: skip
+    from envbuild.diagnosis import diagnose
+    from envbuild.errors import HostError
+    from envbuild.host import facts, read_facts
+    from envbuild.matrix.load import load_matrix
+    from envbuild.reach import cuda_reach, stack_reach
+    from envbuild.settings import load_settings
+    from envbuild.stacks import load_stack, stack_names
+
+    wanted = _required(require)
+    settings = None if remote_facts else load_settings()
+    for text in settings.notices if settings else ():
+        note(text)
+    host = read_facts(remote_facts) if remote_facts else facts(settings)
+    matrix = load_matrix()
+    areas = diagnose(host)
+    cells = cuda_reach(matrix, host)
+    stacks = stack_reach(matrix, host, [load_stack(name) for name in stack_names()])
+    emit(
+        {
+            "host": host.model_dump(mode="json"),
+            "settings": _settings_answer(settings) if settings else None,
+            "areas": {area.name: _area_answer(area) for area in areas},
+            "cells": [_reach_answer(reach) for reach in cells],
+            "stacks": [_reach_answer(reach) for reach in stacks],
+            "matrix": matrix.digest,
+        },
+        as_json=as_json,
+        human=lambda: _report(areas, cells, stacks, settings),
+    )
+    lacking = [area for area in areas if area.name in wanted and not area.satisfied]
+    if lacking:
+        found = [finding for area in lacking for finding in area.findings if finding.status in {"lack", "absent"}]
+        raise HostError(
+            "; ".join(finding.what for finding in found),
+            where="--require " + ",".join(area.name for area in lacking),
+            hint="; ".join(mend for finding in found for mend in finding.mend) or None,
+        )
+
+
+def _required(text: str | None) -> set[str]:
+    from envbuild.diagnosis import AREAS
+    from envbuild.errors import UsageError
+
+    names = {name.strip() for name in (text or "").split(",") if name.strip()}
+    unknown = sorted(names - set(AREAS))
+    if unknown:
+        raise UsageError(f"there is no area {unknown[0]!r}", where="--require", hint=f"areas: {', '.join(AREAS)}")
+    return names
+
+
+def _area_answer(area: "Area") -> dict[str, Any]:
+    return {
+        "status": area.status,
+        "findings": [{"status": f.status, "what": f.what, "mend": list(f.mend)} for f in area.findings],
+    }
+
+
+def _reach_answer(reach: "Reach") -> dict[str, Any]:
+    return {
+        "name": reach.name,
+        "gpu": reach.gpu,
+        "runs": reach.runs,
+        "cell": reach.cell,
+        "driver_verdict": reach.verdict,
+        "why": reach.why,
+        "source": reach.source,
+    }
+
+
+def _settings_answer(settings: "Settings") -> dict[str, Any]:
+    return {key: {"value": value, "origin": settings.origin(key)} for key, value in settings.redacted().items()}
+
+
+def _report(
+    areas: "Sequence[Area]", cells: "Sequence[Reach]", stacks: "Sequence[Reach]", settings: "Settings | None"
+) -> str:
+    lines = []
+    for area in areas:
+        for finding in area.findings:
+            lines.append(f"{_MARKS[finding.status]}  {area.name:<10}  {finding.what}")
+            lines += [f"      {'':<10}    to do: {mend}" for mend in finding.mend]
+    for title, rows in (("cells that this machine can run, by CUDA", cells), ("stacks", stacks)):
+        if rows:
+            lines += ["", title, *_rows(rows)]
+    if settings is not None:
+        set_here = [key for key in settings.redacted() if settings.origin(key) != "default"]
+        lines += ["", "settings that are not the defaults" if set_here else "settings: all defaults"]
+        lines += [f"  {key} = {settings.redacted()[key]}  (from {settings.origin(key)})" for key in set_here]
+    return "\n".join(lines)
+
+
+def _rows(rows: "Sequence[Reach]") -> list[str]:
+    several = len({reach.gpu for reach in rows if reach.gpu}) > 1
+    lines = []
+    for reach in rows:
+        name = f"{reach.name} on {reach.gpu}" if several and reach.gpu else reach.name
+        state = "refused" if reach.cell is None else reach.verdict or ("runs" if reach.runs else "builds")
+        lines.append(f"  {name:<14}  {state:<13}  {reach.cell or '-'}")
+        if state not in {"full", "runs", "builds"}:
+            lines.append(f"  {'':<14}  {'':<13}  {reach.why}")
+    return lines

@@ -1,0 +1,131 @@
+"""Which cells and stacks a machine can run, and what its driver means for each."""
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from envbuild.errors import NoCellError
+from envbuild.host import Gpu, HostFacts
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.driver import driver_verdict
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import GpuFacts, Release
+from envbuild.matrix.solve import solve
+from envbuild.matrix.spec import version_key
+from envbuild.stacks import Stack
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """One CUDA or stack on one kind of GPU of the machine."""
+
+    name: str
+    gpu: str | None
+    """Release of the gpu axis, such as `sm_90`; None where the machine has no GPU, or the cell is for the CPU."""
+    runs: bool
+    """Whether a container of this cell starts and computes on this machine."""
+    cell: str | None
+    """Id of the cell that `resolve` gives; None when there is none."""
+    verdict: str | None
+    """The driver's verdict on the cell; None when no driver is known."""
+    why: str
+    source: str | None
+
+
+def gpu_release(matrix: Matrix, gpu: Gpu) -> Release | None:
+    """Return the gpu axis' release that a GPU belongs to: by its capability, else by its name (drivers before R510)."""
+    for release in matrix.releases["gpu"]:
+        facts = release.facts
+        if not isinstance(facts, GpuFacts):
+            continue
+        if gpu.sm == facts.sm or (gpu.sm is None and any(_names(name, gpu.name) for name in facts.names)):
+            return release
+    return None
+
+
+def _names(listed: str, reported: str) -> bool:
+    # "A100" is in "A100-SXM4-40GB" and "NVIDIA A100 80GB PCIe"; "L4" must not be found in "L40S".
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(listed)}(?![A-Za-z0-9])", reported, re.IGNORECASE) is not None
+
+
+def cuda_reach(matrix: Matrix, host: HostFacts) -> tuple[Reach, ...]:
+    """Judge the cell that each CUDA release resolves to on this machine: the CPU cell first, then the newest CUDA.
+
+    A CUDA for which no torch is built has no cell on any machine, and is left out.
+    """
+    found: list[Reach] = []
+    for release in sorted(matrix.releases["cuda"], key=_newest_first):
+        pin = Pin(axis="cuda", spec=release.version, origin="--cuda")
+        with contextlib.suppress(NoCellError):
+            solve(matrix, Request(pins=(pin,)))
+            found += _judged(matrix, host, f"CUDA {release.version}", (pin,), cpu=release.version == CPU)
+    return tuple(found)
+
+
+def _newest_first(release: Release) -> tuple[int, ...]:
+    version = version_key(release.version)
+    return tuple(-part for part in version.release) if version else (-sys.maxsize,)
+
+
+def stack_reach(matrix: Matrix, host: HostFacts, stacks: Sequence[Stack]) -> tuple[Reach, ...]:
+    """Judge the cell that each stack resolves to on this machine."""
+    return tuple(
+        found
+        for stack in stacks
+        for found in _judged(
+            matrix,
+            host,
+            stack.name,
+            tuple(Pin(axis=axis, spec=spec, origin=f"stack {stack.name}") for axis, spec in stack.axes.items()),
+            cpu=stack.axes.get("cuda") == CPU,
+        )
+    )
+
+
+def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, cpu: bool) -> Iterator[Reach]:
+    if cpu or not host.gpus:
+        yield _one(matrix, host, name, pins, gpu=None, geforce=False, cpu=cpu)
+        return
+    # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
+    kinds = {(gpu_release(matrix, gpu), gpu.geforce): gpu for gpu in reversed(host.gpus)}
+    for (release, geforce), gpu in reversed(kinds.items()):
+        if release is None:
+            yield Reach(
+                name=name, gpu=gpu.name, runs=False, cell=None, verdict=None,
+                why=f"the matrix does not know {gpu.name}{f' (sm_{gpu.sm})' if gpu.sm else ''}", source=None,
+            )  # fmt: skip
+            continue
+        pinned = (*pins, Pin(axis="gpu", spec=release.version, origin=f"this machine's {gpu.name}"))
+        yield _one(matrix, host, name, pinned, gpu=release.version, geforce=geforce, cpu=False)
+
+
+def _one(
+    matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, gpu: str | None, geforce: bool, cpu: bool
+) -> Reach:
+    try:
+        cell = solve(matrix, Request(pins=pins)).cell
+    except NoCellError as error:
+        last = error.conflict.steps[-1] if error.conflict else None
+        return Reach(
+            name=name, gpu=gpu, runs=False, cell=None, verdict=None,
+            why=last.text if last else error.what, source=last.source if last else None,
+        )  # fmt: skip
+    verdict = driver_verdict(matrix, cell, host.driver, data_center=False if geforce else None)
+    if verdict is None:
+        return Reach(
+            name=name, gpu=gpu, runs=cpu, cell=cell.id, verdict=None,
+            why="builds and runs here" if cpu else "builds here, and runs on a machine with a GPU", source=None,
+        )  # fmt: skip
+    return Reach(
+        name=name,
+        gpu=gpu,
+        runs=cpu or (bool(host.gpus) and verdict.verdict != "refused"),
+        cell=cell.id,
+        verdict=verdict.verdict,
+        why=verdict.why,
+        source=verdict.source,
+    )
