@@ -92,6 +92,8 @@ class OsFacts(Model):
     family: Literal["debian", "ubuntu"]
     suite: str
     """Archive suite, e.g. bookworm or noble."""
+    python: str
+    """major.minor of the Python that the OS brings itself, e.g. 3.11."""
 
 
 class BaseFacts(Model):
@@ -213,6 +215,8 @@ class Release(Model):
     """The value that this release gives to derived axes."""
     facts: Any = None
     """An instance of `FACTS[axis]`; the loader validates it."""
+    asked: bool = False
+    """Taken only when a pin on its own axis names it (`any` and `auto` do not): nothing prefers it by itself."""
     note: str | None = None
 
 
