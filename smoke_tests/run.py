@@ -108,7 +108,9 @@ class Reporter:
             return text.replace("Skipped: ", "", 1)
         crash = getattr(report.longrepr, "reprcrash", None)
         text = crash.message if crash is not None else str(report.longrepr)
-        return text.replace("AssertionError: ", "", 1)[:3000]
+        for prefix in ("AssertionError: ", "smokelib.launch.RanksFailed: ", "Failed: "):
+            text = text[len(prefix) :] if text.startswith(prefix) else text
+        return text[:3000]
 
 
 def suite_hash():
@@ -160,11 +162,14 @@ def main(argv=None):
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the environment's own pytest plugins are none of ours
     import pytest
 
+    from smokelib import launch
+
     chosen = [args.level] if args.only else LEVELS[: LEVELS.index(args.level) + 1]
     files = sorted(name for name in os.listdir(HERE) if name.startswith(tuple("test_" + level for level in chosen)))
     files.sort(key=lambda name: LEVELS.index(level_of(name)))
     start = {"machine": info, "seed": seed, "suite": suite_hash(), "level": args.level, "device": device, "nproc": nproc,
-             "cell_id": expected.cell_id, "pytest": pytest.__version__}
+             "cell_id": expected.cell_id,
+             "launchers": [name for name in ("torchrun", "mpirun", "env") if launch.available(name)], "pytest": pytest.__version__}
     options = ["-q", "-rs", "--tb=short", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", HERE, "-c", os.devnull,
                "--confcutdir", HERE, "-o", "junit_family=xunit2"]
     if args.junit:

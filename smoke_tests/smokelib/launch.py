@@ -207,7 +207,7 @@ def _hang_message(watch, world, waited, folder):
         parts.append("rank {} {}".format(rank, "is done" if rank in watch.done else "waits at '{}'".format(watch.last[rank]["at"])))
     if not others:
         parts.append("every rank is there, so a collective did not complete")
-    for rank in behind[:2]:
+    for rank in behind[:8]:
         with contextlib.suppress(OSError):
             with open(os.path.join(folder, "rank{}".format(rank)), encoding="utf-8") as handle:
                 frames = [line.strip() for line in handle if line.strip().startswith("File")]
@@ -222,13 +222,14 @@ def run_ranks(worker, world, launcher="torchrun", args=None, env=None, timeout=3
 
     Args:
         launcher: torchrun, mpirun, or env (plain processes with RANK and WORLD_SIZE set).
-        timeout: seconds for the whole launch. stall: seconds without any rank reporting progress.
+        timeout: seconds for the whole launch. stall: seconds without any rank reporting progress ($SMOKE_STALL overrides it).
         nodes: a hostfile, for torchrun over ssh or mpirun.
 
     Raises:
         RanksFailed: a rank raised, died, hung, or ended without a result.
 
     """
+    stall = float(os.environ.get("SMOKE_STALL", stall))
     run_id = uuid.uuid4().hex
     folder = tempfile.mkdtemp(prefix="smoke-")
     port = free_port()

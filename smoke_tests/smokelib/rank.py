@@ -47,12 +47,13 @@ class Rank:
 
     def at(self, point):
         """Report that this rank has reached `point`; called before everything that can wait for another rank."""
+        # The injected faults are the real thing: a rank that never arrives, a rank that is killed.
+        if self.fault == "stall" and self.sequence == 3:
+            time.sleep(86400)
+        if self.fault == "die" and self.sequence == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.sequence += 1
         self._say(at=point, sequence=self.sequence, pid=os.getpid())
-        if self.fault == "stall" and self.sequence == 4:
-            time.sleep(86400)
-        if self.fault == "die" and self.sequence == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def result(self, **values):
         """Report results; several calls add up."""

@@ -1,0 +1,324 @@
+"""Evidence: one record per smoke run, append-only, that the matrix's claims rest on.
+
+A record is one JSON file whose name and `id` carry the hash of its content, so an edited record is noticed when it is
+read. It holds no host name, user name or path of the machine that it was made on.
+"""
+
+import contextlib
+import getpass
+import hashlib
+import json
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from envbuild.errors import DataError, HostError
+from envbuild.verify.smoke import SmokeReport
+
+SCHEMA = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Gpu(_Model):
+    """One kind of GPU of the machine."""
+
+    name: str
+    sm: str
+    memory_gib: float
+    count: int
+
+
+class TestRecord(_Model):
+    """How one test ended."""
+
+    id: str
+    level: str
+    outcome: Literal["passed", "failed", "skipped"]
+    seconds: float
+    reason: str = ""
+    figures: dict[str, dict[str, Any]] = {}
+    tables: list[dict[str, Any]] = []
+
+
+class Evidence(_Model):
+    """What ran, where, on what, and how it went."""
+
+    schema_version: Literal[1] = 1
+    date: datetime
+    cell_id: str
+    cell: dict[str, Any]
+    lock_digest: str | None
+    target: dict[str, Any]
+    """`{"kind": "image", "digest"}` or `{"kind": "host", "os", "python"}`."""
+    suite: str
+    level: str
+    device: str
+    nproc: int
+    nodes: int
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    software: dict[str, Any]
+    """Versions that the machine itself reported: torch, cuda, cudnn, nccl, python."""
+    launchers: tuple[str, ...]
+    seed: int | None
+    verdict: Literal["passed", "failed", "hung", "host", "interrupted"]
+    reason: str
+    seconds: float
+    tests: tuple[TestRecord, ...]
+    adopted: dict[str, str] = {}
+    """What the environment took from its host instead of the lock, such as torch: distribution -> version."""
+    id: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run passed."""
+        return self.verdict == "passed"
+
+    @property
+    def where(self) -> str:
+        """The machine in a few words: `2x H200, driver 580.159.04` or `CPU`."""
+        if not self.gpus or self.device == "cpu":
+            return "CPU"
+        names = [re.sub(r"^NVIDIA ", "", gpu.name) for gpu in self.gpus]
+        text = names[0] if self.nproc <= 1 else f"{self.nproc}x {names[0]}"
+        return f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
+
+
+def content_id(record: Mapping[str, Any]) -> str:
+    """Return the hash over everything in a record but its `id`."""
+    body = {key: value for key, value in record.items() if key != "id"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _scrub(value: Any, secrets: Sequence[str]) -> Any:
+    """Take names of hosts and users, and the paths of this machine, out of every text in `value`."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", "***", value)
+        value = re.sub(r"/(?:home|Users)/[^/\s'\"]+", "~", value)
+        value = re.sub(r"(?<![\d.])(?!127\.0\.0\.1)(?:\d{1,3}\.){3}\d{1,3}(?![\d.])", "***", value)
+        # A path keeps its last three parts: enough to find the file in a package.
+        return re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+((?:/[\w.+@-]+){3})", r"…\1", value)
+    if isinstance(value, Mapping):
+        return {key: _scrub(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrub(item, secrets) for item in value]
+    return value
+
+
+def _names(nodes: Iterable[str]) -> list[str]:
+    names = set(nodes) | {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    with contextlib.suppress(KeyError, OSError):
+        names.add(getpass.getuser())
+    # "root" and "localhost" name nobody, and stand in many a message for other reasons.
+    return sorted({name for name in names if len(name) > 2} - {"root", "localhost"}, key=len, reverse=True)
+
+
+def from_report(
+    report: SmokeReport,
+    *,
+    now: datetime | None = None,
+    nodes: Sequence[str] = (),
+    adopted: Mapping[str, str] | None = None,
+) -> Evidence:
+    """Make the record of a run.
+
+    Args:
+        report: the run.
+        now: when it ended; this moment by default.
+        nodes: names of the hosts that took part, which are kept out of the record.
+        adopted: distributions that came from the host instead of the lock.
+
+    """
+    machine = report.machine
+    kinds: dict[tuple[str, str, float], int] = {}
+    for gpu in machine.get("gpus", []):
+        key = (gpu["name"], gpu["sm"], gpu["memory_gib"])
+        kinds[key] = kinds.get(key, 0) + 1
+    target = {
+        key: report.target.get(key)
+        for key in (("kind", "digest") if report.target["kind"] == "image" else ("kind", "os", "python"))
+    }
+    record: dict[str, Any] = {
+        "schema_version": SCHEMA,
+        "date": (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "cell_id": report.cell_id,
+        "cell": dict(report.cell),
+        "lock_digest": report.lock_digest,
+        "target": target,
+        "suite": report.suite,
+        "level": report.level,
+        "device": report.device,
+        "nproc": report.nproc,
+        "nodes": max(1, len(nodes)),
+        "gpus": [
+            {"name": name, "sm": sm, "memory_gib": memory, "count": count}
+            for (name, sm, memory), count in kinds.items()
+        ],
+        "driver": machine.get("driver"),
+        "software": {key: machine.get(key) for key in ("torch", "cuda", "cudnn", "nccl", "python")},
+        "launchers": list(report.launchers),
+        "seed": report.seed,
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "seconds": report.seconds,
+        "tests": [
+            {
+                "id": test.id,
+                "level": test.level,
+                "outcome": test.outcome,
+                "seconds": test.seconds,
+                "reason": test.reason,
+                "figures": {key: dict(value) for key, value in test.figures.items()},
+                "tables": [dict(table) for table in test.tables],
+            }
+            for test in report.tests
+        ],
+        "adopted": dict(adopted or {}),
+    }
+    free = _names(nodes)
+    record = {key: _scrub(value, free) if key in {"reason", "tests"} else value for key, value in record.items()}
+    return Evidence.model_validate(record | {"id": content_id(record)})
+
+
+def _as_json(evidence: Evidence) -> dict[str, Any]:
+    record = evidence.model_dump(mode="json")
+    record["date"] = evidence.date.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return record
+
+
+def record_evidence(evidence: Evidence, folder: Path) -> Path:
+    """Add a record to the folder and return its path; records are added, never replaced.
+
+    Raises:
+        HostError: the folder cannot be written.
+        DataError: a record of that name is there already.
+
+    """
+    record = _as_json(evidence)
+    stamp = evidence.date.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = folder / f"{stamp}-{record['id'].removeprefix('sha256:')[:16]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as handle:
+            handle.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    except FileExistsError:
+        raise DataError("this record is there already", where=str(path)) from None
+    except OSError as error:
+        raise HostError(f"the record cannot be written: {error.strerror}", where=str(path)) from None
+    return path
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read one record.
+
+    Raises:
+        DataError: it is no record, or it is not what was written.
+
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        evidence = Evidence.model_validate(raw)
+    except (OSError, ValueError) as error:
+        first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise DataError(f"this evidence record does not load: {first}", where=str(path)) from None
+    found = content_id(raw)
+    if raw["id"] != found or not path.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
+        raise DataError(
+            "this evidence record was edited after it was written",
+            where=str(path),
+            hint="restore it from version control; a new run makes a new record",
+        )
+    return evidence
+
+
+def load_evidence(folder: Path) -> tuple[Evidence, ...]:
+    """Read every record of the folder, oldest first; none when there is no such folder.
+
+    Raises:
+        DataError: a record does not load or was edited.
+
+    """
+    records = [read_evidence(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+    return tuple(sorted(records, key=lambda record: (record.date, record.id)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What the records say of one cell or lock."""
+
+    status: Literal["verified", "failed", "stale", "never"]
+    record: Evidence | None = None
+    """The record that the status rests on."""
+    why_stale: str = ""
+
+    def describe(self, now: datetime | None = None) -> str:
+        """Return it in words: `verified on H200, driver 580, 3 days ago`, `never verified`."""
+        if self.record is None:
+            return "never verified"
+        when = age(self.record.date, now or datetime.now(UTC))
+        if self.status == "verified":
+            return f"verified on {self.record.where}, {when}"
+        if self.status == "stale":
+            return f"stale: verified on {self.record.where}, {when}, but {self.why_stale}"
+        return f"failed on {self.record.where}, {when}: {self.record.reason.partition(chr(10))[0]}"
+
+
+def age(then: datetime, now: datetime) -> str:
+    """Return how long ago `then` was, in one unit."""
+    seconds = max(0, int((now - then).total_seconds()))
+    for unit, size in (("year", 31557600), ("month", 2629800), ("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = seconds // size
+        if count:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def evidence_for(
+    records: Iterable[Evidence], *, cell_id: str, suite: str | None = None, lock_digest: str | None = None
+) -> Standing:
+    """Return what the records say of a cell.
+
+    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides.
+
+    Args:
+        records: as `load_evidence` returns them.
+        cell_id: the cell.
+        suite: hash of the suite as it is now; a record of another suite is stale.
+        lock_digest: the cell's lock as it is now; a record of another lock is stale.
+
+    """
+    mine = [record for record in records if record.cell_id == cell_id]
+    # A host that lacks something says nothing about the cell.
+    telling = [record for record in mine if record.verdict not in {"host", "interrupted"}]
+    if not telling:
+        return Standing(status="never")
+    ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
+    stale: tuple[Evidence, str] | None = None
+    for record in ranked:
+        why = _staleness(record, suite, lock_digest)
+        if not why:
+            return Standing(status="verified" if record.passed else "failed", record=record)
+        if stale is None and record.passed:
+            stale = (record, why)
+    if stale is None:
+        return Standing(status="never")
+    return Standing(status="stale", record=stale[0], why_stale=stale[1])
+
+
+def _staleness(record: Evidence, suite: str | None, lock_digest: str | None) -> str:
+    if suite is not None and record.suite != suite:
+        return "the smoke suite has changed since"
+    if lock_digest is not None and record.lock_digest != lock_digest:
+        return "the lock has changed since"
+    return ""

@@ -1,0 +1,657 @@
+"""Run the smoke suite in a container or on the bare host, follow it, and turn what it says into one report.
+
+The suite (`smoke_tests/run.py`) speaks on stdout in lines `@smoke {json}`; it is mounted read-only, and so is a pinned
+pytest, so that an image holds nothing its lock does not list.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from envbuild.errors import HostError, SmokeError, UsageError
+from envbuild.paths import data_dir
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
+
+EXPECTED_IN_IMAGE = "/opt/envbuild/expected.json"
+"""Where a built image carries its expectation."""
+
+MARK = "@smoke "
+_EXIT_HOST = 3  # smoke_tests/run.py: this host cannot run what was asked
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|ENOMEM", re.IGNORECASE)
+# What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
+_FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
+
+
+class Level(StrEnum):
+    """How far to go; each level includes those before it."""
+
+    IMPORT = "import"
+    KERNELS = "kernels"
+    STEP = "step"
+    DISTRIBUTED = "distributed"
+    BENCH = "bench"
+
+
+Device = Literal["cpu", "cuda"]
+Verdict = Literal["passed", "failed", "hung", "host", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTarget:
+    """The environment of an interpreter on this host."""
+
+    python: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTarget:
+    """An image that the engine holds."""
+
+    reference: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one test ended."""
+
+    id: str
+    level: str
+    outcome: Literal["passed", "failed", "skipped"]
+    seconds: float
+    reason: str = ""
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeReport:
+    """One run of the suite."""
+
+    target: Mapping[str, Any]
+    """`{"kind": "image", "reference", "digest"}` or `{"kind": "host", "os", "python"}`."""
+    cell_id: str
+    cell: Mapping[str, Any]
+    lock_digest: str | None
+    level: str
+    device: str
+    nproc: int
+    verdict: Verdict
+    reason: str
+    """Why the run did not pass; empty when it did."""
+    suite: str
+    """Hash of the suite's files."""
+    seed: int | None
+    machine: Mapping[str, Any]
+    launchers: Sequence[str]
+    tests: Sequence[Outcome]
+    seconds: float
+    log: str
+    """Path of everything that the suite printed."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of tests by outcome."""
+        found = {"passed": 0, "failed": 0, "skipped": 0}
+        for test in self.tests:
+            found[test.outcome] += 1
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {**asdict(self), "counts": self.counts}
+
+    def raise_for_verdict(self) -> None:
+        """Raise what the verdict calls for.
+
+        Raises:
+            SmokeError: a test failed or hung.
+            HostError: this host cannot run what was asked: no GPU, too few, a driver too old, memory exhausted.
+
+        """
+        if self.verdict == "passed":
+            return
+        if self.verdict == "host":
+            raise HostError(
+                self.reason, where=_where(self.target), hint="`envbuild doctor` says what this host can run"
+            )
+        if self.verdict == "interrupted":
+            raise KeyboardInterrupt
+        raise SmokeError(self.reason, where=_where(self.target), hint=f"everything it printed is in {self.log}")
+
+
+def _where(target: Mapping[str, Any]) -> str:
+    return str(target["reference"]) if target["kind"] == "image" else f"this host, {target.get('interpreter')}"
+
+
+def suite_hash(folder: Path | None = None) -> str:
+    """Return the hash over every file that can change what the suite checks, as smoke_tests/run.py computes it."""
+    folder = folder or data_dir("smoke_tests")
+    sha = hashlib.sha256()
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".txt"} and path.is_file()
+    }
+    for name in sorted(files):
+        sha.update(name.encode() + b"\0" + hashlib.sha256(files[name].read_bytes()).digest())
+    return "sha256:" + sha.hexdigest()
+
+
+def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path | None = None) -> Path:
+    """Return the folder of the pytest that is mounted for an interpreter of this version; fetched once, hash-checked.
+
+    Raises:
+        HostError: it is not in the cache and cannot be fetched.
+
+    """
+    from envbuild.lock.python import uv_environment, uv_executable
+
+    name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
+    pins = (suite or data_dir("smoke_tests")) / name
+    # The interpreter's version decides only between markers and wheels, and all of these wheels are pure Python.
+    folder = settings.cache_dir / "pytest" / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    links = [flag for link in settings.find_links for flag in ("--find-links", link)]
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-") as scratch:
+        flat = Path(scratch) / "flat"
+        command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
+        command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
+        command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **uv_environment(settings)}
+        )
+        if ran.returncode:
+            raise HostError(
+                f"the suite's pytest cannot be fetched: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else 'uv said nothing'}",
+                where=str(pins),
+                hint="give `index_url` or `find_links` in the settings an index that this host reaches",
+            )
+        new = Path(scratch) / "new"
+        for part in sorted(flat.iterdir()):
+            if part.name == "bin" or part.suffix == ".dist-info":
+                continue
+            place = new / ("front" if part.name in _FRONT else "back")
+            place.mkdir(parents=True, exist_ok=True)
+            part.rename(place / part.name)
+        with contextlib.suppress(OSError):  # another run may have been quicker
+            new.rename(folder)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """A target after a look at it: how to start the suite there, and what it carries."""
+
+    told: Mapping[str, Any]
+    python: tuple[int, int]
+    expected: Mapping[str, Any] | None = None
+
+
+_PROBE = (
+    "import json,os,sys;p={0!r};"
+    "print(json.dumps({{'python':list(sys.version_info[:2]),'executable':sys.executable,"
+    "'expected':json.load(open(p)) if os.path.isfile(p) else None}}))"
+)
+_PYTHON_IN_IMAGE = 'exec "$(command -v python3 || command -v python)" "$@"'
+
+
+def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
+    """Ask the target for its Python and, if it is an image, for the expectation it carries.
+
+    Raises:
+        HostError: there is no such interpreter or image, or no engine that answers.
+        SmokeError: the image has no Python.
+
+    """
+    from envbuild.engine.container import docker, require_image
+
+    probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
+    if isinstance(target, HostTarget):
+        try:
+            ran = subprocess.run([str(target.python), "-c", probe], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
+        told: dict[str, Any] = {"kind": "host"}
+    else:
+        require_image(settings, target.reference)
+        command = [*docker(settings), "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "sh"]
+        ran = subprocess.run(
+            [*command, target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "-c", probe],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        told = {"kind": "image", "reference": target.reference, "digest": image_digest(target.reference, settings)}
+    line = next((text for text in reversed(ran.stdout.splitlines()) if text.startswith("{")), None)
+    if ran.returncode or line is None:
+        said = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise SmokeError(f"its Python does not run: {said}", where=_where({**told, "interpreter": target}))
+    answer = json.loads(line)
+    return _Target(
+        told={**told, "interpreter": answer["executable"]},
+        python=(answer["python"][0], answer["python"][1]),
+        expected=answer["expected"],
+    )
+
+
+def image_digest(reference: str, settings: "Settings") -> str | None:
+    """Return the manifest digest of an image that the engine holds; its id where the engine keeps no manifests."""
+    from envbuild.engine.container import docker
+
+    ran = subprocess.run(
+        [*docker(settings), "image", "inspect", "--format", "{{json .}}", reference],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        return None
+    found = json.loads(ran.stdout)
+    digest = (found.get("Descriptor") or {}).get("digest") or found.get("Id")
+    return str(digest) if digest else None
+
+
+def read_expected(path: Path) -> dict[str, Any]:
+    """Read an expectation file.
+
+    Raises:
+        UsageError: it cannot be read or is no expectation.
+
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the expectation cannot be read: {error}", where=str(path)) from None
+    if not isinstance(found, dict) or not {"cell", "packages", "components"} <= found.keys():
+        raise UsageError("this is no expectation: it lacks cell, packages or components", where=str(path))
+    return found
+
+
+def default_device(expected: Mapping[str, Any], level: Level) -> Device:
+    """Return where the tests run unless told: on GPUs when the cell's torch is a CUDA build and the level needs them."""
+    cuda = str(expected.get("cell", {}).get("cuda", "cpu")).lower() not in {"cpu", "none", ""}
+    return "cuda" if cuda and level is not Level.IMPORT else "cpu"
+
+
+def run_smoke(
+    target: HostTarget | ImageTarget,
+    *,
+    expected: Mapping[str, Any],
+    level: Level,
+    nproc: int = 0,
+    nodes: Path | None = None,
+    timeout_s: float = 3600.0,
+    progress: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    device: Device | None = None,
+    settings: "Settings | None" = None,
+    keyword: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    seen: _Target | None = None,
+) -> SmokeReport:
+    """Run the suite against `target` and return its report, whatever the verdict.
+
+    Args:
+        target: an image, or an interpreter of this host.
+        expected: what the lock says the target holds (the file `ENVBUILD_EXPECTED` of the suite).
+        level: how far to go.
+        nproc: ranks on this host; 0 is every GPU, or two ranks on a CPU.
+        nodes: a hostfile, to start ranks on several hosts as well.
+        timeout_s: seconds for the whole run; the suite's launches have shorter limits of their own.
+        progress: called with every event of the suite as it comes.
+        device: `cpu` runs on CPUs what runs there even for a CUDA cell; by default the cell decides.
+        settings: this user's own by default.
+        keyword: only tests whose names match, as pytest's `-k`.
+        environment: variables added to the suite's environment.
+        seen: what `look` returned, when the caller has looked already.
+
+    Raises:
+        HostError: no engine, no such image, no pytest to mount.
+        UsageError: `nodes` with an image (its containers on other hosts are `envbuild launch`'s business).
+        SmokeError: the image has no Python that runs.
+        KeyboardInterrupt: after the container or the processes were removed.
+
+    """
+    from envbuild.settings import load_settings
+
+    settings = settings or load_settings()
+    if nodes is not None and isinstance(target, ImageTarget):
+        raise UsageError(
+            "--nodes starts ranks by ssh on the bare hosts, not in containers",
+            where=f"--nodes {nodes}",
+            hint="run `envbuild smoke --host --nodes …` inside the environment, or `envbuild launch TAG --hostfile …`",
+        )
+    device = device or default_device(expected, level)
+    seen = seen or look(target, settings)
+    folder = pinned_pytest(seen.python, settings)
+    logs = settings.cache_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
+    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch:
+        expectation = Path(scratch) / "expected.json"
+        expectation.write_text(json.dumps(expected), encoding="utf-8")
+        expectation.chmod(0o644)
+        Path(scratch).chmod(0o755)
+        arguments = ["--level", level.value, "--device", device, "--nproc", str(nproc)]
+        arguments += ["-k", keyword] if keyword else []
+        arguments += ["--nodes", str(nodes.absolute())] if nodes else []
+        began = time.monotonic()
+        collected = _Collected(progress)
+        try:
+            if isinstance(target, HostTarget):
+                started = _on_host(target, folder, expectation, arguments, environment or {})
+            else:
+                started = _in_container(
+                    target,
+                    folder=folder,
+                    expectation=expectation,
+                    arguments=arguments,
+                    environment=environment or {},
+                    device=device,
+                    settings=settings,
+                )
+        except HostError as error:  # a verdict about this host, to be kept as evidence like any other
+            collected.refused = f"{error.what}{': ' + error.hint if error.hint else ''}"
+            started = None
+        code: int | None = None
+        if started:
+            with log.open("w", encoding="utf-8", errors="replace") as kept:
+                code = _follow(started, collected, kept, timeout_s)
+    verdict, reason = collected.judge(code, timeout_s)
+    start = collected.start
+    return SmokeReport(
+        target=_told(seen.told, start),
+        cell_id=str(expected.get("cell_id", "")),
+        cell=dict(expected.get("cell", {})),
+        lock_digest=expected.get("lock_digest"),
+        level=level.value,
+        device=device,
+        nproc=int(start.get("nproc", nproc)),
+        verdict=verdict,
+        reason=reason,
+        suite=suite_hash(),
+        seed=start.get("seed"),
+        machine=start.get("machine", {}),
+        launchers=start.get("launchers", []),
+        tests=tuple(collected.tests),
+        seconds=round(time.monotonic() - began, 1),
+        log=str(log),
+    )
+
+
+def _told(told: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
+    machine = start.get("machine", {})
+    more = {"os": machine.get("os"), "python": machine.get("python")} if told["kind"] == "host" else {}
+    return {**told, **more}
+
+
+@dataclass(kw_only=True)
+class _Started:
+    process: subprocess.Popen[str]
+    remove: Callable[[], None]
+    """Ends everything that belongs to the process, also what it started."""
+
+
+class _Collected:
+    """What the suite said."""
+
+    def __init__(self, progress: Callable[[Mapping[str, Any]], None]) -> None:
+        self.progress = progress
+        self.start: dict[str, Any] = {}
+        self.tests: list[Outcome] = []
+        self.running: str | None = None
+        self.ended = False
+        self.timed_out = False
+        self.refused: str | None = None
+        self.broken: str | None = None
+        self.tail: list[str] = []
+
+    def line(self, text: str) -> None:
+        if not text.startswith(MARK):
+            if text.strip():
+                self.tail = [*self.tail[-19:], text.rstrip()]
+            return
+        try:
+            said = json.loads(text.removeprefix(MARK))
+        except ValueError:
+            return
+        match said.get("event"):
+            case "collected":
+                self.start = said
+            case "begin":
+                self.running = said["id"]
+            case "test":
+                self.running = None
+                self.tests.append(
+                    Outcome(**{name: said[name] for name in Outcome.__dataclass_fields__ if name in said})
+                )
+            case "verdict":
+                self.start.setdefault("machine", said.get("machine", {}))
+                if said["kind"] == "torch-broken":
+                    self.broken = said["what"]
+                else:
+                    self.refused = said["what"]
+            case "end":
+                self.ended = True
+            case _:
+                return
+        self.progress(said)
+
+    def judge(self, code: int | None, timeout_s: float) -> tuple[Verdict, str]:
+        """Return the verdict and its reason, the exit code of the suite or the engine being `code`."""
+        if self.refused:
+            return "host", self.refused
+        if self.broken:
+            return "failed", self.broken
+        if self.timed_out:
+            return "hung", f"{self.running or 'the suite'} did not end within {timeout_s:.0f} s"
+        failed = [test for test in self.tests if test.outcome == "failed"]
+        if not self.ended:
+            return self._died(code)
+        if not failed:
+            if code == 0:
+                return "passed", ""
+            return "failed", f"no test ran (exit code {code}): {self.tail[-1] if self.tail else ''}"
+        first = failed[0]
+        text = f"{first.id}: {first.reason.partition(chr(10))[0]}"
+        if len(failed) > 1:
+            text += f" (and {len(failed) - 1} more)"
+        if all(_OUT_OF_MEMORY.search(test.reason) for test in failed):
+            return "host", f"out of memory in {text}"
+        return "failed", text
+
+    def _died(self, code: int | None) -> tuple[Verdict, str]:
+        said = " | ".join(self.tail)
+        for pattern, what in _ENGINE_SAYS:
+            if re.search(pattern, said, re.IGNORECASE):
+                return "host", f"{what}: {self.tail[-1]}"
+        at = f"in {self.running}" if self.running else "before its first test"
+        if code in {137, -9}:
+            return "host", f"the suite was killed {at}: the usual cause is memory exhausted"
+        names = {139: "segmentation fault", -11: "segmentation fault", 134: "abort", -6: "abort"}
+        why = f" ({names[code]})" if code in names else ""
+        return (
+            "failed",
+            f"the suite died {at} with exit code {code}{why}: {self.tail[-1] if self.tail else 'no output'}",
+        )
+
+
+# What Docker and NVIDIA's hook say when a container with GPUs cannot start.
+_ENGINE_SAYS = (
+    (r"unsatisfied condition: (cuda|driver)", "the driver is too old for this image"),
+    (r"could not select device driver", "containers cannot see this machine's GPUs"),
+    (r"nvidia-container-cli: initialization error|nvml error", "the driver does not answer"),
+    (r"unresolvable CDI devices|failed to inject CDI", "containers cannot see this machine's GPUs"),
+    (r"no space left on device", "the disk is full"),
+)
+
+
+def _on_host(
+    target: HostTarget, folder: Path, expectation: Path, arguments: Sequence[str], environment: Mapping[str, str]
+) -> _Started:
+    suite = data_dir("smoke_tests")
+    process = subprocess.Popen(
+        [target.python, suite / "run.py", "--expected", expectation, "--pytest", folder, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def remove() -> None:
+        # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set.
+        for number, patience in ((signal.SIGINT, 15.0), (signal.SIGKILL, 5.0)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=patience)
+                return
+
+    return _Started(process=process, remove=remove)
+
+
+def _in_container(
+    target: ImageTarget,
+    *,
+    folder: Path,
+    expectation: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    device: Device,
+    settings: "Settings",
+) -> _Started:
+    from envbuild.engine.container import Container, Mount, docker, run_flags
+    from envbuild.host import facts
+
+    name = f"envbuild-smoke-{uuid.uuid4().hex[:12]}"
+    container = Container(
+        image=target.reference,
+        gpus="all" if device == "cuda" else "none",
+        mounts=(
+            Mount(source=data_dir("smoke_tests"), target="/smoke", read_only=True),
+            Mount(source=folder, target="/smoke-pytest", read_only=True),
+            Mount(source=expectation, target="/smoke-expected.json", read_only=True),
+        ),
+        environment=tuple(f"{key}={value}" for key, value in {**environment, "PYTHONDONTWRITEBYTECODE": "1"}.items()),
+        # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
+        network="host" if device == "cuda" else "none",
+    )
+    flags, _ = run_flags(facts(settings), container)
+    command = [*docker(settings), "run", "--rm", "--pull", "never", "--name", name, *flags, "--entrypoint", "sh"]
+    command += [target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *arguments]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def remove() -> None:
+        subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        process.kill()
+
+    return _Started(process=process, remove=remove)
+
+
+def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: float) -> int | None:
+    lines: queue.Queue[str | None] = queue.Queue()
+    stream = started.process.stdout
+    assert stream is not None  # noqa: S101 - it was asked for
+
+    def pump() -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+    deadline = time.monotonic() + timeout_s
+    try:
+        for line in _until(lines, deadline):
+            log.write(line)
+            log.flush()
+            collected.line(line)
+        if time.monotonic() >= deadline and started.process.poll() is None:
+            collected.timed_out = True
+            return None
+        return started.process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if started.process.poll() is None:
+            started.remove()
+
+
+def _until(lines: "queue.Queue[str | None]", deadline: float) -> Iterator[str]:
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            line = lines.get(timeout=min(left, 1.0))
+        except queue.Empty:
+            continue
+        if line is None:
+            return
+        yield line
+
+
+def write_junit(report: SmokeReport, path: Path) -> None:
+    """Write the report as JUnit XML."""
+    from xml.etree import ElementTree as ET
+
+    counts = report.counts
+    suite = ET.Element(
+        "testsuite",
+        name=f"envbuild smoke {report.cell_id}",
+        tests=str(len(report.tests)),
+        failures=str(counts["failed"]),
+        skipped=str(counts["skipped"]),
+        errors=str(int(report.verdict in {"hung", "host"})),
+        time=str(report.seconds),
+    )
+    for test in report.tests:
+        case = ET.SubElement(suite, "testcase", classname=test.level, name=test.id, time=str(test.seconds))
+        if test.figures:
+            properties = ET.SubElement(case, "properties")
+            for name, figure in test.figures.items():
+                ET.SubElement(properties, "property", name=name, value=json.dumps(figure))
+        if test.outcome != "passed":
+            node = ET.SubElement(case, "failure" if test.outcome == "failed" else "skipped")
+            node.set("message", _printable(test.reason.partition("\n")[0]))
+            node.text = _printable(test.reason)
+    if report.verdict in {"hung", "host"}:
+        case = ET.SubElement(suite, "testcase", classname="run", name="run", time=str(report.seconds))
+        ET.SubElement(case, "error", message=_printable(report.reason))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tree = ET.ElementTree(suite)
+    ET.indent(tree)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    # XML 1.0 has no way to write the other control characters, and compilers colour their output with them.
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)
