@@ -224,7 +224,7 @@ class HostFacts(_Model):
     network_mounts: tuple[NetworkMount, ...] = ()
     infiniband: tuple[Nic, ...] = ()
     infiniband_devices: bool = False
-    """Whether /dev/infiniband is there to be given to a container."""
+    """Whether /dev/infiniband holds an adapter's device, to be given to a container."""
 
     @property
     def gpu_access(self) -> Literal["gpus", "runtime", "cdi", "none"]:
@@ -309,7 +309,8 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         engine_disk=_disk(probe, engine.root) if engine.root and local_engine else None,
         network_mounts=tuple(NetworkMount(path=path, filesystem=kind) for path, kind in mounts if _is_network(kind)),
         infiniband=tuple(_nics(probe)),
-        infiniband_devices=bool(probe.entries("/dev/infiniband")),
+        # rdma_cm is there without any adapter; verbs need a uverbs device.
+        infiniband_devices=any(name.startswith("uverbs") for name in probe.entries("/dev/infiniband")),
     )
 
 
