@@ -1,13 +1,13 @@
 # Sourced by scripts/install-engine: Debian and Ubuntu packages.
 
-tool_packages=(mmdebstrap zstd git iptables iproute2 ca-certificates debian-archive-keyring ubuntu-keyring python3 python3-venv)
+tool_packages=(mmdebstrap zstd git iptables iproute2 uidmap ca-certificates debian-archive-keyring ubuntu-keyring python3 python3-venv)
 
 distribution() { (. /etc/os-release && printf '%s' "$ID"); }
 codename() { (. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}"); }
 
 missing_tools() {
     local command
-    for command in mmdebstrap zstd git iptables ip docker-registry; do
+    for command in mmdebstrap zstd git iptables ip newuidmap docker-registry; do
         PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || printf '%s ' "$command"
     done
     python3 -c 'import ensurepip, venv' 2>/dev/null || printf 'python3-venv '
@@ -18,10 +18,14 @@ missing_tools() {
 
 # The archive that this machine takes its own release from: a company mirror stays the one in use.
 own_archive() {
-    # The $(…) are apt's fields, not the shell's.
+    local url release own
+    own=$(codename)
+    # --no-release-info: or apt leaves out what it has not fetched yet. The $(…) are apt's fields, not the shell's.
     # shellcheck disable=SC2016
-    apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
-        awk -v release="$(codename)" '$2 == release { print $1; exit }'
+    apt-get indextargets --no-release-info --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+        while read -r url release; do
+            [[ $release != "$own" ]] || printf '%s\n' "$url"
+        done | sed -n 1p
 }
 
 # Everything below runs with package sources, lists and pins of its own, so that the machine's are what they were.

@@ -22,7 +22,7 @@ second_start() {
     ip link add "$bridge" type bridge
     ip addr add "$net.0.1/20" dev "$bridge"
     ip link set "$bridge" up
-    sysctl -qw net.ipv4.ip_forward=1
+    printf 1 >/proc/sys/net/ipv4/ip_forward
     printf '%s' "$net" >"$home/network"
     second_rules "$name" "$net" -I
 
@@ -75,9 +75,10 @@ second_clear() {
     stop_pid "$run/containerd.pid" 15
     [[ -s $home/network ]] && second_rules "$name" "$(<"$home/network")" -D
     ip link delete "eb-$name" 2>/dev/null || true
-    # Mounts first, the deepest first, or the delete would reach into them.
-    awk -v a="$home/" -v b="$run/" 'index($2, a) == 1 || index($2, b) == 1 { print $2 }' /proc/mounts | sort -r |
-        while read -r mount; do umount -l "$mount" || true; done
+    # Mounts first, the newest first, or the delete would reach into them.
+    while read -r _ mount _; do
+        if [[ $mount == "$home"/* || $mount == "$run"/* ]]; then printf '%s\n' "$mount"; fi
+    done </proc/mounts | tac | while read -r mount; do umount -l "$mount" || true; done
     rm -rf --one-file-system "$home" "$run"
 }
 
