@@ -1,7 +1,7 @@
 """Reading `matrices/`: one pass, every mistake named with its file and key."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import DataError
-from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, Release, Rule, RuleFile
+from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
 
 RULES_FILE = "rules.toml"
+PACKAGES_FILE = "packages.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class Matrix:
     releases: dict[AxisName, tuple[Release, ...]]
     rules: tuple[Rule, ...]
     digest: str
+    packages: PackagesFile = field(default_factory=PackagesFile)
+    """Bounds on distributions that are no axis, and names on PyPI that belong to other projects."""
 
     @cached_property
     def _by_version(self) -> dict[tuple[AxisName, str], Release]:
@@ -85,7 +88,7 @@ def _load_axis(path: Path) -> AxisFile:
     return file.model_copy(update={"release": releases})
 
 
-def _cross_check(files: dict[Path, AxisFile], rules: list[tuple[Path, Rule]]) -> None:
+def _cross_check(files: dict[Path, AxisFile], rules: list[tuple[Path, Rule]], packages: PackagesFile) -> None:
     axes = {file.axis.name: file.axis for file in files.values()}
 
     def known(names: Any, path: Path, what: str) -> None:
@@ -115,6 +118,8 @@ def _cross_check(files: dict[Path, AxisFile], rules: list[tuple[Path, Rule]]) ->
                         where=str(path),
                         hint="state it under needs",
                     )
+    for cap in packages.cap:
+        known(cap.when, Path(PACKAGES_FILE), f"the cap on {cap.distribution}")
     ids: set[str] = set()
     for path, rule in rules:
         known(
@@ -142,11 +147,17 @@ def _load(folder: Path) -> Matrix:
     digest = hashlib.sha256()
     files: dict[Path, AxisFile] = {}
     rules: list[tuple[Path, Rule]] = []
+    packages = PackagesFile()
     for path in sorted(folder.glob("*.toml")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         if path.name == RULES_FILE:
             try:
                 rules += [(path, rule) for rule in RuleFile.model_validate(read_toml(path)).rule]
+            except ValidationError as error:
+                raise explain_validation(error, path) from error
+        elif path.name == PACKAGES_FILE:
+            try:
+                packages = PackagesFile.model_validate(read_toml(path))
             except ValidationError as error:
                 raise explain_validation(error, path) from error
         else:
@@ -156,10 +167,11 @@ def _load(folder: Path) -> Matrix:
         raise DataError(
             "the matrix has no axis files", where=str(folder), hint="reinstall envbuild, or point at a matrices/ folder"
         )
-    _cross_check(files, rules)
+    _cross_check(files, rules, packages)
     return Matrix(
         axes={f.axis.name: f.axis for f in files.values()},
         releases={f.axis.name: f.release for f in files.values()},
         rules=tuple(rule for _, rule in rules),
         digest="sha256:" + digest.hexdigest(),
+        packages=packages,
     )

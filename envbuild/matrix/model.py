@@ -8,6 +8,7 @@ import datetime as dt
 import re
 from typing import Annotated, Any, Literal
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 AxisName = str
@@ -40,6 +41,14 @@ def _check_source(value: str) -> str:
 
 
 Source = Annotated[str, AfterValidator(_check_source)]
+
+
+def _check_specifiers(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier:
+        raise ValueError(f"{value!r} is not a PEP 440 specifier such as `>=1.24,<2`") from None
+    return value
 
 
 class Model(BaseModel):
@@ -269,3 +278,31 @@ class RuleFile(Model):
     """`matrices/rules.toml`: relations that belong to no single axis."""
 
     rule: tuple[Rule, ...]
+
+
+class Cap(Model):
+    """A bound on a Python distribution that no axis stands for, where the axes of `when` are in use and match."""
+
+    distribution: str = Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")
+    spec: Annotated[str, AfterValidator(_check_specifiers)]
+    """PEP 440 specifiers, e.g. `<2`."""
+    when: dict[AxisName, Spec] = Field(min_length=1)
+    why: str
+    source: Source
+
+
+class Impostor(Model):
+    """A distribution on PyPI that has a component's name and is something else; it must never be installed."""
+
+    distribution: str
+    instead: str
+    """Where the real one comes from."""
+    why: str
+    source: Source
+
+
+class PackagesFile(Model):
+    """`matrices/packages.toml`: caps and impostors for the step that locks Python packages."""
+
+    cap: tuple[Cap, ...] = ()
+    impostor: tuple[Impostor, ...] = ()
