@@ -1,0 +1,63 @@
+"""TE's DotProductAttention once, forward and backward: its error, the backend that TE reports, the kernels that ran."""
+
+import torch
+
+from smokelib import numerics, rank as ranks, traces
+
+
+def path_of(names):
+    """Name the path by its kernels: flash-attention's, cuDNN's, or neither (softmax and GEMMs by themselves)."""
+    if traces.matching(names, r"FlashAttn(Fwd|Bwd)Sm\d+|flash_(fwd|bwd)|flash::"):
+        if not traces.matching(names, r"cudnn_generated|fort_native_sdpa"):
+            return "flash"
+    if traces.matching(names, r"cudnn_generated.*(sdpa|fmha|attention|flash)|fort_native_sdpa|mha_(fprop|bprop|fwd|bwd)"):
+        return "fused"
+    return "unfused"
+
+
+def body(rank):
+    import transformer_engine.pytorch as te
+
+    args = rank.args
+    torch.cuda.set_device(0)
+    torch.manual_seed(args["seed"])
+    seq, batch, heads, dim = 256, 2, 8, args["dim"]
+    module = te.DotProductAttention(heads, dim, attn_mask_type="causal", qkv_format="sbhd").cuda()
+    q, k, v = (torch.randn(seq, batch, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    grad = torch.randn(seq, batch, heads * dim, device="cuda", dtype=torch.bfloat16)
+    out = []
+
+    def run():
+        for tensor in (q, k, v):
+            tensor.grad = None
+        if args.get("fp8"):
+            from transformer_engine.common import recipe
+
+            low = recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=4, amax_compute_algo="max", fp8_dpa=True)
+            with te.fp8_autocast(enabled=True, fp8_recipe=low):
+                out[:] = [module(q, k, v)]
+        else:
+            out[:] = [module(q, k, v)]
+        out[0].backward(grad)
+
+    rank.at("attention")
+    try:
+        for _ in range(3 if args.get("fp8") else 1):
+            run()
+    except (ValueError, TypeError, AssertionError) as error:
+        if args.get("fp8"):
+            rank.result(refused=str(error)[:300])
+            return
+        raise
+    names = traces.kernel_names(run)
+    exact = [t.detach().double().transpose(0, 1).requires_grad_() for t in (q, k, v)]
+    right = numerics.attention(*exact).transpose(0, 1).reshape(seq, batch, heads * dim)
+    right.backward(grad.double())
+    errors = {"forward": numerics.relative_error(out[0], right)}
+    for name, mine, reference in zip("qkv", (q, k, v), exact):
+        errors["d" + name] = numerics.relative_error(mine.grad, reference.grad.transpose(0, 1))
+    rank.result(errors=errors, path=path_of(names), backend=traces.te_reported_backend(), kernels=[name[:150] for name in names[:16]])
+
+
+if __name__ == "__main__":
+    ranks.main(body)
