@@ -7,9 +7,10 @@ set". Sets are integers used as bit masks, so thousands of clauses propagate in 
 
 import datetime as dt
 import itertools
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from packaging.version import Version
@@ -26,9 +27,9 @@ UNUSED = 1
 class Cause:
     """Where a clause comes from: a rule, what releases state of other axes, or how derived axes work."""
 
-    kind: Literal["rule", "needs", "with", "without", "fixes", "derived"]
+    kind: Literal["rule", "needs", "with", "without", "fixes", "derived", "asked"]
     axis: AxisName = ""
-    """The axis whose releases state it (for `derived`: the derived axis)."""
+    """The axis whose releases state it (for `derived`: the derived axis; for `asked`: of releases taken only when named)."""
     releases: tuple[Release, ...] = ()
     target: AxisName = ""
     spec: Spec = ""
@@ -77,11 +78,43 @@ class Clauses:
     watch: tuple[tuple[int, ...], ...]
     """Per axis: the clauses that mention it."""
     tested: tuple[TestedTogether, ...]
+    guards: Mapping[int, Mapping[int, int]]
+    """Per axis: a release that is taken only when a pin names it -> the clause that keeps it out."""
     _masks: dict[tuple[int, Spec], int] = field(default_factory=dict)
 
     def mask(self, axis: int, spec: Spec) -> int:
         """Return the releases of `axis` that `spec` matches."""
         return _mask(self._masks, self.axes, self.values, axis, spec)
+
+    def named(self, axis: int, text: str) -> int:
+        """Return the guarded releases of `axis` that a pin of `text` names: by version, alias, commit or a glob."""
+        release_names = self.guards.get(axis)
+        if not release_names or re.match(r"[<>=!~]", text) or text in {"any", "auto", "none"}:
+            return 0
+        mask = 0
+        for value in release_names:
+            release = self.values[axis][value]
+            if release is not None and (
+                text in (release.version, *release.aliases)
+                or (release.commit is not None and len(text) >= 7 and release.commit.startswith(text))
+                # a range or a prefix includes a release without naming it; a glob on names is meant
+                or (self.axes[axis].scheme == "name" and matches(self.axes[axis], text, release))
+            ):
+                mask |= 1 << value
+        return mask
+
+    def without_guards(self, named: Mapping[int, int]) -> "Clauses":
+        """Return the same clauses, less those that keep out what `named` (axis -> releases) names."""
+        lifted = [
+            number for axis, mask in named.items() for value, number in self.guards[axis].items() if mask >> value & 1
+        ]
+        if not lifted:
+            return self
+        clauses = list(self.clauses)
+        for number in lifted:
+            axis = clauses[number].literals[0][0]
+            clauses[number] = Clause(((axis, self.full[axis]),), clauses[number].cause)  # always true
+        return replace(self, clauses=tuple(clauses))
 
     def domains(self, pinned: Mapping[int, int]) -> list[int]:
         """Return what each axis may be under `pinned` (axis -> mask) and the axes' own `use`, before any clause."""
@@ -288,6 +321,13 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         # masks over the other axes are the same, and most of the work
         compiler.masks.update({k: m for k, m in kept._masks.items() if kept.names[k[0]] not in extra})  # noqa: SLF001
     clauses = [*compiler.releases()]
+    guards: dict[int, dict[int, int]] = {}
+    for axis, values in enumerate(compiler.values):
+        for value, release in enumerate(values):
+            if release is not None and release.asked:
+                guards.setdefault(axis, {})[value] = len(clauses)
+                cause = Cause(kind="asked", axis=compiler.names[axis], releases=(release,))
+                clauses.append(Clause(((axis, compiler.full[axis] & ~(1 << value)),), cause))
     tested = []
     for rule in matrix.rules:
         if rule.kind != "tested-with":
@@ -312,6 +352,7 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         clauses=tuple(clauses),
         watch=tuple(tuple(w) for w in watch),
         tested=tuple(tested),
+        guards=guards,
         _masks=compiler.masks,
     )
 

@@ -4,7 +4,8 @@ A conflict is minimal twice over: without any one of its pins a cell exists, and
 derivation falls apart. Its steps are replayed by propagation, so each says what it leaves.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,6 +75,17 @@ class Conflict:
                 lines.append(f"     ({label}{step.source})")
         return "\n".join(lines)
 
+    def nearest_text(self) -> str:
+        """Return the nearest cells, one a line, with what each changes."""
+        lines = []
+        for near in self.nearest:
+            changes = [
+                f"without {axis} (asked: {old})" if new == NONE else f"{axis} {new} (asked: {old})"
+                for axis, (old, new) in near.changed.items()
+            ]
+            lines.append(f"{' and '.join(changes)}\n      {near.cell.id}")
+        return "one of the nearest cells:\n    " + "\n    ".join(lines) if lines else "the matrix has no cell at all"
+
     def as_json(self) -> dict[str, object]:
         """Return what `--json` prints on exit code 3."""
         return {
@@ -100,8 +112,7 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
         first_only: take the first minimal explanation, where only its gist is wanted.
 
     """
-    compiled = asked.compiled
-    pins = list(asked.request.pins)
+    pins = [pin for pin, _, _ in asked.masks]
     found: dict[tuple[Pin, ...], tuple[Step, ...]] = {}
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
         core = _minimal_pins(asked, pins, order)
@@ -109,7 +120,7 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
             found[core] = min(
                 (
                     _steps(asked, core, clauses)
-                    for clauses in _clause_cores(compiled, asked.pinned(core), tries=1 if first_only else 3)
+                    for clauses in _clause_cores(*asked.of(core), tries=1 if first_only else 3)
                 ),
                 key=len,
             )
@@ -117,19 +128,25 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
     return Conflict(steps=best, asked=asked, evidence=tuple(evidence))
 
 
-def _minimal_pins(asked: Asked, pins: Sequence[Pin], order: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Drop pins in `order` while what is left still has no cell."""
+def _minimal_pins(asked: Asked, pins: Sequence[Pin], order: Sequence[Pin]) -> tuple[Pin, ...]:
+    """Drop pins in `order` while what is left still has no cell.
+
+    More than one pass, because dropping a pin is not always a relief: without it an axis of use `asked` is not in use.
+    """
     kept = list(pins)
-    for pin in order:
-        rest = [other for other in kept if other is not pin]
-        if not solvable(asked.compiled, asked.compiled.domains(asked.pinned(rest))):
-            kept = rest
+    changed = True
+    while changed:
+        changed = False
+        for pin in order:
+            rest = [other for other in kept if other is not pin]
+            if len(rest) < len(kept) and not solvable(*asked.of(rest)):
+                kept, changed = rest, True
     return tuple(kept)
 
 
-def _refuted(compiled: Clauses, pinned: Mapping[int, int], only: Sequence[int]) -> bool:
+def _refuted(compiled: Clauses, asked: Sequence[int], only: Sequence[int]) -> bool:
     """Return whether no cell satisfies the clauses `only`."""
-    domains = compiled.domains(pinned)
+    domains = list(asked)
     if any(not domain for domain in domains) or propagate(compiled, domains, only) is not None:
         return True
     with Program(compiled, domains) as program:
@@ -140,28 +157,28 @@ def _refuted(compiled: Clauses, pinned: Mapping[int, int], only: Sequence[int]) 
     return program.solve() is None
 
 
-def _clause_cores(compiled: Clauses, pinned: Mapping[int, int], *, tries: int) -> list[list[int]]:
+def _clause_cores(compiled: Clauses, asked: Sequence[int], *, tries: int) -> list[list[int]]:
     """Return minimal sets of clauses that refuse `pinned`, from different orders of propagation."""
-    if any(not domain for domain in compiled.domains(pinned)):
+    if not all(asked):
         return [[]]
     everything = range(len(compiled.clauses))
     rules_first = sorted(everything, key=lambda n: compiled.clauses[n].cause.kind != "rule")
     result = []
     for order in (everything, everything[::-1], rules_first)[:tries]:
-        candidates = _propagation_core(compiled, pinned, order) or _search_core(compiled, pinned)
+        candidates = _propagation_core(compiled, asked, order) or _search_core(compiled, asked)
         kept = list(candidates)
         for number in candidates:
             rest = [other for other in kept if other != number]
-            if _refuted(compiled, pinned, rest):
+            if _refuted(compiled, asked, rest):
                 kept = rest
         if kept not in result:
             result.append(kept)
     return result
 
 
-def _propagation_core(compiled: Clauses, pinned: Mapping[int, int], order: Sequence[int]) -> list[int]:
+def _propagation_core(compiled: Clauses, asked: Sequence[int], order: Sequence[int]) -> list[int]:
     """Return the clauses that led propagation to a contradiction, or nothing when it finds none."""
-    domains = compiled.domains(pinned)
+    domains = list(asked)
     fired: list[tuple[int, int, int]] = []
     failed = propagate(compiled, domains, order, fired)
     if failed is None:
@@ -175,9 +192,9 @@ def _propagation_core(compiled: Clauses, pinned: Mapping[int, int], order: Seque
     return list(dict.fromkeys(core))
 
 
-def _search_core(compiled: Clauses, pinned: Mapping[int, int]) -> list[int]:
+def _search_core(compiled: Clauses, asked: Sequence[int]) -> list[int]:
     """Return the clauses of the solver's unsatisfiable core, with those that propagation used before it."""
-    domains = compiled.domains(pinned)
+    domains = list(asked)
     fired: list[tuple[int, int, int]] = []
     propagate(compiled, domains, None, fired)
     selectors: dict[int, int] = {}
@@ -197,13 +214,12 @@ def _search_core(compiled: Clauses, pinned: Mapping[int, int]) -> list[int]:
 
 
 def _steps(asked: Asked, pins: Sequence[Pin], clauses: Sequence[int]) -> tuple[Step, ...]:
-    compiled = asked.compiled
+    compiled, domains = asked.of(pins)
     steps = [
         Step(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
         for pin, _, mask in asked.masks
         if pin in pins
     ]
-    domains = compiled.domains(asked.pinned(pins))
     told: list[Step] = []
     left = list(clauses)
     last: object = None
@@ -287,7 +303,7 @@ def _asked_text(compiled: Clauses, pin: Pin, mask: int) -> str:
 def _versions(releases: Sequence[Release]) -> str:
     names = [r.version for r in releases]
     if len(names) > 3:
-        return f"{names[0]} to {names[-1]}"
+        return f"{names[0]} to {names[-1]} ({len(names)} releases)"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -316,15 +332,26 @@ def _told(
             else f"Nothing brings {first.axis}."
         )
         rule, source = "derived", ""
+    elif first.kind == "asked":
+        releases = [r for cause in causes for r in cause.releases]
+        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} taken only when asked for by name"
+        text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
+        rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
     else:
         text, source = _release_text(compiled, causes, before)
         rule = "release"
     consequences = [_left(compiled, axis, before[axis], after[axis]) for axis in touched]
-    return Step(rule=rule, axes=axes, text=" ".join([_stopped(text), *consequences]), source=source)
+    return Step(
+        rule=rule, axes=axes, text=" ".join([_sentence(compiled, text), *filter(None, consequences)]), source=source
+    )
 
 
-def _stopped(text: str) -> str:
-    return text if text.rstrip().endswith((".", "!", "?")) else text.rstrip() + "."
+def _sentence(compiled: Clauses, text: str) -> str:
+    """Return `text` with a full stop, and a capital unless it begins with an axis' name."""
+    text = text.strip()
+    if re.split(r"\W", text, maxsplit=1)[0] not in compiled.number and re.match(r"[a-z]+\b(?![_./])", text):
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
 
 
 def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[int]) -> tuple[str, str]:
@@ -345,7 +372,7 @@ def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[i
         }[cause.kind]
         parts.append(f"{cause.axis} {_versions(alive)} {verb}")
         sources += [r.source for r in alive]
-    told = "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more such" if len(parts) > 4 else "")
+    told = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
     return f"{told}.", "; ".join(list(dict.fromkeys(sources))[:3])
 
 
@@ -358,8 +385,7 @@ def _left(compiled: Clauses, axis: int, before: int, after: int) -> str:
     releases = _releases_in(compiled, axis, after)
     if not releases:
         return ""
-    count = f" ({len(releases)} releases)" if len(releases) > 3 else ""
-    return f"That leaves {name} {_versions(releases)}{count}."
+    return f"That leaves {name} {_versions(releases)}."
 
 
 def _what(pin: Pin) -> str:

@@ -28,7 +28,7 @@ from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.clauses import UNUSED, Clauses, bits, compile_matrix, propagate
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
-from envbuild.matrix.spec import check_spec, version_key
+from envbuild.matrix.spec import check_spec, matches, version_key
 
 SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
 """The axes that evidence speaks of."""
@@ -36,6 +36,9 @@ LEVELS = ("built", "cpu", "gpu")
 """What evidence can show, the weakest first."""
 ANY = "any"
 """A synonym of `auto` in a pin."""
+
+NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
+"""Why an axis of use `asked` is left out."""
 
 Level = Literal["gpu", "cpu", "built"]
 
@@ -108,10 +111,13 @@ class Asked:
     """A request read against the matrix."""
 
     compiled: Clauses
+    """The matrix, with what the pins name let in."""
     request: Request
     masks: tuple[tuple[Pin, int, int], ...]
     """Each pin with its axis number and the values it leaves."""
     added: Mapping[AxisName, Release]
+    guarded: Clauses
+    """The matrix with every release kept out that is taken only when a pin names it."""
 
     def pinned(self, pins: Sequence[Pin] | None = None) -> dict[int, int]:
         """Return axis -> values that `pins` (all by default) leave together."""
@@ -120,6 +126,26 @@ class Asked:
             if pins is None or pin in pins:
                 result[axis] = result.get(axis, mask) & mask
         return result
+
+    def of(self, pins: Sequence[Pin]) -> tuple[Clauses, list[int]]:
+        """Return the clauses and domains of a request with only `pins`, some of this one's."""
+        return _with_named(self.guarded, pins), self.guarded.domains(self.pinned(pins))
+
+
+def _with_named(guarded: Clauses, pins: Iterable[Pin]) -> Clauses:
+    named: dict[int, int] = {}
+    for pin in pins:
+        axis = guarded.number[pin.axis]
+        if mask := guarded.named(axis, pin.spec):
+            named[axis] = named.get(axis, 0) | mask
+    return guarded.without_guards(named)
+
+
+def _is_listed(matrix: Matrix, pin: Pin) -> bool:
+    """Return whether an open axis lists what is asked: the very release, or a branch (`535`) of which it lists some."""
+    return matrix.has(pin.axis, pin.spec) or (
+        "." not in pin.spec and any(matches(matrix.axes[pin.axis], pin.spec, r) for r in matrix.releases[pin.axis])
+    )
 
 
 def read_request(matrix: Matrix, request: Request) -> Asked:
@@ -138,11 +164,11 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
                 where=pin.origin,
                 hint=f"near it: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
             )
-        if axis.open and version_key(pin.spec) and not matrix.has(pin.axis, pin.spec):
+        if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
     compiled = compile_matrix(matrix, added)
     masks = []
-    for pin in request.pins:
+    for pin in dict.fromkeys(request.pins):
         number = compiled.number[pin.axis]
         if pin.spec == NONE:
             mask = UNUSED
@@ -162,7 +188,13 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
                     hint=f"near it: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
                 )
         masks.append((pin, number, mask))
-    return Asked(compiled=compiled, request=request, masks=tuple(masks), added=added)
+    return Asked(
+        compiled=_with_named(compiled, request.pins),
+        request=request,
+        masks=tuple(masks),
+        added=added,
+        guarded=compiled,
+    )
 
 
 def runs(chosen: int, domain: int) -> Iterator[tuple[int, int]]:
@@ -665,7 +697,7 @@ def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
         if axis.name in excluded:
             result[axis.name] = f"asked not to be there ({excluded[axis.name].origin} {NONE})"
         elif axis.use == "asked":
-            result[axis.name] = f"only when asked for (--{axis.name} auto)"
+            result[axis.name] = NOT_ASKED
         else:
             result[axis.name] = _why_impossible(asked, values, i)
     return result
@@ -686,7 +718,7 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
     for extra in ((wanted,), (*kept, wanted)):
         request = Request(pins=(*asked.request.pins, *extra), prefer=asked.request.prefer)
         trial = read_request(compiled.matrix, request)
-        if not solvable(trial.compiled, trial.compiled.domains(trial.pinned())):
+        if not solvable(*trial.of(request.pins)):
             conflict = explain_conflict(trial, (), first_only=True)
             told = [step.text for step in conflict.steps if step.pin is None]
             return told[-1] if told else "no release of it fits what was asked"

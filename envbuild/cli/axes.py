@@ -1,0 +1,108 @@
+"""One flag per axis, made from the axis files, and the request that they spell."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import click
+
+from envbuild.matrix.cell import AUTO, NONE, Pin, Request
+from envbuild.paths import data_dir
+
+_PREFIX = "axis_"
+
+
+@cache
+def _headers() -> tuple[tuple[str, str, str], ...]:
+    """Return (name, title, use) of every axis.
+
+    Only the head of each file is read: the command line needs the names before it knows whether it needs the matrix.
+    """
+    import tomli
+
+    found = []
+    for path in sorted(data_dir("matrices").glob("*.toml")):
+        head = re.split(r"^\[\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        try:
+            axis = tomli.loads(head).get("axis")
+        except tomli.TOMLDecodeError:
+            continue  # the loader names the mistake when the matrix is read
+        if axis and "name" in axis:
+            found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
+    return tuple(found)
+
+
+def _help(name: str, title: str, use: str) -> str:
+    notes = {
+        "asked": f"Not in the cell unless asked for; `--{name} auto` takes what fits.",
+        "default": "`none` leaves it out.",
+        "host": "`auto` reads this host's.",
+        "derived": "Follows from other axes; may be constrained.",
+    }
+    return f"{title}. {notes.get(use, '')}".strip()
+
+
+def axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option per axis, `--stack` and `--prefer` to a command; `request_from` reads them from its kwargs."""
+    for name, title, use in reversed(_headers()):
+        command = click.option(
+            f"--{name}", _PREFIX + name.replace("-", "_"), metavar="SPEC", help=_help(name, title, use)
+        )(command)
+    command = click.option("--stack", metavar="NAME|FILE", help="A stack, whose pins are added to the flags.")(command)
+    return click.option(
+        "--prefer",
+        type=click.Choice(["proven", "newest"]),
+        default="proven",
+        show_default=True,
+        help="What makes one cell better than another.",
+    )(command)
+
+
+def request_from(kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = None) -> Request:
+    """Return the request that the options of `axis_options` spell.
+
+    Args:
+        kwargs: the command's keyword arguments; those of other options are passed over.
+        lock: versions that a lock pins, axis by axis.
+
+    Raises:
+        UsageError: the stack does not exist.
+        DataError: the stack's file is malformed.
+        HostError: `--driver auto` on a host without a driver.
+
+    """
+    return Request(pins=tuple(_pins(kwargs, lock or {})), prefer=kwargs.get("prefer") or "proven")
+
+
+def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
+    for name, _, use in _headers():
+        if name in lock and not (use == "host" and kwargs.get(_PREFIX + name.replace("-", "_"))):
+            yield Pin(axis=name, spec=lock[name], origin="the lock")
+        elif lock and use == "default":
+            yield Pin(axis=name, spec=NONE, origin="the lock")
+    if kwargs.get("stack"):
+        from envbuild.stacks import load_stack
+
+        stack = load_stack(kwargs["stack"])
+        for axis, stated in stack.axes.items():
+            yield Pin(axis=axis, spec=stated, origin=f"stack {stack.name}")
+    for name, _, use in _headers():
+        spec: str | None = kwargs.get(_PREFIX + name.replace("-", "_"))
+        if spec is not None:
+            wanted = _of_host(name) if use == "host" and spec == AUTO else spec.strip()
+            yield Pin(axis=name, spec=wanted, origin=f"--{name}")
+
+
+def _of_host(axis: str) -> str:
+    from envbuild.errors import HostError
+    from envbuild.host import driver_version
+
+    driver = driver_version()
+    if driver is None:
+        raise HostError(
+            "this host has no NVIDIA driver that answers",
+            where=f"--{axis} {AUTO}",
+            hint=f"name the driver of the host that will train (--{axis} 560.35.05), or leave the flag out",
+        )
+    return driver

@@ -1,0 +1,216 @@
+"""`envbuild resolve` and `envbuild explain`: the cell of a request, and why that one or why none."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.axes import axis_options, request_from
+from envbuild.cli.output import emit, json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envbuild.matrix.cell import Request
+    from envbuild.matrix.driver import DriverVerdict
+    from envbuild.matrix.explain import Choice
+    from envbuild.matrix.load import Matrix
+    from envbuild.matrix.model import Rule
+    from envbuild.matrix.solve import EvidenceRef, Solution
+
+_lock_option = click.option(
+    "--lock",
+    "lock_file",
+    type=click.Path(exists=True, path_type=Path),
+    help="Take the cell that this lock pins; flags constrain it further.",
+)
+# what people look for first; the axes that are not named follow
+_ORDER = (
+    "cuda",
+    "torch",
+    "te",
+    "apex",
+    "flash-attn",
+    "flash-attn-hopper",
+    "megatron",
+    "deepspeed",
+    "mpi",
+    "python",
+    "gpu",
+)
+
+
+@click.command()
+@axis_options
+@_lock_option
+@json_option
+def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
+    """Choose a cell: one version on every axis, proven where possible.
+
+    A SPEC is a version or its beginning (12.6), a PEP 440 specifier (">=2.6,<2.8"), a commit, an alias (h100), `auto`
+    for whichever release fits, or `none`. Exits with 3 and the conflict in numbered steps when no cell fits.
+    """
+    from envbuild.matrix.driver import driver_verdict
+    from envbuild.matrix.load import load_matrix
+    from envbuild.matrix.solve import solve
+
+    matrix = load_matrix()
+    solution = solve(matrix, _request(flags, lock_file), _evidence())
+    verdict = driver_verdict(matrix, solution.cell)
+    emit(_answer(solution, verdict), as_json=as_json, human=lambda: _told(matrix, solution, verdict))
+
+
+@click.command()
+@axis_options
+@_lock_option
+@click.option("--nearest", "with_nearest", is_flag=True, help="Where no cell fits, list the nearest that do.")
+@json_option
+def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
+    """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
+    from envbuild.errors import NoCellError
+    from envbuild.matrix.driver import driver_verdict
+    from envbuild.matrix.explain import explain as choices_of
+    from envbuild.matrix.load import load_matrix
+    from envbuild.matrix.solve import read_request, solve
+
+    matrix, evidence = load_matrix(), _evidence()
+    request = _request(flags, lock_file)
+    try:
+        solution = solve(matrix, request, evidence)
+    except NoCellError as error:
+        if with_nearest and error.conflict is not None:
+            error.hint = error.conflict.nearest_text()
+        raise
+    choices = choices_of(solution, evidence, asked=read_request(matrix, request))
+    verdict = driver_verdict(matrix, solution.cell)
+    emit(
+        {
+            **_answer(solution, verdict),
+            "choices": [_choice_answer(choice) for choice in choices],
+            "left_out": dict(solution.left_out),
+        },
+        as_json=as_json,
+        human=lambda: _explained(solution, choices, verdict),
+    )
+
+
+def _request(flags: dict[str, Any], lock_file: Path | None) -> "Request":
+    if lock_file is None:
+        return request_from(flags)
+    from envbuild.lock.make import read_lock
+
+    return request_from(flags, lock=read_lock(lock_file).lock.cell)
+
+
+def _rule_answer(rule: "Rule") -> dict[str, Any]:
+    return {
+        "rule": rule.id,
+        "kind": rule.kind,
+        "topic": rule.topic,
+        "axes": sorted({*rule.when, *rule.needs, *rule.with_, *rule.without, *rule.same}),
+        "text": rule.why,
+        "source": rule.source,
+    }
+
+
+def _answer(solution: "Solution", verdict: "DriverVerdict | None") -> dict[str, Any]:
+    return {
+        "cell": dict(solution.cell.versions),
+        "id": solution.cell.id,
+        "driver_verdict": verdict.verdict if verdict else None,
+        "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
+        "evidence": [{"id": ref.id, "level": ref.level, "versions": dict(ref.versions)} for ref in solution.evidence],
+        "matrix": solution.matrix_digest,
+    }
+
+
+def _choice_answer(choice: "Choice") -> dict[str, Any]:
+    others = {"next_best": choice.next_best, "newest": choice.newest}
+    return {
+        "axis": choice.axis,
+        "version": choice.version,
+        "why": choice.why,
+        "source": choice.source,
+        **{
+            key: {"version": other.version, "why": other.why, "source": other.source} if other else None
+            for key, other in others.items()
+        },
+    }
+
+
+def _sorted_axes(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+
+
+def _table(rows: "Sequence[tuple[str, ...]]") -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+def _verdict_line(verdict: "DriverVerdict | None") -> str:
+    if verdict is None:
+        return "driver     not given; --driver auto or --driver VERSION says what it means for this cell"
+    return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
+
+
+def _evidence_line(solution: "Solution") -> str:
+    if not solution.evidence:
+        return "evidence   never verified"
+    return f"evidence   {solution.evidence[0].level}: {', '.join(ref.id for ref in solution.evidence)}"
+
+
+def _left_out_lines(solution: "Solution") -> list[str]:
+    from envbuild.matrix.solve import NOT_ASKED
+
+    unasked = [axis for axis, why in solution.left_out.items() if why == NOT_ASKED]
+    lines = [f"left out   {axis}: {why}" for axis, why in solution.left_out.items() if why != NOT_ASKED]
+    if unasked:
+        lines.append(f"left out   {', '.join(unasked)}: {NOT_ASKED}")
+    return lines
+
+
+def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None") -> str:
+    versions = solution.cell.versions
+    rows = []
+    for name in _sorted_axes(list(versions)):
+        release = matrix.release(name, versions[name]) if matrix.has(name, versions[name]) else None
+        commit = f" ({release.commit[:8]})" if release and release.commit else ""
+        rows.append((name, versions[name] + commit, solution.reasons[name]))
+    return "\n".join(
+        [
+            solution.cell.id,
+            "",
+            *_table(rows),
+            "",
+            _verdict_line(verdict),
+            _evidence_line(solution),
+            *_left_out_lines(solution),
+        ]
+    )
+
+
+def _explained(solution: "Solution", choices: "tuple[Choice, ...]", verdict: "DriverVerdict | None") -> str:
+    lines = [solution.cell.id]
+    by_axis = {choice.axis: choice for choice in choices}
+    for name in _sorted_axes(list(by_axis)):
+        choice = by_axis[name]
+        lines += ["", f"{name} {choice.version}: {choice.why}", f"    source: {choice.source}"]
+        if choice.next_best:
+            lines.append(f"    next best, {choice.next_best.version}: {choice.next_best.why}")
+        if choice.newest:
+            lines.append(f"    {choice.newest.version}: {choice.newest.why}")
+            if choice.newest.source:
+                lines.append(f"        ({choice.newest.source})")
+    lines += ["", "rules that apply:"]
+    lines += [
+        f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
+    ]
+    lines += ["", _verdict_line(verdict), _evidence_line(solution), *_left_out_lines(solution)]
+    return "\n".join(lines)
+
+
+def _evidence() -> "tuple[EvidenceRef, ...]":
+    return ()

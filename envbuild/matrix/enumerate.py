@@ -1,0 +1,67 @@
+"""All cells that exist, projected on the axes one asks about."""
+
+from collections.abc import Iterator, Sequence
+
+import clingo
+
+from envbuild.errors import UsageError
+from envbuild.matrix.cell import AUTO, Pin, Request
+from envbuild.matrix.clauses import propagate
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.solve import Program, read_request
+
+
+def enumerate_cells(
+    matrix: Matrix, axes: Sequence[AxisName], pins: Sequence[Pin] = ()
+) -> Iterator[dict[AxisName, str]]:
+    """Yield every combination of versions on `axes` that some cell has, each once, in no particular order.
+
+    Every axis of `axes` is in use in what is yielded, an axis of use `asked` or `host` as if asked for, unless a pin says
+    `none` of it.
+
+    Args:
+        matrix: where to look.
+        axes: the axes to tell apart; the others may have any value that fits.
+        pins: filters, as a request would state them.
+
+    Raises:
+        UsageError: an axis does not exist, or a pin matches no release.
+
+    """
+    named = {pin.axis for pin in pins}
+    if not axes:
+        raise UsageError("no axis to enumerate", hint="name at least one, e.g. cuda,torch,te")
+    wanted = [Pin(axis=axis, spec=AUTO, origin="the axes to enumerate") for axis in axes if axis not in named]
+    asked = read_request(matrix, Request(pins=(*pins, *wanted)))
+    compiled = asked.compiled
+    domains = compiled.domains(asked.pinned())
+    if not all(domains) or propagate(compiled, domains) is not None:
+        return
+    numbers = [compiled.number[axis] for axis in axes]
+    with Program(compiled, domains, options=("--models=0", "--project=project")) as program:
+        program.all_clauses()
+        # one atom per value, named by axis and value, so that a model lists its few true ones
+        atoms = []
+        for number in numbers:
+            for value in program.places.get(number, ()):
+                symbol = clingo.Function("is", [clingo.Number(number), clingo.Number(value)])
+                atom = program.backend.add_atom(symbol)
+                program.backend.add_rule([atom], program.inside(number, 1 << value) or [])
+                atoms.append(atom)
+        program.backend.add_project(atoms)
+    fixed = {
+        axis: release.version
+        for axis, number in zip(axes, numbers, strict=True)
+        if number not in program.places
+        and (release := compiled.values[number][domains[number].bit_length() - 1]) is not None
+    }
+    with program.control.solve(yield_=True) as handle:
+        for model in handle:
+            found = dict(fixed)
+            for symbol in model.symbols(atoms=True):
+                number, value = (argument.number for argument in symbol.arguments)
+                release = compiled.values[number][value]
+                if release is not None:
+                    found[compiled.names[number]] = release.version
+            yield {axis: found[axis] for axis in axes if axis in found}

@@ -1,0 +1,172 @@
+"""Why each version of a cell was chosen: what the best cell without it would lose, and why not the newest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.conflict import explain_conflict
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.solve import (
+    Asked,
+    EvidenceRef,
+    Score,
+    Solution,
+    best_values,
+    read_request,
+    score_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another release of an axis, and why it was not chosen."""
+
+    version: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One axis of a cell: the version, why, and what else there was."""
+
+    axis: AxisName
+    version: str
+    why: str
+    source: str
+    next_best: Alternative | None
+    """What the best cell with another release of this axis has, and at which step of the order it loses."""
+    newest: Alternative | None
+    """The most preferred release, where it was not chosen and is not the next best."""
+
+
+def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: Asked) -> tuple[Choice, ...]:
+    """Return the choices of `solution`, in the matrix' order of axes.
+
+    Args:
+        solution: what `solve` returned.
+        evidence: what it was given.
+        asked: its request, read (`read_request`).
+
+    """
+    compiled = asked.compiled
+    values = [
+        compiled.position[i][solution.cell.versions[name]] if name in solution.cell.versions else 0
+        for i, name in enumerate(compiled.names)
+    ]
+    result = []
+    for i, name in enumerate(compiled.names):
+        release = compiled.values[i][values[i]]
+        if release is None:
+            continue
+        next_best = newest = None
+        if compiled.axes[i].use != "derived" and name not in solution.added:
+            next_best = _next_best(asked, evidence, solution, i, values[i])
+            newest = _newest(asked, evidence, solution, i)
+            newest = None if newest and next_best and newest.version == next_best.version else newest
+        result.append(
+            Choice(
+                axis=name,
+                version=release.version,
+                why=solution.reasons[name],
+                source=release.source,
+                next_best=next_best,
+                newest=newest,
+            )
+        )
+    return tuple(result)
+
+
+def _next_best(
+    asked: Asked, evidence: Sequence[EvidenceRef], solution: Solution, axis: int, chosen: int
+) -> Alternative | None:
+    compiled = asked.compiled
+    domains = compiled.domains(asked.pinned())
+    domains[axis] &= compiled.real[axis] & ~(1 << chosen)
+    values = best_values(asked, evidence, domains)
+    if values is None:
+        return None
+    release = compiled.values[axis][values[axis]]
+    assert release is not None  # noqa: S101
+    score = score_of(asked, evidence, values)
+    why = difference(solution.score, score, asked, release.version)
+    return Alternative(version=release.version, why=why, source=release.source)
+
+
+def _newest(
+    asked: Asked,
+    evidence: Sequence[EvidenceRef],
+    solution: Solution,
+    axis: int,
+) -> Alternative | None:
+    compiled = asked.compiled
+    name = compiled.names[axis]
+    last = len(compiled.values[axis]) - 1
+    release = compiled.values[axis][last]
+    if release is None or release.version == solution.cell.versions[name]:
+        return None
+    pinned = [pin for pin, number, mask in asked.masks if number == axis and not mask >> last & 1]
+    if pinned:
+        return Alternative(version=release.version, why="not what was asked", source=pinned[0].origin)
+    pins = (*asked.request.pins, Pin(axis=name, spec=release.version, origin=f"--{name}"))
+    trial = read_request(compiled.matrix, Request(pins=pins, prefer=asked.request.prefer))
+    values = best_values(trial, evidence, trial.compiled.domains(trial.pinned()))
+    if values is None:
+        told = [step for step in explain_conflict(trial).steps if step.pin is None]
+        return Alternative(
+            version=release.version,
+            why="impossible: " + (" ".join(step.text for step in told) or "it contradicts what was asked"),
+            source="; ".join(dict.fromkeys(step.source for step in told if step.source)),
+        )
+    why = difference(solution.score, score_of(asked, evidence, values), asked, release.version)
+    return Alternative(version=release.version, why=why, source=release.source)
+
+
+def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
+    """Say at which step of the stated order `other`, the best cell with `version`, loses to `chosen`."""
+    steps = [
+        (
+            chosen.defaults_out,
+            other.defaults_out,
+            f"with it the cell would lack {_count(other.defaults_out - chosen.defaults_out, 'more default component')}",
+        )
+    ]
+    if asked.request.prefer == "proven":
+        levels = ("never verified", "built only", "proven on CPU", "proven on GPU")
+        steps += [
+            (
+                chosen.evidence,
+                other.evidence,
+                f"evidence: {levels[-other.evidence]}, against {levels[-chosen.evidence]}",
+            ),
+            (
+                chosen.untested_pairs,
+                other.untested_pairs,
+                f"tested together: {_count(-other.untested_pairs, 'pair')} of components, against {-chosen.untested_pairs}",
+            ),
+            (
+                chosen.spread,
+                other.spread,
+                f"season: its cell's releases lie {_count(other.spread, 'day')} apart, against {chosen.spread}",
+            ),
+        ]
+    steps += [
+        (
+            chosen.age,
+            other.age,
+            f"age: its cell is {_count(other.age - chosen.age, 'day')} older, summed over the components",
+        ),
+        (
+            chosen.untested_undated_pairs,
+            other.untested_undated_pairs,
+            f"{version} was not tested together with the rest by any rule",
+        ),
+    ]
+    for ours, theirs, text in steps:
+        if ours != theirs:
+            return text
+    return "equal in all else, and listed as less preferred"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

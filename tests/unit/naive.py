@@ -1,0 +1,230 @@
+"""A second reading of the matrix' semantics: try every combination, check each statement one by one.
+
+Slow and plain on purpose, and it shares nothing with the solver but the data model and `matches`.
+"""
+
+import datetime as dt
+import itertools
+from dataclasses import replace
+
+from envbuild.matrix.model import Release
+from envbuild.matrix.spec import matches, version_key
+
+LEVELS = {"gpu": 3, "cpu": 2, "built": 1}
+SOFTWARE = ["cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed"]
+
+
+def same_key(version):
+    parsed = version_key(version)
+    return (parsed.major, parsed.minor) if parsed else version
+
+
+class Naive:
+    """Every cell of a matrix, found by trying all combinations."""
+
+    def __init__(self, matrix, host_driver=None):
+        if host_driver:
+            axis, version = host_driver
+            extra = Release(version=version, source="run:test")
+            matrix = replace(matrix, releases={**matrix.releases, axis: (*matrix.releases[axis], extra)})
+        self.matrix = matrix
+        self._matching = {}
+        self._scores = {}
+        self.cells = list(self._search({}, [n for n, a in matrix.axes.items() if a.use != "derived"]))
+
+    # --- what a single statement means ---
+
+    def versions(self, axis, spec):
+        key = (axis, spec)
+        if key not in self._matching:
+            known = list(self.matrix.releases.get(axis, ()))
+            # a derived axis may be given values that it does not list
+            for releases in self.matrix.releases.values():
+                for release in releases:
+                    value = release.fixes.get(axis)
+                    if value and all(value != r.version for r in known):
+                        known.append(Release(version=value, source=release.source))
+            self._matching[key] = {r.version for r in known if matches(self.matrix.axes[axis], spec, r)}
+        return self._matching[key]
+
+    def fits(self, cell, axis, spec):
+        """A constraint on an axis holds where the axis is not in use, or its version matches."""
+        return cell[axis] is None or cell[axis] in self.versions(axis, spec)
+
+    def release(self, axis, version):
+        return next(r for r in self.matrix.releases[axis] if r.version == version)
+
+    def release_holds(self, cell, release):
+        return (
+            all(self.fits(cell, axis, spec) for axis, spec in release.needs.items())
+            and all(cell[axis] is not None for axis in release.with_)
+            and all(cell[axis] is None for axis in release.without)
+        )
+
+    def applies(self, cell, rule):
+        if rule.component and cell[rule.component] is None:
+            return False
+        return all(
+            cell[axis] is not None and cell[axis] in self.versions(axis, spec) for axis, spec in rule.when.items()
+        )
+
+    def rule_holds(self, cell, rule):
+        if rule.kind == "tested-with" or not self.applies(cell, rule):
+            return True
+        if not all(self.fits(cell, axis, spec) for axis, spec in rule.needs.items()):
+            return False
+        if rule.any_of and not any(
+            all(self.fits(cell, axis, spec) for axis, spec in alternative.items()) for alternative in rule.any_of
+        ):
+            return False
+        if any(cell[axis] is None for axis in rule.with_) or any(cell[axis] is not None for axis in rule.without):
+            return False
+        return len({same_key(cell[axis]) for axis in rule.same if cell[axis] is not None}) <= 1
+
+    # --- all cells ---
+
+    def _search(self, partial, left):
+        if left:
+            axis, *rest = left
+            options = [r.version for r in self.matrix.releases[axis]]
+            if self.matrix.axes[axis].use != "always":
+                options.append(None)
+            for version in options:
+                yield from self._search({**partial, axis: version}, rest)
+            return
+        cell = dict(partial)
+        chosen = [self.release(axis, v) for axis, v in partial.items() if v is not None]
+        for axis, definition in self.matrix.axes.items():
+            if definition.use == "derived":
+                given = {r.fixes[axis] for r in chosen if axis in r.fixes}
+                if len(given) > 1:
+                    return
+                cell[axis] = given.pop() if given else None
+        if all(self.release_holds(cell, r) for r in chosen):
+            derived = [
+                self.release(axis, cell[axis])
+                for axis, definition in self.matrix.axes.items()
+                if definition.use == "derived"
+                and cell[axis] is not None
+                and any(r.version == cell[axis] for r in self.matrix.releases[axis])
+            ]
+            if all(self.release_holds(cell, r) for r in derived) and all(
+                self.rule_holds(cell, rule) for rule in self.matrix.rules
+            ):
+                yield cell
+
+    # --- a request ---
+
+    def answers(self, pins, free=(), named=None):
+        """Return the cells that satisfy `pins`; the axes of `free` may have any value, and `named` may name releases."""
+        pinned = {pin.axis for pin in pins} | set(free)
+        found = []
+        for cell in self.cells:
+            if any(
+                cell[axis] is not None and definition.use in {"asked", "host"} and axis not in pinned
+                for axis, definition in self.matrix.axes.items()
+            ):
+                continue
+            if all(self.pin_holds(cell, pin) for pin in pins) and self.only_asked(
+                cell, pins if named is None else named
+            ):
+                found.append(cell)
+        return found
+
+    def only_asked(self, cell, pins):
+        """Releases marked `asked` are taken only when a pin spells their version, alias, commit or a glob for it."""
+        for axis, version in cell.items():
+            release = next((r for r in self.matrix.releases[axis] if r.version == version), None)
+            if release is None or not release.asked:
+                continue
+            texts = [pin.spec for pin in pins if pin.axis == axis and pin.spec[0] not in "<>=!~"]
+            if version not in texts and not any(
+                "*" in t and self.matrix.axes[axis].scheme == "name" and version in self.versions(axis, t)
+                for t in texts
+            ):
+                return False
+        return True
+
+    def pin_holds(self, cell, pin):
+        value = cell[pin.axis]
+        if pin.spec == "none":
+            return value is None
+        if pin.spec in {"auto", "any"}:
+            return value is not None
+        definition = self.matrix.axes[pin.axis]
+        listed = {r.version for r in self.matrix.releases[pin.axis]}
+        if definition.open and version_key(pin.spec) and pin.spec in listed and self.is_host(pin):
+            return value == pin.spec
+        return value is not None and value in self.versions(pin.axis, pin.spec)
+
+    def is_host(self, pin):
+        # the release that the request itself added
+        return self.release(pin.axis, pin.spec).source == "run:test"
+
+    def rank(self, axis, version):
+        """0 is the best release of an axis."""
+        definition = self.matrix.axes[axis]
+        order = list(self.matrix.releases[axis])
+        if definition.dated:
+            order = sorted(order, key=lambda r: r.date or dt.date.min)
+        elif definition.open:
+            order = sorted(order, key=lambda r: version_key(r.version))
+        elif definition.scheme == "name":
+            order.reverse()
+        order.reverse()
+        names = [r.version for r in order]
+        return len(names) if version is None else names.index(version)
+
+    def score(self, cell, pins, evidence, prefer):
+        key = tuple(cell[axis] for axis in self.matrix.axes)
+        if key not in self._scores:
+            self._scores[key] = self._fixed_score(cell)
+        out, pairs, spread, age, others, preference = self._scores[key]
+        if prefer == "newest":
+            return (out, age, others, *preference)
+        settled = {pin.axis for pin in pins if pin.spec not in {"auto", "any"}}
+        level = max((LEVELS[ref.level] for ref in evidence if self.speaks_for(cell, ref, settled)), default=0)
+        return (out, -level, pairs, spread, age, others, *preference)
+
+    def speaks_for(self, cell, ref, settled):
+        software = [axis for axis in SOFTWARE if axis in self.matrix.axes]
+        if not any(axis in ref.versions for axis in SOFTWARE):
+            return False
+        for axis in software:
+            if cell[axis] is None:
+                continue
+            if axis in ref.versions:
+                if ref.versions[axis] != cell[axis]:
+                    return False
+            elif axis not in settled:
+                return False
+        return True
+
+    def _fixed_score(self, cell):
+        axes = self.matrix.axes
+        pairs = set()
+        for rule in self.matrix.rules:
+            if rule.kind == "tested-with" and self.applies(cell, rule):
+                counted = [a for a in rule.when if axes[a].use not in {"derived", "host"}]
+                pairs |= {frozenset(pair) for pair in itertools.combinations(counted, 2)}
+        with_date = sum(any(axes[a].dated for a in pair) for pair in pairs)
+        dates = [
+            self.release(a, cell[a]).date
+            for a, definition in axes.items()
+            if definition.dated and cell[a] is not None and self.release(a, cell[a]).date
+        ]
+        age = 0
+        for axis, definition in axes.items():
+            listed = [r.date for r in self.matrix.releases[axis] if r.date]
+            if definition.dated and listed:
+                own = self.release(axis, cell[axis]).date if cell[axis] is not None else None
+                age += (max(listed) - (own or min(listed))).days
+        order = [a for a in axes if axes[a].dated] + [a for a in axes if not axes[a].dated]
+        return (
+            sum(definition.use == "default" and cell[a] is None for a, definition in axes.items()),
+            -with_date,
+            (max(dates) - min(dates)).days if dates else 0,
+            age,
+            -(len(pairs) - with_date),
+            tuple(self.rank(a, cell[a]) for a in order if axes[a].use != "derived"),
+        )

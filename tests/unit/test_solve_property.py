@@ -1,0 +1,102 @@
+"""Ten thousand random requests, each answer held against the brute force of `naive`."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from naive import Naive
+from random_matrix import random_evidence, random_matrix, random_request
+
+from envbuild.errors import NoCellError, UsageError
+from envbuild.matrix.cell import NONE
+from envbuild.matrix.solve import solve
+
+MATRICES, REQUESTS, CHUNKS = 250, 40, 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_answers_are_optimal_and_refusals_are_minimal(chunk):
+    generator = random.Random(20261120 + chunk)
+    checked = {"solved": 0, "refused": 0, "unmatched": 0}
+    for _ in range(MATRICES // CHUNKS):
+        matrix = random_matrix(generator)
+        plain, hosted = Naive(matrix), None
+        for _ in range(REQUESTS):
+            request = random_request(generator, matrix)
+            evidence = random_evidence(generator, matrix)
+            naive = plain
+            if any(p.axis == "driver" and p.spec == "1.5" for p in request.pins):
+                hosted = hosted or Naive(matrix, host_driver=("driver", "1.5"))
+                naive = hosted
+            checked[check(matrix, naive, request, evidence, explain=generator.random() < 0.4)] += 1
+    # the mix stays worth running
+    assert checked["solved"] > 100
+    assert checked["refused"] > 100
+
+
+def check(matrix, naive, request, evidence, *, explain):
+    for pin in request.pins:
+        if pin.spec not in {"auto", "none"} and not naive.versions(pin.axis, pin.spec):
+            with pytest.raises(UsageError, match="no release"):
+                solve(matrix, request, evidence)
+            return "unmatched"
+    answers = naive.answers(request.pins)
+    try:
+        solution = solve(matrix, request, evidence)
+    except NoCellError as error:
+        assert not answers, (request, answers[0])
+        check_conflict(naive, request, error.conflict, nearest=explain)
+        return "refused"
+    cell = {axis: solution.cell.versions.get(axis) for axis in matrix.axes}
+    assert cell in answers, (request, cell)
+    scores = [naive.score(other, request.pins, evidence, request.prefer) for other in answers]
+    best = min(scores)
+    assert naive.score(cell, request.pins, evidence, request.prefer) == best, (request, cell)
+    assert scores.count(best) == 1  # the order is total: nothing is left to chance
+    assert solution.score.vector(request.prefer) == best
+    assert {r.id for r in (*solution.rules, *solution.tested_with)} == {
+        r.id for r in matrix.rules if naive.applies(cell, r)
+    }
+    assert set(solution.reasons) == set(solution.cell.versions)
+    return "solved"
+
+
+def check_conflict(naive, request, conflict, *, nearest):
+    pins = conflict.pins
+    assert set(pins) <= set(request.pins)
+    assert not naive.answers(pins)
+    for dropped in pins:
+        rest = [pin for pin in pins if pin is not dropped]
+        assert naive.answers(rest), (pins, dropped)
+    rules = {rule.id for rule in naive.matrix.rules}
+    for step in conflict.steps:
+        assert step.rule in {"asked", "release", "derived"} | rules
+        assert step.text.endswith(".")
+    if nearest:
+        check_nearest(naive, request, conflict.nearest)
+
+
+def check_nearest(naive, request, nearest):
+    free = {pin.axis for pin in request.pins}
+    cells = naive.answers((), free=free, named=request.pins)
+    if not cells:
+        assert not nearest
+        return
+
+    def changed(cell):
+        return {pin.axis for pin in request.pins if not naive.pin_holds(cell, pin)}
+
+    assert nearest
+    assert len(nearest[0].changed) == min(len(changed(cell)) for cell in cells)
+    for near in nearest:
+        cell = {axis: near.cell.versions.get(axis) for axis in naive.matrix.axes}
+        assert cell in cells
+        assert changed(cell) == set(near.changed)
+        for axis, (_, instead) in near.changed.items():
+            assert instead == near.cell.versions.get(axis, NONE)
+    # each one is another way out
+    sets = [set(near.changed) for near in nearest]
+    assert all(not one <= other for i, one in enumerate(sets) for other in sets[i + 1 :])
