@@ -1,0 +1,109 @@
+"""What the tests of the patches share: virtual environments and downloads that are kept, upstream trees, stand-ins.
+
+ENVBUILD_TEST_CACHE names the folder that keeps them (by default one in the temporary folder). Packages come through pip
+and its configuration; where PyPI's torch is the CUDA build, PIP_EXTRA_INDEX_URL names an index with the CPU build.
+
+UPSTREAM_TREES names a folder that holds real checkouts, TARGET/ each (scripts/check_upstream_patches.py makes one). A test
+that finds its target there runs on the real file too.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from envbuild.patching import Patch, load_patches, patched
+
+REQUIREMENTS = (
+    "torch==2.13.0",
+    "numpy==2.4.6",
+    "packaging==26.3",
+    "einops==0.8.2",
+    "sgd-sai==1.0.3",
+    "pybind11==3.1.0",
+)
+PROBES = Path(__file__).parent / "probes"
+
+
+def cache() -> Path:
+    folder = Path(os.environ.get("ENVBUILD_TEST_CACHE") or Path(tempfile.gettempdir()) / "envbuild-test-cache")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+
+
+def venv(*requirements: str) -> Path:
+    """Return the Python of a virtual environment with these requirements; it is made once."""
+    key = hashlib.sha256(f"{sys.version_info[:2]} {sorted(requirements)}".encode()).hexdigest()[:12]
+    folder = cache() / f"venv-{key}"
+    with (cache() / f"venv-{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            _run(sys.executable, "-m", "venv", "--clear", folder)
+            _run(folder / "bin/python", "-m", "pip", "install", "-q", *requirements)
+            (folder / "complete").touch()
+    return folder / "bin/python"
+
+
+def sdist(python: Path, name: str, version: str, sha256: str) -> Path:
+    """Return a source archive from the package index, verified by its hash; it is downloaded once."""
+    place = cache() / f"{name.replace('-', '_')}-{version}.tar.gz"
+    with (cache() / f"{name}-{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            wanted = cache() / f"{name}-{version}.txt"
+            wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
+            with tempfile.TemporaryDirectory() as folder:
+                _run(
+                    *(python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--require-hashes"),
+                    *("-d", folder, "-r", wanted),
+                )
+                (found,) = Path(folder).iterdir()
+                place.write_bytes(found.read_bytes())
+    assert hashlib.sha256(place.read_bytes()).hexdigest() == sha256
+    return place
+
+
+def the_patch(name: str) -> Patch:
+    return load_patches()[name]
+
+
+def upstream_tree(patch: Patch) -> Path:
+    """Return a real checkout of the patch's target, or skip."""
+    root = os.environ.get("UPSTREAM_TREES")
+    if not root or not (Path(root) / patch.target).is_dir():
+        pytest.skip(f"UPSTREAM_TREES holds no {patch.target}")
+    return Path(root) / patch.target
+
+
+def real(patch: Patch) -> dict[str, tuple[str, str]]:
+    """Return each file of the patch before and after it, from a real checkout."""
+    tree = upstream_tree(patch)
+    before = {file.path: (tree / file.path).read_bytes() for file in patch.files}
+    return {path: (before[path].decode(), new.decode()) for path, new in patched(patch, before).items()}
+
+
+def stand_in(patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, str]:
+    """Return a stand-in for a patched file, before and after: the patch's own lines, and ours between them.
+
+    `between[n]` comes before the n-th hunk, or behind the last one. So what is tested are the lines that the patch brings,
+    in a file that is otherwise written for the test.
+    """
+    hunks = patch.hunks[path]
+    sides = []
+    for side in ("old", "new"):
+        parts = []
+        for number, hunk in enumerate(hunks):
+            parts += [between.get(number, ""), b"".join(getattr(hunk, side)).decode()]
+        sides.append("".join([*parts, between.get(len(hunks), "")]))
+    return sides[0], sides[1]
