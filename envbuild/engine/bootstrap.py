@@ -516,7 +516,9 @@ def _bootstrap_failure(log: Path, mirrors: Sequence[str]) -> EnvbuildError:
             where=f"{_apt_complaint(output)} (whole log: {log})",
             hint="check the network, and the mirror and proxy settings",
         )
-    if os.geteuid() and re.search(r"newuidmap|newgidmap|/etc/subuid|CLONE_NEWUSER|pick chroot mode|user namespace", output):
+    if os.geteuid() and re.search(
+        r"newuidmap|newgidmap|/etc/subuid|CLONE_NEWUSER|pick chroot mode|user namespace", output
+    ):
         return HostError(
             "this user may not make a user namespace, which bootstrapping without root needs",
             where=str(log),

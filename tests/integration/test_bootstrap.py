@@ -3,7 +3,6 @@
 import io
 import re
 import tarfile
-from dataclasses import replace
 
 import pytest
 
@@ -81,7 +80,8 @@ def test_only_the_packages_that_a_base_lacks_come_back(resolved, mirrors):
 
 def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(resolved, mirrors):
     older = [
-        replace(package, version="0.1") if package.name in {"grep", "tar"} else package for package in resolved
+        package.model_copy(update={"version": "0.1"}) if package.name in {"grep", "tar"} else package
+        for package in resolved
     ]
     added = resolve_os_packages(suite="bookworm", packages=["make"], installed=older, **mirrors)
     assert [package.name for package in added] == ["make"]
