@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.engine.bootstrap import archive_of, resolve_os_packages
+from envbuild.engine.bootstrap import resolve_os_packages
 from envbuild.engine.registry import find_digest, parse_reference
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock import python as pylock
@@ -106,6 +106,26 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
     ).run()
 
 
+@dataclass(frozen=True, kw_only=True)
+class OsSide:
+    """The OS side of a lock: the root, and what stages add to it."""
+
+    root: Root | None
+    os: tuple[OsSet, ...]
+
+
+def current_os(settings: Settings, matrix: Matrix, inputs: Inputs) -> OsSide:
+    """Return the OS side as the archive has it now.
+
+    Raises:
+        LockError: the archive cannot be reached or lacks a package.
+
+    """
+    maker = _Maker(settings, matrix, inputs, lambda _: None, 0)
+    root, sets = maker.os_side()
+    return OsSide(root=root, os=sets)
+
+
 class _Maker:
     def __init__(self, settings: Settings, matrix: Matrix, inputs: Inputs, note: Note, epoch: int) -> None:
         self.settings = settings
@@ -162,7 +182,7 @@ class _Maker:
             )
         return image.model_copy(update={"digest": digest})
 
-    def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
+    def os_side(self) -> tuple[Root | None, tuple[OsSet, ...]]:
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         ubuntu = self.matrix.release("os", inputs.cell.versions["os"]).facts.family == "ubuntu"
@@ -174,26 +194,33 @@ class _Maker:
                 suite=suite, packages=wanted, mirror=mirror, security_mirror=security, installed=installed
             )
 
-        self.note(f"resolving OS packages on {suite}")
         wanted = {"runtime": inputs.os_runtime, "builder": inputs.os_builder}
-        try:
-            base = closure((), ())
-            runtime = closure(wanted["runtime"], base)
-            builder = closure(wanted["builder"], (*base, *runtime)) if wanted["builder"] else ()
-        except LockError as error:
-            self._miss(
-                f"OS packages on {suite}: {', '.join(wanted['runtime'] + wanted['builder'])}",
-                error,
-                urlsplit(mirror or archive_of(suite).mirror).hostname or suite,
-            )
-            base = runtime = builder = ()
+        base = closure((), ())
+        runtime = closure(wanted["runtime"], base)
+        builder = closure(wanted["builder"], (*base, *runtime)) if wanted["builder"] else ()
         sets = (
             OsSet(name="runtime", wanted=wanted["runtime"], packages=runtime),
             OsSet(name="builder", wanted=wanted["builder"], packages=builder),
         )
-        return (
-            Root(suite=suite, epoch=_root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
-        ), sets
+        root = Root(suite=suite, epoch=_root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
+        return root, sets
+
+    def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
+        inputs = self.inputs
+        suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
+        self.note(f"resolving OS packages on {suite}")
+        try:
+            return self.os_side()
+        except LockError as error:
+            mirror = (
+                self.settings.debian_mirror
+                if inputs.cell.versions["os"].startswith("debian")
+                else self.settings.ubuntu_mirror
+            )
+            wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
+            self._miss(f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite)
+            sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
+            return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
     def _sdist(self, sdist: SdistInput) -> FileSource:
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")

@@ -1,0 +1,365 @@
+"""`envbuild image` and `envbuild pull`: the image of a cell, proven as far as this host can."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.road import Asked, asked_from, road_options
+
+if TYPE_CHECKING:
+    from envbuild.engine.build import Built
+    from envbuild.lock.make import Locked
+    from envbuild.pipeline import Made
+    from envbuild.settings import Settings
+    from envbuild.verify.audit import Audit
+    from envbuild.verify.smoke import SmokeReport
+
+
+@click.command()
+@road_options
+@click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
+@click.option("--locked", is_flag=True, help="Use the cell's lock exactly as it is; never make or renew one.")
+@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the registry of the settings.")
+@click.option("--no-cache", is_flag=True, help="Run every build step again.")
+@click.option("--no-smoke", is_flag=True, help="Stop after the audit.")
+@click.option("--push", "do_push", is_flag=True, help="Push the image to the registry of the settings.")
+@click.option("--builder", metavar="NAME", help="A buildx builder: local, remote or kubernetes.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Compile jobs at once. [default: from cores, memory and what a job needs]",
+)
+@click.option(
+    "--build-context",
+    "contexts",
+    multiple=True,
+    metavar="STAGE=SOURCE",
+    help="Replace an external input, as `docker buildx build` does.",
+)
+@json_option
+def image(
+    tag: str | None,
+    locked: bool,
+    no_pull: bool,
+    no_cache: bool,
+    no_smoke: bool,
+    do_push: bool,
+    builder: str | None,
+    jobs: int | None,
+    contexts: tuple[str, ...],
+    as_json: bool,
+    lock_file: Path | None,
+    flavor: str | None,
+    sources: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Build the image of a cell, or pull it if it is prebuilt; audit it and prove as much as this host allows.
+
+    Builds in the Docker engine or the buildx builder that is there. Exits with 3 when no cell fits, 4 when an input is
+    not what the lock says, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
+    """
+    from envbuild.engine.build import engine_client
+    from envbuild.pipeline import make_image, push_image
+
+    started = time.monotonic()
+    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
+    settings = asked.settings.model_copy(update=changed)
+    for line in settings.notices:
+        note(line)
+    note(f"cell {asked.solution.cell.id}")
+    client = engine_client(settings)
+    asked, found, left_out = _with_lock(asked, settings, flags, lock_file, flavor, sources, locked_only=locked)
+    from envbuild.cli.show import StageDisplay
+
+    display: list[StageDisplay] = []
+
+    def show(plan: Any) -> Any:
+        display.append(StageDisplay({s.name: s.title for s in plan.stages}))
+        display[0].__enter__()  # entered here, left below, whatever happens between
+        return display[0].change, display[0].note
+
+    try:
+        made = make_image(
+            settings,
+            asked.matrix,
+            asked.inputs,
+            client,
+            found,
+            tag=tag,
+            locked_only=locked,
+            pull=not no_pull,
+            cache=not no_cache,
+            display=show,
+            substitutes=_contexts(contexts),
+        )
+    finally:
+        for each in display:
+            each.__exit__(None, None, None)
+    audited = _audit(settings, made.built.tag)
+    smoked, unproven = (
+        (None, ["smoke tests were left out by --no-smoke"]) if no_smoke else _smoke(settings, made, audited)
+    )
+    pushed = push_image(settings, client, made) if do_push else None
+    report = _report(asked, made, audited, smoked, unproven, left_out, pushed, time.monotonic() - started)
+    emit(report, as_json=as_json, human=lambda: _told(report))
+    audited.raise_for_defects()
+    if smoked is not None:
+        smoked.raise_for_verdict()
+
+
+def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
+    from envbuild.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, equals, source = text.partition("=")
+        if not equals or not name or not source:
+            raise UsageError(
+                f"{text!r} replaces nothing",
+                where="--build-context",
+                hint="write STAGE=SOURCE, as in base=docker-image://debian:12",
+            )
+        found[name] = source
+    return found
+
+
+def _with_lock(
+    asked: Asked,
+    settings: "Settings",
+    flags: dict[str, Any],
+    lock_file: Path | None,
+    flavor: str | None,
+    sources: tuple[str, ...],
+    *,
+    locked_only: bool,
+) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
+    """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
+    from envbuild.errors import HostError
+    from envbuild.lock.find import check_fits, require_complete
+    from envbuild.lock.make import make_lock, read_lock
+    from envbuild.pipeline import lock_for
+
+    if lock_file is not None:
+        named = read_lock(lock_file)
+        check_fits(named.lock, asked.inputs, str(lock_file))
+        require_complete(named.lock, str(lock_file))
+        return asked, (named, lock_file), {}
+    try:
+        return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note), {}
+    except HostError:
+        if locked_only:
+            raise
+        unasked = {
+            t.name
+            for t in asked.inputs.trees
+            if asked.matrix.axes[t.name].use == "default" and not _was_asked(flags, t.name)
+        }
+        missing = make_lock(settings, asked.matrix, asked.inputs, note=lambda _: None).lock.missing
+        lacking = {m.what.split()[3] for m in missing if m.what.startswith("source tree of ")}
+        if not missing or len(lacking) != len(missing) or not lacking <= unasked:
+            raise
+    left_out = {m.what.split()[3]: f"its source is out of reach ({m.host}), and nobody asked for it" for m in missing}
+    for name, why in left_out.items():
+        note(f"{name} is left out: {why}; `--{name} auto` insists on it")
+    again = {**flags, **{"axis_" + name.replace("-", "_"): "none" for name in left_out}}
+    asked = asked_from(again, lock_file=None, flavor=flavor, sources=sources)
+    note(f"cell {asked.solution.cell.id}")
+    return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note), left_out
+
+
+def _was_asked(flags: dict[str, Any], axis: str) -> bool:
+    if flags.get("axis_" + axis.replace("-", "_")):
+        return True
+    if flags.get("stack"):
+        from envbuild.stacks import load_stack
+
+        return axis in load_stack(flags["stack"]).axes
+    return False
+
+
+def _audit(settings: "Settings", tag: str) -> "Audit":
+    from envbuild.verify.audit import audit
+
+    note("audit")
+    return audit(settings, tag)
+
+
+def _smoke(settings: "Settings", made: "Made", audited: "Audit") -> "tuple[SmokeReport | None, list[str]]":
+    """Run the smoke levels that this host can, and name those that it cannot."""
+    from envbuild.host import facts as host_facts
+    from envbuild.verify.smoke import ImageTarget, Level, run_smoke
+
+    if audited.defects:
+        return None, ["smoke tests, because the audit found defects"]
+    gpus = bool(host_facts(settings=settings).gpus)
+    cpu_cell = made.plan.cell.versions["cuda"] == "cpu"
+    unproven = []
+    if not gpus and not cpu_cell:
+        unproven = ["kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"]
+    note("smoke" + ("" if gpus or cpu_cell else " (on CPU)"))
+    report = run_smoke(
+        ImageTarget(reference=made.built.tag),
+        expected=audited.facts["expected"],
+        level=Level.DISTRIBUTED,
+        device="cuda" if gpus and not cpu_cell else "cpu",
+        settings=settings,
+    )
+    return report, unproven
+
+
+def _report(
+    asked: Asked,
+    made: "Made",
+    audited: "Audit",
+    smoked: "SmokeReport | None",
+    unproven: list[str],
+    left_out: dict[str, str],
+    pushed: str | None,
+    seconds: float,
+) -> dict[str, Any]:
+    from envbuild.engine.container import shown
+
+    built: Built = made.built
+    lock = made.locked.lock
+    gpus = [] if lock.cell["cuda"] == "cpu" else ["--gpus", "all"]
+    run = [
+        "docker",
+        "run",
+        "--rm",
+        "-it",
+        *gpus,
+        "--ipc=host",
+        "--network=host",
+        "--ulimit=memlock=-1",
+        "--ulimit=stack=67108864",
+        built.tag,
+    ]
+    unproven = [*unproven, *(f"{c.name}: {c.text}" for c in audited.checks if c.verdict == "unproven")]
+    return {
+        "tag": built.tag,
+        "digest": built.digest,
+        "size_bytes": built.size,
+        "origin": made.origin,
+        "cell": dict(lock.cell),
+        "id": lock.as_cell.id,
+        "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
+        "left_out": {**dict(asked.solution.left_out), **left_out},
+        "seconds": round(seconds, 1),
+        "stages": [
+            {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
+            for s in built.stages
+        ],
+        "executed": built.executed,
+        "audit": audited.as_json(),
+        "smoke": {
+            "verdict": smoked.verdict,
+            "level": str(smoked.level),
+            "device": smoked.device,
+            **smoked.counts,
+            "reason": smoked.reason,
+        }
+        if smoked
+        else None,
+        "not_proven": unproven,
+        "pushed": pushed,
+        "log": str(built.log) if built.log else None,
+        "run": shown(run),
+    }
+
+
+def _told(report: dict[str, Any]) -> str:
+    from envbuild.cli.show import table
+
+    gib = report["size_bytes"] / 2**30
+    how = {
+        "found": "was there already, unchanged",
+        "pulled": "pulled from the registry, verified by digest",
+        "built": "built",
+    }[report["origin"]]
+    lines = [
+        f"{report['tag']}",
+        f"  {how} in {report['seconds']:.0f} s",
+        f"  digest  {report['digest']}",
+        f"  size    {gib:.2f} GiB",
+        f"  lock    {report['lock']['digest'][:26]}… in {report['lock']['folder']}",
+    ]
+    ran = [s for s in report["stages"] if s["executed"] or s["cached"]]
+    if ran:
+        lines += ["", "where the time went"]
+        rows: list[tuple[str, ...]] = [
+            (s["name"], f"{s['seconds']:7.1f} s" if s["executed"] else "   cached")
+            for s in ran
+            if s["executed"] == 0 or s["seconds"] >= 0.1
+        ]
+        lines.append(table(rows))
+    lines += ["", "proven"]
+    checks = report["audit"]["checks"]
+    lines += [
+        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {c['name']}: {c['text']}"
+        for c in checks
+        if c["verdict"] != "unproven"
+    ]
+    if report["smoke"]:
+        s = report["smoke"]
+        lines.append(
+            f"  {'ok' if s['verdict'] == 'passed' else s['verdict'].upper():6} smoke on {s['device']}: {s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped"
+        )
+    if report["not_proven"]:
+        lines += ["", "not proven", *(f"  - {text}" for text in report["not_proven"])]
+    if report["left_out"]:
+        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
+    if report["pushed"]:
+        lines += ["", f"pushed to {report['pushed']}"]
+    return "\n".join([*lines, "", "run it", f"  {report['run']}"])
+
+
+@click.command()
+@road_options
+@click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
+@json_option
+def pull(
+    tag: str | None, as_json: bool, lock_file: Path | None, flavor: str | None, sources: tuple[str, ...], **flags: Any
+) -> None:
+    """Pull the prebuilt image of a cell's lock from the registry of the settings, verified by digest.
+
+    Exits with 4 when the cell has no lock, and with 8 when the registry does not hold its image.
+    """
+    from envbuild.engine.build import engine_client
+    from envbuild.errors import DataError, HostError
+    from envbuild.lock.make import read_lock
+    from envbuild.pipeline import lock_for, pull_prebuilt, registry_reference
+    from envbuild.plan.plan import plan_of
+
+    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    if lock_file is not None:
+        locked = read_lock(lock_file)
+    else:
+        locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=True, note=note)
+    plan = plan_of(asked.matrix, locked, asked.stack)
+    name = tag or f"envbuild:{plan.cell.id}"
+    reference = registry_reference(asked.settings, locked.lock)
+    if reference is None:
+        raise DataError(
+            "no registry is set to pull from",
+            where="pull",
+            hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
+        )
+    built = pull_prebuilt(asked.settings, engine_client(asked.settings), locked.lock, plan, name)
+    if built is None:
+        raise HostError(
+            "the registry holds no image of this lock",
+            where=reference,
+            hint="build it: envbuild image, with --push to put it there",
+        )
+    answer = {
+        "tag": built.tag,
+        "digest": built.digest,
+        "size_bytes": built.size,
+        "reference": reference,
+        "lock": locked.lock.digest,
+    }
+    emit(answer, as_json=as_json, human=lambda: f"{built.tag}\n  from    {reference}\n  digest  {built.digest}")

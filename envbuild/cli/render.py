@@ -1,0 +1,86 @@
+"""`envbuild render`: the plan of a cell as a Dockerfile, a bake file, an Apptainer definition or a shell script."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import emit, json_option
+from envbuild.cli.road import Asked, asked_from, road_options
+
+if TYPE_CHECKING:
+    from envbuild.lock.make import Locked
+
+
+@click.command()
+@road_options
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["dockerfile", "bake", "apptainer", "shell"]),
+    default="dockerfile",
+    show_default=True,
+)
+@click.option("--unlocked", is_flag=True, help="Render without a complete lock: tags and versions instead of hashes.")
+@json_option
+def render(
+    form: str,
+    unlocked: bool,
+    as_json: bool,
+    lock_file: Path | None,
+    flavor: str | None,
+    sources: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Print how a cell is built, from its lock; nothing is fetched and nothing is built.
+
+    Exits with 4 and the list of missing hashes when the cell has no complete lock and --unlocked is not given.
+    """
+    from envbuild.plan.plan import plan_of
+
+    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    plan = plan_of(asked.matrix, _locked(asked, lock_file, unlocked=unlocked), asked.stack)
+    if form == "bake":
+        from envbuild.plan.dockerfile import bake as text_of
+    elif form == "apptainer":
+        from envbuild.plan.apptainer import definition as text_of
+    elif form == "shell":
+        from envbuild.plan.shell import script as text_of
+    else:
+        from envbuild.plan.dockerfile import dockerfile as text_of
+    text = text_of(plan)
+    emit(
+        {
+            "cell": dict(plan.cell.versions),
+            "id": plan.cell.id,
+            "lock": plan.lock.digest,
+            "complete": plan.lock.complete,
+            "format": form,
+            "stages": [{"name": s.name, "title": s.title, "key": s.key} for s in plan.stages],
+            "left_out": dict(asked.solution.left_out),
+            "text": text,
+        },
+        as_json=as_json,
+        human=lambda: text.rstrip("\n"),
+    )
+
+
+def _locked(asked: Asked, lock_file: Path | None, *, unlocked: bool) -> "Locked":
+    from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
+    from envbuild.lock.make import Locked, read_lock
+    from envbuild.lock.make import unlocked as without_hashes
+
+    if lock_file is not None:
+        named = read_lock(lock_file)
+        check_fits(named.lock, asked.inputs, str(lock_file))
+        if not unlocked:
+            require_complete(named.lock, str(lock_file))
+        return named
+    if unlocked:
+        return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
+    found = find_lock(asked.settings, asked.inputs)
+    if found is None:
+        raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")
+    locked, place = found
+    require_complete(locked.lock, str(place))
+    return locked

@@ -1,0 +1,104 @@
+"""What render, lock and image have in common: flags -> cell -> inputs -> lock."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from envbuild.cli.axes import axis_options, request_from
+from envbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from envbuild.lock.inputs import Inputs
+    from envbuild.matrix.load import Matrix
+    from envbuild.matrix.solve import Solution
+    from envbuild.settings import Settings
+    from envbuild.stacks import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request, resolved: the cell and what it is made of."""
+
+    matrix: "Matrix"
+    settings: "Settings"
+    solution: "Solution"
+    inputs: "Inputs"
+    stack: "Stack | None"
+
+
+def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the axis flags, `--flavor`, `--source` and `--lock` to a command; `asked_from` reads them."""
+    for option in (
+        click.option(
+            "--lock",
+            "lock_file",
+            type=click.Path(exists=True, path_type=Path),
+            help="Use this lock (its folder or lock.json).",
+        ),
+        click.option(
+            "--source",
+            "sources",
+            multiple=True,
+            metavar="te=git|te=pypi",
+            help="Where a component's source comes from; Transformer Engine's is PyPI unless git is asked for.",
+        ),
+        click.option(
+            "--flavor",
+            type=click.Choice(["runtime", "devel"]),
+            default=None,
+            help="runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. [default: runtime, or the stack's own]",
+        ),
+        axis_options,
+    ):
+        command = option(command)
+    return command
+
+
+def asked_from(flags: dict[str, Any], *, lock_file: Path | None, flavor: str | None, sources: tuple[str, ...]) -> Asked:
+    """Resolve the flags to a cell and its inputs.
+
+    Raises:
+        UsageError: a flag is wrong.
+        NoCellError: no cell satisfies the request.
+
+    """
+    from envbuild.evidence_refs import evidence_refs
+    from envbuild.lock.inputs import inputs_of
+    from envbuild.matrix.load import load_matrix
+    from envbuild.matrix.solve import solve
+    from envbuild.settings import load_settings
+    from envbuild.stacks import load_stack
+
+    matrix, settings = load_matrix(), load_settings()
+    pinned = None
+    if lock_file is not None:
+        from envbuild.lock.make import read_lock
+
+        pinned = read_lock(lock_file).lock
+    request = request_from(flags, lock=pinned.cell if pinned else None)
+    name = flags.get("stack") or (pinned.stack if pinned else None)
+    stack = load_stack(name) if name else None
+    solution = solve(matrix, request, evidence_refs())
+    chosen: Any = flavor or (pinned.flavor if pinned else None) or (stack.flavor if stack else "runtime")
+    te_source = _te_source(sources) or (pinned.te_source if pinned else "pypi")
+    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=chosen, te_source=te_source)
+    return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
+
+
+def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
+    chosen: Literal["pypi", "git"] | None = None
+    for text in sources:
+        if text == "te=git":
+            chosen = "git"
+        elif text == "te=pypi":
+            chosen = "pypi"
+        else:
+            raise UsageError(
+                f"{text!r} is no source",
+                where="--source",
+                hint="te=pypi (the default) or te=git; every other component has one source",
+            )
+    return chosen

@@ -1,0 +1,106 @@
+"""Finding the lock of a cell: the one that was named, the committed one, the one this machine made earlier."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from envbuild.errors import DataError, LockError
+from envbuild.lock.inputs import Inputs
+from envbuild.lock.make import Locked, read_lock
+from envbuild.lock.model import Lock, Missing
+from envbuild.paths import data_dir
+from envbuild.settings import Settings
+
+
+def lock_name(inputs: Inputs) -> str:
+    """Return the folder name of a cell's lock: the cell's id, and what else decides its inputs."""
+    parts = [inputs.cell.id]
+    if inputs.stack:
+        parts.append(inputs.stack.name)
+    if inputs.flavor != "runtime":
+        parts.append(inputs.flavor)
+    if inputs.te_source != "pypi":
+        parts.append("te-git")
+    asked = json.dumps([[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder])
+    return "-".join([*parts, hashlib.sha256(asked.encode()).hexdigest()[:6]])
+
+
+def own_locks(settings: Settings) -> Path:
+    """Return the folder of the locks that this machine made."""
+    return settings.cache_dir / "locks"
+
+
+def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
+    name = lock_name(inputs)
+    # This machine's own first: it is newer than the committed one, or there would be none.
+    yield own_locks(settings) / name
+    yield data_dir("matrices") / "locks" / name
+
+
+def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
+    """Return the newest lock of exactly these inputs and its folder, or None when there is none."""
+    for folder in _candidates(settings, inputs):
+        if (folder / "lock.json").is_file():
+            return read_lock(folder), folder
+    return None
+
+
+def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
+    """Raise DataError when `lock` pins other things than `inputs` asks for."""
+    stated = {
+        "cell": (dict(inputs.cell.versions), lock.cell),
+        "flavor": (inputs.flavor, lock.flavor),
+        "Transformer Engine's source": (inputs.te_source, lock.te_source),
+        "stack": (inputs.stack.name if inputs.stack else None, lock.stack),
+    }
+    for what, (asked, found) in stated.items():
+        if asked != found:
+            raise DataError(
+                f"the lock is for another {what}: {found}, not {asked}",
+                where=where,
+                hint="leave --lock out, or lock this cell: envbuild lock",
+            )
+
+
+def require_complete(lock: Lock, where: str) -> None:
+    """Raise LockError listing every missing hash and the host that holds it, unless the lock is complete."""
+    if lock.missing:
+        raise incomplete(lock.missing, where)
+
+
+def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
+    """Return the error that lists `missing`."""
+    lines = "".join(f"\n  - {m.what}: held by {m.host}" for m in missing)
+    return LockError(
+        f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
+        where=where,
+        hint="run `envbuild lock` with the same flags where these hosts (or mirrors in the settings) can be reached; "
+        "`--unlocked` renders tags and versions instead",
+    )
+
+
+def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
+    """Return what a lock of `inputs` must pin and where each hash is to be had, for a cell that has no lock."""
+    index = urlsplit(settings.index_url).hostname or settings.index_url
+    found = [
+        Missing(what=f"digest of {i.reference} ({i.stage})", host=i.reference.split("/")[0]) for i in inputs.images
+    ]
+    archive = settings.debian_mirror if inputs.cell.versions["os"].startswith("debian") else settings.ubuntu_mirror
+    wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
+    found.append(
+        Missing(
+            what=f"OS packages on {inputs.cell.versions['os']}: {wanted}", host=urlsplit(archive).hostname or archive
+        )
+    )
+    for group in inputs.python:
+        if group.requirements:
+            host = urlsplit(group.index).hostname if group.index else index
+            found.append(Missing(what=f"{group.name} packages: {', '.join(group.requirements)}", host=host or index))
+    found += [Missing(what=f"source of {s.distribution} {s.version}", host=index) for s in inputs.sdists]
+    found += [
+        Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url)
+        for t in inputs.trees
+    ]
+    return tuple(found)
