@@ -210,9 +210,7 @@ def _toolkit(host: HostFacts) -> Iterator[Finding]:
     if toolkit.nvidia_docker2:
         yield _warn(
             "nvidia-docker2 is retired: nvidia-container-toolkit replaces it",
-            "sudo apt-get remove nvidia-docker2",
-            *_INSTALL_TOOLKIT,
-            *configure,
+            "sudo apt-get install -y nvidia-container-toolkit && sudo apt-get remove nvidia-docker2",
         )
 
 

@@ -1,6 +1,5 @@
 """Which cells and stacks a machine can run, and what its driver means for each."""
 
-import contextlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import GpuFacts, Release
-from envbuild.matrix.solve import solve
+from envbuild.matrix.solve import read_request, solvable, solve
 from envbuild.matrix.spec import version_key
 from envbuild.stacks import Stack
 
@@ -60,9 +59,10 @@ def cuda_reach(matrix: Matrix, host: HostFacts) -> tuple[Reach, ...]:
     found: list[Reach] = []
     for release in sorted(matrix.releases["cuda"], key=_newest_first):
         pin = Pin(axis="cuda", spec=release.version, origin="--cuda")
-        with contextlib.suppress(NoCellError):
-            solve(matrix, Request(pins=(pin,)))
-            found += _judged(matrix, host, f"CUDA {release.version}", (pin,), cpu=release.version == CPU)
+        asked = read_request(matrix, Request(pins=(pin,)))
+        if solvable(asked.compiled, asked.compiled.domains(asked.pinned())):
+            name = CPU if release.version == CPU else f"CUDA {release.version}"
+            found += _judged(matrix, host, name, (pin,), cpu=release.version == CPU)
     return tuple(found)
 
 
@@ -91,8 +91,13 @@ def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *
         yield _one(matrix, host, name, pins, gpu=None, geforce=False, cpu=cpu)
         return
     # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
-    kinds = {(gpu_release(matrix, gpu), gpu.geforce): gpu for gpu in reversed(host.gpus)}
-    for (release, geforce), gpu in reversed(kinds.items()):
+    seen: set[tuple[str, bool]] = set()
+    for gpu in host.gpus:
+        release = gpu_release(matrix, gpu)
+        kind = (release.version if release else gpu.name, gpu.geforce)
+        if kind in seen:
+            continue
+        seen.add(kind)
         if release is None:
             yield Reach(
                 name=name, gpu=gpu.name, runs=False, cell=None, verdict=None,
@@ -100,7 +105,7 @@ def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *
             )  # fmt: skip
             continue
         pinned = (*pins, Pin(axis="gpu", spec=release.version, origin=f"this machine's {gpu.name}"))
-        yield _one(matrix, host, name, pinned, gpu=release.version, geforce=geforce, cpu=False)
+        yield _one(matrix, host, name, pinned, gpu=release.version, geforce=gpu.geforce, cpu=False)
 
 
 def _one(
@@ -114,16 +119,20 @@ def _one(
             name=name, gpu=gpu, runs=False, cell=None, verdict=None,
             why=last.text if last else error.what, source=last.source if last else None,
         )  # fmt: skip
+    if cpu:
+        return Reach(
+            name=name, gpu=None, runs=True, cell=cell.id, verdict=None, why="builds and runs here", source=None
+        )
     verdict = driver_verdict(matrix, cell, host.driver, data_center=False if geforce else None)
     if verdict is None:
         return Reach(
-            name=name, gpu=gpu, runs=cpu, cell=cell.id, verdict=None,
-            why="builds and runs here" if cpu else "builds here, and runs on a machine with a GPU", source=None,
+            name=name, gpu=gpu, runs=False, cell=cell.id, verdict=None,
+            why="builds here, and runs on a machine with a GPU", source=None,
         )  # fmt: skip
     return Reach(
         name=name,
         gpu=gpu,
-        runs=cpu or (bool(host.gpus) and verdict.verdict != "refused"),
+        runs=bool(host.gpus) and verdict.verdict != "refused",
         cell=cell.id,
         verdict=verdict.verdict,
         why=verdict.why,

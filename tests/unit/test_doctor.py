@@ -1,0 +1,243 @@
+import json
+from pathlib import Path
+
+import pytest
+from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOTLESS, Recording, df, docker_info
+
+from envbuild import host as host_module
+from envbuild.cli import main
+from envbuild.diagnosis import AREAS, Area, diagnose
+from envbuild.host import Gpu
+from envbuild.matrix.load import load_matrix
+from envbuild.reach import Reach, cuda_reach, gpu_release, stack_reach
+from envbuild.stacks import Repository, Stack
+
+
+def areas(machine: Recording) -> dict[str, Area]:
+    return {area.name: area for area in diagnose(machine.facts())}
+
+
+def mends(area: Area) -> str:
+    return "\n".join(mend for finding in area.findings for mend in finding.mend)
+
+
+def cells(machine: Recording) -> dict[str, Reach]:
+    return {reach.name: reach for reach in cuda_reach(load_matrix(), machine.facts())}
+
+
+def test_a_training_node_lacks_nothing_that_training_needs() -> None:
+    found = areas(H200)
+    assert tuple(found) == AREAS
+    assert {name: area.status for name, area in found.items() if name != "apptainer"} == dict.fromkeys(
+        [name for name in AREAS if name != "apptainer"], "ok"
+    )
+    assert found["gpu"].findings[0].what == "8 x NVIDIA H200, sm_90, 140.4 GiB, driver 580.159.04"
+
+
+def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None:
+    engine = areas(BARE)["engine"]
+    assert engine.status == "lack"
+    assert mends(engine) == "scripts/install-engine"
+    rocky = BARE.but(files={"/etc/os-release": 'PRETTY_NAME="Rocky Linux 9"\nID="rocky"\n'})
+    assert "docs.docker.com" in mends(areas(rocky)["engine"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ServerVersion": "26.1.5"}, "older than 28"),
+        ({"DriverStatus": [["Backing Filesystem", "extfs"]]}, "containerd image store"),
+        ({"ClientInfo": {"Version": "28.5.2", "Plugins": None}}, "no buildx"),
+    ],
+)
+def test_an_engine_that_cannot_build(changes: dict, says: str) -> None:
+    engine = areas(ENGINE.but(commands={INFO: docker_info(**changes)}))["engine"]
+    assert engine.status == "lack"
+    assert says in " ".join(finding.what for finding in engine.findings)
+    assert mends(engine)
+
+
+def test_the_toolkit_is_mended_with_the_current_commands() -> None:
+    old = areas(OLD_A100)["toolkit"]
+    assert old.status == "lack"
+    assert "sudo nvidia-ctk runtime configure --runtime=docker" in mends(old)
+    assert "remove nvidia-docker2" in mends(old)
+    installed = OLD_A100.but(
+        commands={("nvidia-ctk", "--version"): "NVIDIA Container Toolkit CLI version 1.17.8\n"},
+        folders={"/usr/bin": ()},
+    )
+    assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in mends(areas(installed)["toolkit"])
+    assert "install -y" not in mends(areas(installed)["toolkit"])
+    waiting = installed.but(files={"/etc/docker/daemon.json": '{"runtimes": {"nvidia": {}}}'})
+    assert mends(areas(waiting)["toolkit"]) == "sudo systemctl restart docker"
+
+
+def test_rootless_configures_the_users_own_engine() -> None:
+    found = areas(ROOTLESS)
+    assert found["engine"].status == "warn"
+    assert "$HOME/.config/docker/daemon.json" in mends(found["toolkit"])
+    assert "no-cgroups" in mends(found["toolkit"])
+    assert found["disk"].status == "warn"
+
+
+def test_disks_and_memory() -> None:
+    assert "ENVBUILD_CACHE_DIR" in mends(areas(NFS_HOME)["disk"])
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("ext4", 9)}))["disk"].status == "lack"
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("nfs4", 900)}))["disk"].status == "lack"
+    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 3000000 kB\n"}))["memory"].status == "lack"
+    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 6000000 kB\n"}))["memory"].status == "warn"
+
+
+def test_driver_verdicts_of_a_new_driver() -> None:
+    found = cells(H200)
+    assert found["cpu"].runs
+    assert (found["CUDA 12.6"].verdict, found["CUDA 13.0"].verdict) == ("full", "full")
+    assert found["CUDA 13.2"].verdict == "minor-version"
+    assert found["CUDA 12.6"].gpu == "sm_90"
+    assert found["CUDA 12.6"].runs
+    assert found["CUDA 12.6"].cell.startswith("cu126-")
+    # sm_90 came with CUDA 11.8.
+    assert found["CUDA 11.7"].cell is None
+    assert not found["CUDA 11.7"].runs
+    assert "sm_90" in found["CUDA 11.7"].why
+    assert found["CUDA 11.7"].source
+
+
+def test_driver_verdicts_of_an_old_driver_whose_gpu_is_known_by_name_only() -> None:
+    found = cells(OLD_A100)
+    assert found["CUDA 12.6"].gpu == "sm_80"
+    assert found["CUDA 12.6"].verdict == "refused"
+    assert not found["CUDA 12.6"].runs
+    assert found["CUDA 11.8"].verdict == "minor-version"
+    assert found["CUDA 11.8"].runs
+
+
+def test_a_consumer_card_gets_no_forward_compatibility() -> None:
+    data_center = GEFORCE.but(
+        commands={
+            (
+                "nvidia-smi",
+                "--query-gpu=name,memory.total,compute_cap",
+                "--format=csv,noheader,nounits",
+            ): "NVIDIA L40S, 46068, 8.9\n",
+            ("nvidia-smi", "-q"): "    Product Brand                  : NVIDIA\n",
+        }
+    )
+    assert cells(data_center)["CUDA 13.0"].verdict == "needs-compat"
+    assert cells(GEFORCE)["CUDA 13.0"].verdict == "refused"
+    assert cells(GEFORCE)["CUDA 12.4"].verdict == "full"
+
+
+def test_without_a_gpu_cells_build_here_and_run_elsewhere() -> None:
+    found = cells(BARE)
+    assert found["cpu"].runs
+    assert found["CUDA 13.0"].cell
+    assert not found["CUDA 13.0"].runs
+    assert found["CUDA 13.0"].verdict is None
+
+
+def test_two_kinds_of_gpu_are_judged_each() -> None:
+    query = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+    mixed = H200.but(
+        commands={query: "Tesla V100-SXM2-32GB, 32768, 7.0\nNVIDIA H200, 143771, 9.0\nNVIDIA H200, 143771, 9.0\n"}
+    )
+    found = [(reach.gpu, reach.runs) for reach in cuda_reach(load_matrix(), mixed.facts()) if reach.name == "CUDA 13.0"]
+    assert found == [("sm_70", False), ("sm_90", True)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release"),
+    [
+        (Gpu(name="NVIDIA H200", sm="90"), "sm_90"),
+        (Gpu(name="Tesla T4"), "sm_75"),
+        (Gpu(name="NVIDIA L40S"), "sm_89"),
+        (Gpu(name="A100-SXM4-40GB"), "sm_80"),
+        (Gpu(name="Something New", sm="999"), None),
+        (Gpu(name="Something New"), None),
+    ],
+)
+def test_gpus_are_found_on_the_axis(gpu: Gpu, release: str | None) -> None:
+    found = gpu_release(load_matrix(), gpu)
+    assert (found.version if found else None) == release
+
+
+def test_a_stack_out_of_reach_says_so() -> None:
+    stack = Stack(
+        name="old",
+        title="An NGC image of 2020",
+        about="",
+        source="https://example.org/old",
+        repository=Repository(name="old", url="https://example.org/old.git", commit="0" * 40),
+        axes={"base": "ngc-20.12"},
+    )
+    (reach,) = stack_reach(load_matrix(), H200.facts(), [stack])
+    assert (reach.name, reach.gpu, reach.runs, reach.cell) == ("old", "sm_90", False, None)
+    assert "sm_90" in reach.why
+    (reach,) = stack_reach(load_matrix(), OLD_A100.facts(), [stack])
+    assert reach.runs
+
+
+class Doctor:
+    """The command, judging a recorded machine."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.file = folder / "facts.json"
+        self.capsys = capsys
+
+    def __call__(self, machine: Recording, *flags: str) -> tuple[int, str, str]:
+        self.file.write_text(machine.facts().model_dump_json())
+        with pytest.raises(SystemExit) as left:
+            main(["doctor", "--remote-facts", str(self.file), *flags])
+        return left.value.code, *self.capsys.readouterr()
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    return Doctor(tmp_path, capsys)
+
+
+def test_the_report_and_its_json(doctor: Doctor) -> None:
+    code, out, _ = doctor(H200)
+    assert code == 0
+    assert "8 x NVIDIA H200" in out
+    assert "CUDA 12.6       full           cu126-" in out
+    code, out, _ = doctor(H200, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["host"]["driver"] == "580.159.04"
+    assert answer["areas"]["gpu"]["status"] == "ok"
+    assert {row["name"]: row["driver_verdict"] for row in answer["cells"]}["CUDA 13.2"] == "minor-version"
+    assert answer["matrix"].startswith("sha256:")
+
+
+def test_lacks_are_no_failure_unless_required(doctor: Doctor) -> None:
+    assert doctor(H200, "--require", "engine,gpu,toolkit,infiniband")[0] == 0
+    code, _, err = doctor(BARE, "--require", "engine,gpu")
+    assert code == 8
+    assert "there is no container engine; no NVIDIA driver is loaded" in err
+    assert "scripts/install-engine" in err
+
+
+def test_an_unknown_area_is_named(doctor: Doctor) -> None:
+    code, _, err = doctor(BARE, "--require", "engin")
+    assert code == 2
+    assert "there is no area 'engin'" in err
+    assert "engine, gpu, toolkit" in err
+
+
+def test_this_machine_with_its_settings(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host_module, "LocalProbe", lambda: ENGINE)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ENVBUILD_INDEX_URL", "https://me:s3cret@index.example/simple")
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", "--json"])
+    out, err = capsys.readouterr()
+    assert left.value.code == 0
+    assert json.loads(out)["settings"]["index_url"] == {
+        "value": "https://***@index.example/simple",
+        "origin": "ENVBUILD_INDEX_URL",
+    }
+    assert "s3cret" not in out + err
+    assert json.loads(out)["host"]["cache"] is None
