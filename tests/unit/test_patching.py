@@ -76,7 +76,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    root = tmp_path / "tree"
+    root = tmp_path / "a tree"
     (root / "sub").mkdir(parents=True)
     (root / "a.txt").write_text(OLD)
     (root / "sub" / "b.sh").write_text(OLD)
