@@ -508,7 +508,11 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
 
 def _run_together(job: Job, steps: Sequence[Step], settings: Settings) -> int:
     """Run one container per host; the first that fails ends the others. Returns its exit code."""
-    lines = "".join(f"{name}={value}\n" for name, value in variables(job.container).items())
+    values = variables(job.container)
+    for name, value in values.items():
+        if "\n" in value:  # docker reads one variable per line
+            raise UsageError(f"the value of {name} spans lines", where="--env", hint="pass it in a file: --mount")
+    lines = "".join(f"{name}={value}\n" for name, value in values.items())
     running = []
     try:
         for step in steps:

@@ -1,0 +1,338 @@
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
+
+from envbuild import host as host_module
+from envbuild.cli import main
+from envbuild.engine.container import Container, parse_environment, parse_mount, run_command, run_flags, shown
+from envbuild.engine.launch import Job, Node, is_local, plan_launch, read_hostfile, setup_script
+from envbuild.errors import HostError, UsageError
+from envbuild.settings import Settings
+
+SETTINGS = Settings(cache_dir=Path("/nowhere"))
+
+
+def flags(machine: Recording, **container: object) -> str:
+    return " ".join(run_flags(machine.facts(), Container(image="img", **container))[0])
+
+
+def test_a_training_node_gets_every_flag() -> None:
+    line, notes = run_command(H200.facts(), SETTINGS, Container(image="img"), ["python", "x.py"], terminal=False)
+    assert shlex.join(line) == (
+        "docker run --rm --pull never --interactive --gpus all --ipc host --ulimit stack=67108864 --ulimit memlock=-1 "
+        "--network host --device /dev/infiniband --cap-add IPC_LOCK img python x.py"
+    )
+    assert notes == []
+
+
+def test_without_gpus_the_same_line_has_none() -> None:
+    assert flags(ENGINE) == "--ipc host --ulimit stack=67108864 --ulimit memlock=-1 --network host"
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "expected"),
+    [
+        (H200, "auto", "--gpus all"),
+        (H200, "0,3", '--gpus "device=0,3"'),
+        (H200, "none", "--env NVIDIA_VISIBLE_DEVICES=void"),
+        (GEFORCE, "auto", "--device nvidia.com/gpu=all"),
+        (GEFORCE, "0", "--device nvidia.com/gpu=0"),
+        (H200.but(folders={"/usr/bin": ()}), "0,1", "--runtime nvidia --env NVIDIA_VISIBLE_DEVICES=0,1"),
+        (GEFORCE, "none", ""),
+    ],
+)
+def test_gpus_by_hook_by_runtime_and_by_cdi(machine: Recording, gpus: str, expected: str) -> None:
+    assert flags(machine, gpus=gpus).partition("--ipc")[0].strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "says", "mend"),
+    [
+        (BARE, "all", "no GPU that answers", "driver-installation-guide"),
+        (OLD_A100, "all", "cannot see this machine's GPUs", "nvidia-ctk runtime configure"),
+        (H200, "8", "8 GPUs, numbered from 0", "doctor"),
+    ],
+)
+def test_gpus_that_cannot_be_had(machine: Recording, gpus: str, says: str, mend: str) -> None:
+    with pytest.raises(HostError, match=says) as caught:
+        flags(machine, gpus=gpus)
+    assert mend in caught.value.hint
+    assert caught.value.where == f"--gpus {gpus}"
+
+
+def test_gpus_that_are_no_gpus() -> None:
+    with pytest.raises(UsageError, match="names no GPUs"):
+        flags(H200, gpus="some")
+
+
+def test_auto_goes_on_without_gpus_and_says_so() -> None:
+    found, notes = run_flags(OLD_A100.facts(), Container(image="img"))
+    assert "--gpus" not in found
+    assert "without the 1 GPUs" in notes[0]
+    assert "nvidia-ctk" in notes[0]
+
+
+def test_limits_that_the_engine_may_not_lift() -> None:
+    nested = H200.but(files={"/proc/11596/status": "CapEff:\t000001fffeffffff\n"})
+    for machine in (nested, ROOTLESS):
+        found, notes = run_flags(machine.facts(), Container(image="img", gpus="none"))
+        assert "memlock=-1" not in found
+        assert "locked memory" in notes[0]
+
+
+def test_infiniband_on_request() -> None:
+    assert "/dev/infiniband" not in flags(H200, infiniband="off")
+    with pytest.raises(HostError, match="no /dev/infiniband"):
+        flags(ENGINE, infiniband="on")
+
+
+def test_mounts_environment_and_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    container = {
+        "mounts": (parse_mount(f"{data}:/data:ro"), parse_mount(f"{tmp_path}:/work")),
+        "environment": ("A=1", "WANDB_API_KEY"),
+        "workdir": "/work",
+        "network": "none",
+    }
+    found = flags(ENGINE, **container)
+    assert f"--volume {data}:/data:ro --volume {tmp_path}:/work --env A=1 --env WANDB_API_KEY --workdir /work" in found
+    assert "--network none" in found
+
+
+@pytest.mark.parametrize("text", ["/tmp", "/tmp:relative", "/tmp:/a:rx", ":/a", "/tmp:/a:ro:x"])
+def test_a_mount_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no mount"):
+        parse_mount(text)
+
+
+def test_a_mount_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no") as caught:
+        parse_mount(f"{tmp_path}/gone:/data")
+    assert f"mkdir -p {tmp_path}/gone" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["1A=2", "A B", "=x", ""])
+def test_a_variable_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_environment(text)
+
+
+def test_telling_values_are_hidden_from_print() -> None:
+    assert (
+        shown(["docker", "--env", "WANDB_API_KEY=abc", "--env", "A=b c"])
+        == "docker --env 'WANDB_API_KEY=***' --env 'A=b c'"
+    )
+
+
+def test_the_engine_of_the_settings_is_used() -> None:
+    settings = Settings(cache_dir=Path("/nowhere"), engine_host="ssh://me@builder")
+    line, _ = run_command(ENGINE.facts(), settings, Container(image="img"), [], terminal=True)
+    assert line[:4] == ["docker", "--host", "ssh://me@builder", "run"]
+    assert "--tty" in line
+
+
+def hostfile(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "hostfile"
+    file.write_text(text)
+    return file
+
+
+def test_hostfiles_of_every_launcher(tmp_path: Path) -> None:
+    text = "# a comment\nnode1 slots=8 max_slots=8\n\nnode2.example.org:4   # MPICH's form\n10.0.0.3\nfe80::1 slots=2\n"
+    assert read_hostfile(hostfile(tmp_path, text), default_slots=6) == (
+        Node(name="node1", slots=8),
+        Node(name="node2.example.org", slots=4),
+        Node(name="10.0.0.3", slots=6),
+        Node(name="fe80::1", slots=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no host"),
+        ("node1 slots=0", "names no host and slots"),
+        ("node1 slots=x", "names no host and slots"),
+        ("-oProxyCommand=x", "names no host and slots"),
+        ("a;b", "names no host and slots"),
+        ("a\na", "listed twice"),
+    ],
+)
+def test_a_hostfile_that_cannot_be(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_hostfile(hostfile(tmp_path, text), default_slots=1)
+
+
+def test_a_hostfile_that_is_absent(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_hostfile(tmp_path / "gone", default_slots=1)
+
+
+def test_which_hosts_are_this_machine() -> None:
+    assert is_local("localhost")
+    assert is_local("127.0.0.2")
+    # Addresses set aside for documentation (RFC 5737), and a name that never resolves (RFC 6761).
+    assert not is_local("192.0.2.1")
+    assert not is_local("host.invalid")
+
+
+def job(launcher: str, **changes: object) -> Job:
+    values = {
+        "nodes": (Node(name="192.0.2.1", slots=8), Node(name="192.0.2.2", slots=8)),
+        "launcher": launcher,
+        "container": Container(image="img", environment=("TOKEN=s3cret",), workdir="/w"),
+        "script": ("train.py", "--lr", "0.1"),
+        "name": "job",
+    }
+    return Job(**values | changes)
+
+
+def words(command: tuple[str, ...]) -> list[str]:
+    """Return the command as the host sees it: what ssh is given, split again."""
+    return shlex.split(command[-1]) if command[0] == "ssh" else list(command)
+
+
+def test_torchrun_needs_no_login_between_containers() -> None:
+    steps, _ = plan_launch(job("torchrun"), H200.facts(), SETTINGS)
+    assert [step.node for step in steps] == ["192.0.2.1", "192.0.2.2"]
+    assert steps[0].command[:2] == ("ssh", "-o")
+    second = words(steps[1].command)
+    assert second[-9:] == [
+        "torchrun",
+        "--nnodes=2",
+        "--nproc-per-node=8",
+        "--node-rank=1",
+        "--master-addr=192.0.2.1",
+        "--master-port=29500",
+        "train.py",
+        "--lr",
+        "0.1",
+    ]
+    assert "--gpus" in second
+    assert "IPC_LOCK" in second
+
+
+def test_mpirun_logs_in_on_its_own_port_and_exports_variables() -> None:
+    steps, _ = plan_launch(job("mpirun", ssh_port=2222), H200.facts(), SETTINGS)
+    assert len(steps) == 5
+    line = words(steps[-1].command)
+    inner = line[line.index("mpirun") :]
+    assert inner[inner.index("-np") + 1] == "16"
+    assert inner[inner.index("--map-by") + 1] == "ppr:8:node"
+    assert inner[inner.index("plm_rsh_args") + 1] == "-p 2222"
+    exported = [inner[i + 1] for i, word in enumerate(inner) if word == "-x"]
+    assert exported == ["PATH", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT", "TOKEN"]
+    assert inner[-4:] == ["python3", "train.py", "--lr", "0.1"]
+    assert "OMPI_COMM_WORLD_LOCAL_RANK" in " ".join(inner)
+    assert line[line.index("--workdir") :][:2] == ["--workdir", "/w"]
+
+
+def test_deepspeed_takes_the_port_from_ssh_config_and_any_slots() -> None:
+    nodes = (Node(name="192.0.2.1", slots=8), Node(name="192.0.2.2", slots=4))
+    steps, _ = plan_launch(job("deepspeed", nodes=nodes), H200.facts(), SETTINGS)
+    line = words(steps[-1].command)
+    assert "--ssh_port" not in line
+    assert line[line.index("deepspeed") :][:3] == ["deepspeed", "--hostfile", "/run/envbuild/hostfile"]
+    with pytest.raises(UsageError, match="different slots"):
+        plan_launch(job("mpirun", nodes=nodes), H200.facts(), SETTINGS)
+
+
+def test_srun_ranks_come_from_slurm() -> None:
+    (step,), _ = plan_launch(job("srun"), H200.facts(), SETTINGS)
+    assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
+    assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
+    assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "deepspeed", "srun"])
+def test_no_value_and_no_key_is_on_a_command_line(launcher: str) -> None:
+    steps, _ = plan_launch(job(launcher), H200.facts(), SETTINGS)
+    assert "s3cret" not in " ".join(word for step in steps for word in step.command)
+
+
+@pytest.mark.parametrize(("launcher", "flag"), [("torchrun", "--no-python"), ("deepspeed", "--no_python")])
+def test_a_script_that_is_no_python_runs_by_itself(launcher: str, flag: str) -> None:
+    steps, _ = plan_launch(job(launcher, script=("./train.sh",)), H200.facts(), SETTINGS)
+    assert flag in words(steps[-1].command)
+    assert words(steps[-1].command)[-1] == "./train.sh"
+
+
+def test_the_set_up_script_is_a_shell_script_whatever_the_values() -> None:
+    values = {"TOKEN": "a b'c\"$(touch /tmp/never)\n`x`"}
+    node = Node(name="192.0.2.1", slots=8)
+    script = setup_script(job("mpirun"), node, private_key="PRIVATE\n", public_key="PUBLIC", environment=values)
+    checked = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "-o ListenAddress=192.0.2.1" in script
+    assert "PasswordAuthentication=no" in script
+    assert "StrictHostKeyChecking yes" in script
+    # What the shell reads back is the value, character by character.
+    exports = next(line for line in script.split("cat > ") if line.startswith("/run/envbuild/environment")).split(
+        "\n", 1
+    )[1]
+    exports = exports[: exports.index("\nEND-")]
+    echoed = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$TOKEN"'], capture_output=True, text=True, check=True)
+    assert echoed.stdout == values["TOKEN"]
+
+
+def test_a_name_is_listened_to_on_every_address() -> None:
+    node = Node(name="node1", slots=8)
+    assert "ListenAddress" not in setup_script(job("mpirun"), node, private_key="P", public_key="P", environment={})
+
+
+@pytest.fixture
+def on_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host_module, "LocalProbe", lambda: H200)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_the_run_command_prints_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "img", "--dry-run", "--gpus", "0,1", "--", "python", "-c", "print(1)"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("docker run --rm")
+    assert shlex.split(out)[-4:] == ["img", "python", "-c", "print(1)"]
+    with pytest.raises(SystemExit):
+        main(["run", "img", "--json"])
+    assert json.loads(capsys.readouterr().out)["command"][-1] == "img"
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_the_launch_command_prints_its_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = hostfile(tmp_path, "192.0.2.1\n192.0.2.2\n")
+    arguments = [
+        "launch",
+        "img",
+        "--hostfile",
+        str(file),
+        "--launcher",
+        "mpirun",
+        "--json",
+        "--",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [step["host"] for step in steps] == ["192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.1"]
+    # Slots are this machine's GPUs where the hostfile gives none.
+    assert "-np 16" in steps[-1]["command"][-1]
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_an_option_of_the_command_is_not_taken_for_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "img", "--no-such-flag"])
+    assert left.value.code == 2
+    assert "no-such-flag" in capsys.readouterr().err
