@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuild.matrix.solve import EvidenceRef
+    from envbuild.matrix.order import EvidenceRef
 
 
 def evidence_refs() -> "Sequence[EvidenceRef]":

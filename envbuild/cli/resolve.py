@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from envbuild.matrix.explain import Choice
     from envbuild.matrix.load import Matrix
     from envbuild.matrix.model import Rule
-    from envbuild.matrix.solve import EvidenceRef, Solution
+    from envbuild.matrix.solve import Solution
 
 _lock_option = click.option(
     "--lock",
@@ -50,12 +50,13 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     A SPEC is a version or its beginning (12.6), a PEP 440 specifier (">=2.6,<2.8"), a commit, an alias (h100), `auto`
     for whichever release fits, or `none`. Exits with 3 and the conflict in numbered steps when no cell fits.
     """
+    from envbuild.evidence_refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
     from envbuild.matrix.solve import solve
 
     matrix = load_matrix()
-    solution = solve(matrix, _request(flags, lock_file), _evidence())
+    solution = solve(matrix, _request(flags, lock_file), evidence_refs())
     verdict = driver_verdict(matrix, solution.cell)
     emit(_answer(solution, verdict), as_json=as_json, human=lambda: _told(matrix, solution, verdict))
 
@@ -68,12 +69,14 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
     from envbuild.errors import NoCellError
+    from envbuild.evidence_refs import evidence_refs
+    from envbuild.matrix.asked import read_request
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.explain import explain as choices_of
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.solve import read_request, solve
+    from envbuild.matrix.solve import solve
 
-    matrix, evidence = load_matrix(), _evidence()
+    matrix, evidence = load_matrix(), evidence_refs()
     request = _request(flags, lock_file)
     try:
         solution = solve(matrix, request, evidence)
@@ -210,7 +213,3 @@ def _explained(solution: "Solution", choices: "tuple[Choice, ...]", verdict: "Dr
     ]
     lines += ["", _verdict_line(verdict), _evidence_line(solution), *_left_out_lines(solution)]
     return "\n".join(lines)
-
-
-def _evidence() -> "tuple[EvidenceRef, ...]":
-    return ()

@@ -15,6 +15,7 @@ from typing import Literal
 
 from packaging.version import Version
 
+from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
@@ -115,6 +116,18 @@ class Clauses:
             axis = clauses[number].literals[0][0]
             clauses[number] = Clause(((axis, self.full[axis]),), clauses[number].cause)  # always true
         return replace(self, clauses=tuple(clauses))
+
+    def cell(self, values: Sequence[int]) -> Cell:
+        """Return the cell of `values`, one index per axis."""
+        chosen = {
+            name: release
+            for name, releases, value in zip(self.names, self.values, values, strict=True)
+            if (release := releases[value]) is not None
+        }
+        return Cell(
+            versions={name: r.version for name, r in chosen.items()},
+            commits={name: r.commit for name, r in chosen.items() if r.commit},
+        )
 
     def domains(self, pinned: Mapping[int, int]) -> list[int]:
         """Return what each axis may be under `pinned` (axis -> mask) and the axes' own `use`, before any clause."""

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 import clingo
 
 from envbuild.errors import UsageError
+from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import AUTO, Pin, Request
 from envbuild.matrix.clauses import propagate
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.solve import Program, read_request
+from envbuild.matrix.program import Program
 
 
 def enumerate_cells(

@@ -3,18 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envbuild.matrix.asked import Asked, read_request
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.conflict import explain_conflict
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.solve import (
-    Asked,
-    EvidenceRef,
-    Score,
-    Solution,
-    best_values,
-    read_request,
-    score_of,
-)
+from envbuild.matrix.order import EvidenceRef, Score, best_values, score_of
+from envbuild.matrix.solve import Solution
 
 
 @dataclass(frozen=True, kw_only=True)

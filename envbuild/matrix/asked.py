@@ -1,0 +1,116 @@
+"""A request read against the matrix: which values each pin leaves, and what the pins let in by naming it."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.errors import UsageError
+from envbuild.matrix.cell import AUTO, NONE, Pin, Request
+from envbuild.matrix.clauses import UNUSED, Clauses, compile_matrix
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName, Release
+from envbuild.matrix.spec import check_spec, matches, version_key
+
+ANY = "any"
+"""A synonym of `auto` in a pin."""
+
+
+def is_open_pin(pin: Pin) -> bool:
+    """Return whether `pin` asks for its axis without saying which release."""
+    return pin.spec in {AUTO, ANY}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request read against the matrix."""
+
+    compiled: Clauses
+    """The matrix, with what the pins name let in."""
+    request: Request
+    masks: tuple[tuple[Pin, int, int], ...]
+    """Each pin with its axis number and the values it leaves."""
+    added: Mapping[AxisName, Release]
+    guarded: Clauses
+    """The matrix with every release kept out that is taken only when a pin names it."""
+
+    def pinned(self, pins: Sequence[Pin] | None = None) -> dict[int, int]:
+        """Return axis -> values that `pins` (all by default) leave together."""
+        result: dict[int, int] = {}
+        for pin, axis, mask in self.masks:
+            if pins is None or pin in pins:
+                result[axis] = result.get(axis, mask) & mask
+        return result
+
+    def of(self, pins: Sequence[Pin]) -> tuple[Clauses, list[int]]:
+        """Return the clauses and domains of a request with only `pins`, some of this one's."""
+        return _with_named(self.guarded, pins), self.guarded.domains(self.pinned(pins))
+
+
+def _near(word: str, choices: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, choices, n=4, cutoff=0.4)
+    return ", ".join(close or list(choices)[-6:])
+
+
+def _with_named(guarded: Clauses, pins: Iterable[Pin]) -> Clauses:
+    named: dict[int, int] = {}
+    for pin in pins:
+        axis = guarded.number[pin.axis]
+        if mask := guarded.named(axis, pin.spec):
+            named[axis] = named.get(axis, 0) | mask
+    return guarded.without_guards(named)
+
+
+def _is_listed(matrix: Matrix, pin: Pin) -> bool:
+    """Return whether an open axis lists what is asked: the very release, or a branch (`535`) of which it lists some."""
+    return matrix.has(pin.axis, pin.spec) or (
+        "." not in pin.spec and any(matches(matrix.axes[pin.axis], pin.spec, r) for r in matrix.releases[pin.axis])
+    )
+
+
+def read_request(matrix: Matrix, request: Request) -> Asked:
+    """Read every pin.
+
+    Raises:
+        UsageError: a pin names an axis that does not exist, or matches no release of it.
+
+    """
+    added: dict[AxisName, Release] = {}
+    for pin in request.pins:
+        axis = matrix.axes.get(pin.axis)
+        if axis is None:
+            raise UsageError(
+                f"there is no axis {pin.axis!r}",
+                where=pin.origin,
+                hint=f"near it: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
+            )
+        if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
+            added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
+    compiled = compile_matrix(matrix, added)
+    masks = []
+    for pin in dict.fromkeys(request.pins):
+        number = compiled.number[pin.axis]
+        if pin.spec == NONE:
+            mask = UNUSED
+        elif is_open_pin(pin):
+            mask = compiled.real[number]
+        else:
+            mask = compiled.mask(number, pin.spec)
+            if not mask:
+                check_spec(compiled.axes[number], pin.spec)
+            if pin.axis in added and pin.spec == added[pin.axis].version:
+                mask = 1 << compiled.position[number][pin.spec]  # exactly the host's driver, not a listed 560.28.3.x
+            if not mask:
+                names = [n for r in matrix.releases[pin.axis] for n in (r.version, *r.aliases)]
+                raise UsageError(
+                    f"no release of {pin.axis} matches {pin.spec!r}",
+                    where=pin.origin,
+                    hint=f"near it: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
+                )
+        masks.append((pin, number, mask))
+    return Asked(
+        compiled=_with_named(compiled, request.pins),
+        request=request,
+        masks=tuple(masks),
+        added=added,
+        guarded=compiled,
+    )

@@ -1,0 +1,299 @@
+"""What makes one cell better than another.
+
+The order, each step deciding only among the cells that the steps before leave equal:
+
+0. as many `default` axes in use as possible;
+1. evidence of the highest level for the axes that the request left open;
+2. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
+   together (pairs, so that ten rules that say the same count once);
+3. season: the smallest number of days between the oldest and the newest release on the dated axes;
+4. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists;
+5. tested together, for the pairs without a dated axis (an OS and its own Python);
+6. axis by axis, the dated ones first: the newest release, or the first listed of names.
+
+`prefer="newest"` leaves out steps 1 to 3. An axis that is not in use counts as its oldest release in 4 and as the least
+preferred in 6, so the order is total and the answer is one cell.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.matrix.asked import Asked, is_open_pin
+from envbuild.matrix.clauses import UNUSED, Clauses, propagate
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.program import Program
+
+SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
+"""The axes that evidence speaks of."""
+
+LEVELS = ("built", "cpu", "gpu")
+"""What evidence can show, the weakest first."""
+
+Level = Literal["gpu", "cpu", "built"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceRef:
+    """One recorded proof: how far it went, and the versions that it ran.
+
+    It speaks for a cell when every software axis that it names and the cell uses has the version it names, and it names
+    every software axis that the cell uses and the request left open.
+    """
+
+    id: str
+    level: Level
+    versions: Mapping[AxisName, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A cell's place in the stated order; smaller is better, compared field by field."""
+
+    defaults_out: int
+    evidence: int
+    untested_pairs: int
+    spread: int
+    age: int
+    untested_undated_pairs: int
+    preference: tuple[int, ...]
+
+    def vector(self, prefer: str) -> tuple[int, ...]:
+        """Return what `prefer` compares, in order."""
+        proven = () if prefer == "newest" else (self.evidence, self.untested_pairs, self.spread)
+        return (self.defaults_out, *proven, self.age, self.untested_undated_pairs, *self.preference)
+
+
+def _evidence_masks(asked: Asked, ref: EvidenceRef) -> list[tuple[int, int]] | None:
+    """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""
+    compiled = asked.compiled
+    if not any(name in ref.versions for name in SOFTWARE):
+        return None
+    settled = {pin.axis for pin in asked.request.pins if not is_open_pin(pin)}
+    result = []
+    for name in SOFTWARE:
+        axis = compiled.number.get(name)
+        if axis is None:
+            continue
+        if name in ref.versions:
+            place = compiled.position[axis].get(ref.versions[name])
+            result.append((axis, UNUSED if place is None else UNUSED | 1 << place))
+        elif name not in settled:
+            result.append((axis, UNUSED))
+    return result
+
+
+def speaks_for(asked: Asked, ref: EvidenceRef, values: Sequence[int]) -> bool:
+    """Return whether `ref` speaks for the cell of `values` (index per axis)."""
+    masks = _evidence_masks(asked, ref)
+    return masks is not None and all(mask >> values[axis] & 1 for axis, mask in masks)
+
+
+def _pair_axes(compiled: Clauses) -> list[bool]:
+    # what follows from another axis or from the host was not chosen to be tested together
+    return [axis.use not in {"derived", "host"} for axis in compiled.axes]
+
+
+def _pairs(axes: Iterable[int], counted: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    return itertools.combinations(sorted(a for a in axes if counted[a]), 2)
+
+
+def _dates(compiled: Clauses, axis: int) -> list[int]:
+    """Return each value's date as a day number; an undated release, or none, is as old as the axis' oldest."""
+    known = [r.date.toordinal() for r in compiled.values[axis] if r is not None and r.date is not None]
+    oldest = min(known, default=0)
+    return [r.date.toordinal() if r is not None and r.date is not None else oldest for r in compiled.values[axis]]
+
+
+def preference_order(compiled: Clauses) -> list[int]:
+    """Return the axes in the order in which the last step compares them."""
+    return sorted(
+        (i for i, axis in enumerate(compiled.axes) if axis.use != "derived"), key=lambda i: not compiled.axes[i].dated
+    )
+
+
+def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
+    """Return the place of a cell (value index per axis) in the stated order."""
+    compiled = asked.compiled
+    counted = _pair_axes(compiled)
+    level = 0
+    for ref in evidence:
+        if speaks_for(asked, ref, values):
+            level = max(level, LEVELS.index(ref.level) + 1)
+    tested: set[tuple[int, int]] = set()
+    for together in compiled.tested:
+        if all(mask >> values[axis] & 1 for axis, mask in together.literals):
+            tested.update(_pairs((axis for axis, _ in together.literals), counted))
+    dated = [i for i, axis in enumerate(compiled.axes) if axis.dated]
+    days = [r.date.toordinal() for i in dated if (r := compiled.values[i][values[i]]) is not None and r.date]
+    dated_pairs = sum(compiled.axes[a].dated or compiled.axes[b].dated for a, b in tested)
+    return Score(
+        defaults_out=sum(axis.use == "default" and not values[i] for i, axis in enumerate(compiled.axes)),
+        evidence=-level,
+        untested_pairs=-dated_pairs,
+        spread=max(days) - min(days) if days else 0,
+        age=sum(max(ds) - ds[values[i]] for i in dated if (ds := _dates(compiled, i))),
+        untested_undated_pairs=-(len(tested) - dated_pairs),
+        preference=tuple(len(compiled.values[i]) - 1 - values[i] for i in preference_order(compiled)),
+    )
+
+
+def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
+    """Add the stated order to `program` as minimisation, priorities 100 downwards."""
+    compiled, domains = program.compiled, program.domains
+    prefer = asked.request.prefer
+    program.minimize(
+        100,
+        [
+            (-program.order[i][1], 1)
+            for i, axis in enumerate(compiled.axes)
+            if axis.use == "default" and i in program.order and domains[i] & UNUSED
+        ],
+    )
+    if prefer != "newest":
+        _add_evidence(program, asked, evidence)
+        _add_spread(program)
+    _add_pairs(program, dated=prefer != "newest")
+    ages = []
+    for i, axis in enumerate(compiled.axes):
+        if axis.dated:
+            ages += program.cost(i, [-day for day in _dates(compiled, i)])
+    program.minimize(96, ages)
+    for step, i in enumerate(preference_order(compiled)):
+        program.minimize(90 - step, program.cost(i, range(0, -len(compiled.values[i]), -1)))
+
+
+def _add_evidence(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
+    shown: dict[str, list[int]] = {}
+    always: set[str] = set()
+    for ref in evidence:
+        masks = _evidence_masks(asked, ref)
+        if masks is None:
+            continue
+        parts = [program.inside(axis, mask) for axis, mask in masks]
+        if all(part is not None for part in parts):
+            body = [part for part in parts if part]
+            if body:
+                shown.setdefault(ref.level, []).append(program.both(body))
+            else:
+                always.add(ref.level)
+    above: int | None = None
+    literals = []
+    for level in reversed(LEVELS):
+        if level in always:
+            break
+        if level in shown or above is not None:
+            atom = program.backend.add_atom()
+            for cause in [*shown.get(level, []), *([above] if above is not None else [])]:
+                program.backend.add_rule([atom], [cause])
+            literals.append((-atom, 1))
+            above = atom
+    program.minimize(99, literals)
+
+
+def _add_pairs(program: Program, *, dated: bool) -> None:
+    compiled = program.compiled
+    counted = _pair_axes(compiled)
+    causes: dict[tuple[int, int], list[int | None]] = {}
+    for together in compiled.tested:
+        parts = [program.inside(axis, mask) for axis, mask in together.literals]
+        if any(part is None for part in parts):
+            continue
+        body = [part for part in parts if part]
+        atom = program.both(body) if body else None  # None: the rule holds in every remaining cell
+        for pair in _pairs((axis for axis, _ in together.literals), counted):
+            causes.setdefault(pair, []).append(atom)
+    steps: dict[int, list[tuple[int, int]]] = {98: [], 95: []}
+    for (a, b), atoms in causes.items():
+        known = [atom for atom in atoms if atom is not None]
+        if len(known) < len(atoms):
+            continue  # covered whatever is chosen
+        with_date = compiled.axes[a].dated or compiled.axes[b].dated
+        if with_date and not dated:
+            continue
+        pair_atom = program.backend.add_atom()
+        for known_atom in known:
+            program.backend.add_rule([pair_atom], [known_atom])
+        steps[98 if with_date else 95].append((-pair_atom, 1))
+    for priority, literals in steps.items():
+        program.minimize(priority, literals)
+
+
+def _add_spread(program: Program) -> None:
+    """Minimise the days between the oldest and the newest release: a sum over the gaps that lie between them."""
+    compiled, backend = program.compiled, program.backend
+    fixed: set[int] = set()
+    begin: dict[int, int] = {}  # axis -> first place that has a date; "not in use" and undated ones come before
+    last: dict[int, list[tuple[int, int]]] = {}  # day -> (axis, last place with that day or an earlier one)
+    first: dict[int, list[tuple[int, int]]] = {}
+    for i, axis in enumerate(compiled.axes):
+        if not axis.dated:
+            continue
+        releases = compiled.values[i]
+        if i not in program.order:
+            release = releases[program.domains[i].bit_length() - 1]
+            if release is not None and release.date:
+                fixed.add(release.date.toordinal())
+            continue
+        seen: set[int] = set()
+        for place, value in enumerate(program.places[i]):
+            release = releases[value]
+            if release is None or release.date is None:
+                continue
+            day = release.date.toordinal()
+            begin.setdefault(i, place)
+            if day not in seen:
+                seen.add(day)
+                first.setdefault(day, []).append((i, place))
+            if last.get(day) and last[day][-1][0] == i:
+                last[day][-1] = (i, place)
+            else:
+                last.setdefault(day, []).append((i, place))
+    days = sorted({*first, *fixed})
+    if len(days) < 2:
+        return
+    below = _chain(program, days, last, begin, fixed, downwards=False)
+    above = _chain(program, days, first, begin, fixed, downwards=True)
+    literals = []
+    for n, (day, after) in enumerate(itertools.pairwise(days)):
+        atom = backend.add_atom()
+        backend.add_rule([atom], [below[n], above[n + 1]])
+        literals.append((atom, after - day))
+    program.minimize(97, literals)
+
+
+def _chain(
+    program: Program,
+    days: Sequence[int],
+    marks: Mapping[int, Sequence[tuple[int, int]]],
+    begin: Mapping[int, int],
+    fixed: set[int],
+    *,
+    downwards: bool,
+) -> list[int]:
+    """Return per day an atom "some release is of this day or earlier" (or "or later", with `downwards`)."""
+    atoms = [program.backend.add_atom() for _ in days]
+    for n, day in enumerate(days):
+        if day in fixed:
+            program.backend.add_rule([atoms[n]], [])
+        neighbour = n + 1 if downwards else n - 1
+        if 0 <= neighbour < len(days):
+            program.backend.add_rule([atoms[n]], [atoms[neighbour]])
+        for axis, place in marks.get(day, ()):
+            order = program.order[axis]
+            end = len(order) if downwards else place + 1
+            start = place if downwards else begin[axis]
+            body = [*([order[start]] if start else []), *([-order[end]] if end < len(order) else [])]
+            program.backend.add_rule([atoms[n]], body)
+    return atoms
+
+
+def best_values(asked: Asked, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
+    """Return the best cell within `domains` (value index per axis), or None when there is none."""
+    if any(not domain for domain in domains) or propagate(asked.compiled, domains) is not None:
+        return None
+    with Program(asked.compiled, domains) as program:
+        program.all_clauses()
+        add_order(program, asked, evidence)
+    return program.solve()

@@ -1,0 +1,258 @@
+"""A minimal conflict as numbered sentences: replayed by propagation, so that each step says what it leaves."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envbuild.matrix.asked import Asked, is_open_pin
+from envbuild.matrix.cell import NONE, Pin
+from envbuild.matrix.clauses import UNUSED, Cause, Clauses, bits
+from envbuild.matrix.model import AxisName, Release, Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One numbered sentence of a conflict."""
+
+    rule: str
+    """`asked` for a pin, a rule's id, or `release` / `derived` for what releases state themselves."""
+    axes: tuple[AxisName, ...]
+    text: str
+    source: str
+    pin: Pin | None = None
+
+
+def steps_of(asked: Asked, pins: Sequence[Pin], clauses: Sequence[int]) -> tuple[Step, ...]:
+    """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to."""
+    compiled, domains = asked.of(pins)
+    steps = [
+        Step(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
+        for pin, _, mask in asked.masks
+        if pin in pins
+    ]
+    told: list[Step] = []
+    left = list(clauses)
+    last: object = None
+    while left:
+        ready = [n for n in left if _firing(compiled, domains, n) is not None]
+        if not ready:
+            break
+        number = min(ready, key=lambda n: _telling_order(compiled, domains, n, last))
+        left.remove(number)
+        cause = compiled.clauses[number].cause
+        subject = _subject(cause)
+        batch = [number]
+        before = list(domains)
+        axis = _fire(compiled, domains, number)
+        while axis is not None and subject is not None:
+            more = next(
+                (
+                    n
+                    for n in left
+                    if _subject(compiled.clauses[n].cause) == subject and _firing(compiled, domains, n) is not None
+                ),
+                None,
+            )
+            if more is None:
+                break
+            left.remove(more)
+            batch.append(more)
+            axis = _fire(compiled, domains, more)
+        last = subject
+        touched = [i for i, (old, new) in enumerate(zip(before, domains, strict=True)) if old != new]
+        told.append(_told(compiled, batch, before, domains, touched, failed=axis is None))
+        if axis is None:
+            left = []
+    # where propagation gets no further, these exclude one another only case by case
+    steps += [*told, *(_told(compiled, [number], domains, domains, [], failed=False) for number in left)]
+    steps[-1] = _concluded(steps[-1], compiled, asked, pins)
+    return tuple(steps)
+
+
+def _subject(cause: Cause) -> object:
+    return (cause.rule.id,) if cause.rule else (cause.kind, cause.axis, cause.target)
+
+
+def _telling_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
+    cause = compiled.clauses[number].cause
+    axis = _firing(compiled, domains, number)
+    left = (
+        0 if axis is None or axis < 0 else (domains[axis] & dict(compiled.clauses[number].literals)[axis]).bit_count()
+    )
+    # stay with one subject, so that what several releases state alike is one step; then say what settles most
+    return cause.kind == "asked", _subject(cause) != last, left
+
+
+def _firing(compiled: Clauses, domains: Sequence[int], number: int) -> int | None:
+    """Return the axis that the clause would narrow, -1 when it fails, None when it says nothing yet."""
+    unit = -1
+    for axis, mask in compiled.clauses[number].literals:
+        if domains[axis] & mask:
+            if unit >= 0 or not domains[axis] & ~mask:
+                return None
+            unit = axis
+    return unit
+
+
+def _fire(compiled: Clauses, domains: list[int], number: int) -> int | None:
+    """Narrow by one clause that is ready; None when it leaves nothing."""
+    axis = _firing(compiled, domains, number)
+    if axis is None or axis < 0:
+        return None
+    domains[axis] &= dict(compiled.clauses[number].literals)[axis]
+    return axis
+
+
+def _asked_text(compiled: Clauses, pin: Pin, mask: int) -> str:
+    who = "You asked" if pin.origin.startswith("-") else f"{pin.origin[:1].upper()}{pin.origin[1:]} asks"
+    flag = f" ({pin.origin})" if pin.origin.startswith("-") else ""
+    if pin.spec == NONE:
+        return f"{who} for a cell without {pin.axis}{flag}."
+    if is_open_pin(pin):
+        return f"{who} for {pin.axis}, whichever release fits{flag}."
+    number = compiled.number[pin.axis]
+    which = ""
+    if mask.bit_count() == 1:
+        release = compiled.values[number][mask.bit_length() - 1]
+        if release is not None and release.version != pin.spec:
+            which = f", which is {release.version}"
+    return f"{who} for {pin.axis} {pin.spec}{flag}{which}."
+
+
+def _versions(releases: Sequence[Release]) -> str:
+    names = [r.version for r in releases]
+    if len(names) > 3:
+        return f"{names[0]} to {names[-1]} ({len(names)} releases)"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _spec_text(spec: Spec) -> str:
+    return spec if isinstance(spec, str) else " or ".join(spec)
+
+
+def _releases_in(compiled: Clauses, axis: int, mask: int) -> list[Release]:
+    found = [r for i in bits(mask) if (r := compiled.values[axis][i]) is not None]
+    return found if compiled.axes[axis].scheme == "pep440" else found[::-1]
+
+
+def _told(
+    compiled: Clauses,
+    batch: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    touched: Sequence[int],
+    *,
+    failed: bool,
+) -> Step:
+    causes = [compiled.clauses[n].cause for n in batch]
+    axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
+    first = causes[0]
+    if first.rule is not None:
+        text, rule, source = first.rule.why, first.rule.id, first.rule.source
+    elif first.kind == "derived":
+        givers = [n for n in axes if n != first.axis]
+        text = (
+            f"{first.axis} is there only when something brings it ({', '.join(givers)}), and nothing that is left does."
+            if givers
+            else f"Nothing brings {first.axis}."
+        )
+        rule, source = "derived", ""
+    elif first.kind == "asked":
+        releases = [r for cause in causes for r in cause.releases]
+        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} taken only when asked for by name"
+        text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
+        rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
+    else:
+        own = compiled.number[first.axis]
+        if first.kind in {"needs", "fixes"} and (own in touched or (len(batch) > 1 and not touched)):
+            left = [] if failed else _releases_in(compiled, own, after[own])
+            text, source = _filtered_text(compiled, causes, before, left)
+            touched = [axis for axis in touched if axis != own or after[axis] == UNUSED]
+        else:
+            text, source = _release_text(compiled, causes, before)
+        rule = "release"
+    consequences = [_left(compiled, axis, before[axis], after[axis]) for axis in touched]
+    return Step(
+        rule=rule, axes=axes, text=" ".join([_sentence(compiled, text), *filter(None, consequences)]), source=source
+    )
+
+
+def _sentence(compiled: Clauses, text: str) -> str:
+    """Return `text` with a full stop, and a capital unless it begins with an axis' name."""
+    text = text.strip()
+    if re.split(r"\W", text, maxsplit=1)[0] not in compiled.number and re.match(r"[a-z]+\b(?![_./])", text):
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[int]) -> tuple[str, str]:
+    """Say what releases state of another axis, for those that are still possible; with their sources."""
+    axis = compiled.number[causes[0].axis]
+    parts, sources = [], []
+    for cause in causes:
+        alive = [r for r in cause.releases if before[axis] >> compiled.position[axis][r.version] & 1]
+        alive = alive or [*cause.releases]
+        many = len(alive) > 1
+        verb = {
+            "needs": f"need{'' if many else 's'} {cause.target} {_spec_text(cause.spec)}",
+            "with": f"need{'' if many else 's'} {cause.target} beside {'them' if many else 'it'}",
+            "without": f"cannot be in a cell with {cause.target}",
+            "fixes": f"come{'' if many else 's'} with {cause.target} {_spec_text(cause.spec)}",
+        }[cause.kind]
+        parts.append(f"{cause.axis} {_versions(alive)} {verb}")
+        sources += [r.source for r in alive]
+    told = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
+    return f"{told}.", "; ".join(list(dict.fromkeys(sources))[:3])
+
+
+def _filtered_text(
+    compiled: Clauses, causes: Sequence[Cause], before: Sequence[int], left: Sequence[Release]
+) -> tuple[str, str]:
+    """Say which releases of an axis another axis leaves, with examples of those that it does not; with sources."""
+    first = causes[0]
+    target = compiled.number[first.target]
+    examples, source = _release_text(compiled, causes, before)
+    partners = _releases_in(compiled, target, before[target])
+    partner = f"{first.target} {_versions(partners)}" if partners else f"a cell without {first.target}"
+    only = f"but {_versions(left)} " if left else "that is left "
+    return f"No {first.axis} {only}goes with {partner}: {examples}", source
+
+
+def _left(compiled: Clauses, axis: int, before: int, after: int) -> str:
+    name = compiled.names[axis]
+    if after == UNUSED:
+        return f"So there is no {name} in such a cell."
+    if before & UNUSED and before & ~UNUSED == after:
+        return f"So {name} must be there."
+    releases = _releases_in(compiled, axis, after)
+    if not releases:
+        return ""
+    return f"That leaves {name} {_versions(releases)}."
+
+
+def _what(pin: Pin) -> str:
+    if pin.spec == NONE:
+        return f"no {pin.axis}"
+    return pin.axis if is_open_pin(pin) else f"{pin.axis} {pin.spec}"
+
+
+def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin]) -> Step:
+    things = [_what(pin) for pin, _, _ in asked.masks if pin in pins]
+    if not things:
+        end = "So the matrix has no cell at all."
+    elif len(things) == 1:
+        missing = sorted(
+            name
+            for name in step.axes
+            if compiled.matrix.axes[name].use in {"asked", "host"} and name not in {pin.axis for pin in pins}
+        )
+        end = f"So no cell has {things[0]}."
+        if missing:
+            end += f" A cell has {missing[0]} only when asked for: add --{missing[0]} auto."
+    else:
+        both = "both " if len(things) == 2 else ""
+        end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."
+    if step.pin is not None and len(things) == 1:
+        axis = compiled.matrix.axes[step.pin.axis]
+        end = f"Every cell has one {axis.name}. {end}" if axis.use == "always" else end
+    return Step(rule=step.rule, axes=step.axes, text=f"{step.text} {end}", source=step.source, pin=step.pin)
