@@ -378,7 +378,7 @@ class _IsolatedApt:
         self.status.write_text("\n".join(stanzas))
 
     def closure(self, wanted: Sequence[str], suite: str) -> tuple[OsPackage, ...]:
-        done = self._run("apt-get", "install", "-qq", "-y", "--no-install-recommends", "--print-uris", *wanted)
+        done = self._run("apt-get", "install", "-q", "-y", "--no-install-recommends", "--print-uris", *wanted)
         if done.returncode:
             raise LockError(
                 f"apt cannot install these on {suite}: {_apt_complaint(done.stderr + done.stdout)}",
@@ -464,17 +464,24 @@ _UNREACHABLE = re.compile(
 
 
 # What apt and mmdebstrap add to the reason, and what follows from it.
-_NOISE = re.compile(r"Some index files failed|is not signed|setup failed|command failed|mmdebstrap failed")
+_NOISE = re.compile(
+    r"Some index files failed|is not signed|setup failed|command failed|mmdebstrap failed|Unmet dependencies|Unable to correct"
+)
 
 
 def _apt_complaint(output: str) -> str:
     """Return apt's own words on what is wrong, in one line; of several, the first that tells the reason."""
     lines = [line.strip() for line in output.splitlines()]
     errors = [line[3:] for line in lines if line.startswith("E: ")]
+    reasons = [line for line in errors if not _NOISE.search(line)]
     told = (
-        [line for line in errors if not _NOISE.search(line)] or errors or [line for line in lines if "Depends:" in line]
+        reasons
+        or [line for line in lines if re.search(r" : (Pre-)?[DCB]\w+: ", line)]
+        or errors
+        or lines
+        or ["it said nothing"]
     )
-    return " ".join(told[0].split()) if told else (lines[-1] if lines else "it said nothing")
+    return " ".join(told[0].split())
 
 
 def _hosts(mirrors: Iterable[str], output: str) -> str:

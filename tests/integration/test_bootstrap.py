@@ -80,7 +80,7 @@ def test_only_the_packages_that_a_base_lacks_come_back(resolved, mirrors):
 
 def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(resolved, mirrors):
     older = [
-        package.model_copy(update={"version": "0.1"}) if package.name in {"grep", "tar"} else package
+        package.model_copy(update={"version": f"{package.version}~"}) if package.name in {"grep", "tar"} else package
         for package in resolved
     ]
     added = resolve_os_packages(suite="bookworm", packages=["make"], installed=older, **mirrors)
@@ -113,3 +113,9 @@ def test_a_bootstrap_that_fails_leaves_no_tar_and_says_why(tmp_path, mirrors, ep
     with pytest.raises(HostError, match="mmdebstrap is missing") as caught:
         bootstrap(**mirrors)
     assert "scripts/install-engine" in caught.value.hint
+
+
+def test_packages_that_exclude_each_other(mirrors):
+    with pytest.raises(LockError, match=r"exim4-\S+ : Conflicts: postfix") as caught:
+        resolve_os_packages(suite="bookworm", packages=["exim4-daemon-light", "postfix"], **mirrors)
+    assert "fix-broken" not in str(caught.value)
