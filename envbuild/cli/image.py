@@ -247,7 +247,8 @@ def _report(
         "cell": dict(lock.cell),
         "id": lock.as_cell.id,
         "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
-        "left_out": {**dict(asked.solution.left_out), **left_out},
+        "left_out": {**_left_out(asked), **left_out},
+        "only_when_asked": sorted(axis for axis in asked.solution.left_out if asked.matrix.axes[axis].use == "asked"),
         "seconds": round(seconds, 1),
         "stages": [
             {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
@@ -271,10 +272,19 @@ def _report(
     }
 
 
+def _left_out(asked: Asked) -> dict[str, str]:
+    """Return the components that every image holds unless something forbids them, and what forbade them."""
+    return {
+        axis: why
+        for axis, why in asked.solution.left_out.items()
+        if asked.matrix.axes[axis].use == "default" and axis not in {"gpu", "toolchain"}
+    }
+
+
 def _told(report: dict[str, Any]) -> str:
     from envbuild.cli.show import table
 
-    gib = report["size_bytes"] / 2**30
+    unpacked, packed = report["audit"]["size"]["bytes"] / 2**30, report["size_bytes"] / 2**30
     how = {
         "found": "was there already, unchanged",
         "pulled": "pulled from the registry, verified by digest",
@@ -284,7 +294,7 @@ def _told(report: dict[str, Any]) -> str:
         f"{report['tag']}",
         f"  {how} in {report['seconds']:.0f} s",
         f"  digest  {report['digest']}",
-        f"  size    {gib:.2f} GiB",
+        f"  size    {unpacked:.2f} GiB, {packed:.2f} GiB compressed",
         f"  lock    {report['lock']['digest'][:26]}… in {report['lock']['folder']}",
     ]
     ran = [s for s in report["stages"] if s["executed"] or s["cached"]]
@@ -312,6 +322,8 @@ def _told(report: dict[str, Any]) -> str:
         lines += ["", "not proven", *(f"  - {text}" for text in report["not_proven"])]
     if report["left_out"]:
         lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
+    if report["only_when_asked"]:
+        lines += ["", f"not in it, being asked for by flag or stack only: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
         lines += ["", f"pushed to {report['pushed']}"]
     return "\n".join([*lines, "", "run it", f"  {report['run']}"])

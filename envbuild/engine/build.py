@@ -313,7 +313,7 @@ class _Run:
             from python_on_whales.exceptions import DockerException
 
             try:
-                self.b.client.image.load(str(archive))
+                self.b.client.image.load(str(archive), quiet=True)
             except DockerException as error:
                 raise self._disk_or(
                     BuildError("the engine did not take the image", where=tag, hint=(error.stderr or "").strip()[-300:])

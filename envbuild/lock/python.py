@@ -1,5 +1,6 @@
 """The Python side of a lock: uv resolves each group of requirements to a pylock (PEP 751) with hashes."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -87,14 +88,18 @@ def resolve(
         # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
         # rest may come from either. Hashes in the lock decide what is installed.
         command += ["--index-strategy", "unsafe-best-match"]
-        if group.index:
-            command += ["--index", torch_index(settings, group.index)]
         for place in settings.find_links:
             command += ["--find-links", place]
         for name in without:
             command += ["--no-emit-package", name]
         env = {k: v for k, v in os.environ.items() if not k.startswith("UV_")} | uv_environment(settings)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        variant = ["--index", torch_index(settings, group.index)] if group.index else []
+        done = subprocess.run([*command, *variant], env=env, capture_output=True, text=True, check=False)
+        if done.returncode and variant and settings.find_links and isinstance(_failure(group, done.stderr), HostError):
+            # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
+            again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+            if again.returncode == 0:
+                return _read(dataclasses.replace(group, index=None), out.read_text())
         if done.returncode:
             raise _failure(group, done.stderr)
         return _read(group, out.read_text())
