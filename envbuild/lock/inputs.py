@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.lock.model import BaseImage
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import DataError, UsageError
+from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.spec import version_key
-from envbuild.plan.components import Component, components_of
-from envbuild.stacks import Repository, Stack
+from envbuild.recipes.catalog import findings_catalog
+from envbuild.plan.components import Component, brought_by_base, components_of, stack_components
+from envbuild.stacks import Stack
 
 Flavor = Literal["runtime", "devel"]
 TeSource = Literal["pypi", "git"]
@@ -20,6 +25,8 @@ _FLASH_ATTENTION_URL = "https://github.com/Dao-AILab/flash-attention.git"
 # Triton compiles its launchers on the first kernel: a C compiler, libc's and Python's headers.
 _RUNTIME_PACKAGES = ("ca-certificates", "gcc", "libc6-dev")
 _BUILDER_PACKAGES = ("ccache", "g++", "git", "make")
+# What torch's cpp_extension needs to compile kernels in a running image, beside nvcc.
+_DEVEL_PACKAGES = ("g++", "make")
 
 # setuptools 82 removed pkg_resources, which apex's and TE's setup.py still import.
 _SETUPTOOLS = "setuptools<82"
@@ -69,6 +76,10 @@ class Inputs:
     python: tuple[PythonGroup, ...]
     trees: tuple[TreeInput, ...]
     sdists: tuple[SdistInput, ...]
+    files: tuple[FileSource, ...] = ()
+    """Files whose hash the data states."""
+    brought: tuple[str, ...] = ()
+    """Distributions that come with the base image: nothing that asks for them may bring another."""
 
     def group(self, name: str) -> PythonGroup | None:
         """Return the Python group `name`, or None."""
@@ -120,14 +131,26 @@ def inputs_of(
     """
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
+    mpi = matrix.release("mpi", v["mpi"]).facts if "mpi" in v else None
     components = components_of(matrix, cell, te_source)
-    torch, index = torch_requirement(matrix, cell)
+    if stack is not None:
+        _check_stack(matrix, stack)
+        components += stack_components(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
+    toolchain = pypi_toolchain(matrix, cell)
+    if flavor == "devel" and toolchain:
+        raise UsageError(
+            "an image that keeps its CUDA compiler needs a base that holds one",
+            where="--flavor devel",
+            hint='choose such a base: --base "nvidia-cuda-*"',
+        )
 
     env: list[str] = []
     trees: list[TreeInput] = []
     sdists: list[SdistInput] = []
     for component in components:
+        if component.axis not in matrix.axes:
+            continue  # a stack's own
         release = matrix.release(component.axis, v[component.axis])
         if component.axis == "te" and te_source == "pypi":
             pypi = release.facts.pypi or release.version
@@ -138,39 +161,67 @@ def inputs_of(
             sdists.append(
                 SdistInput(name="flash-attn", distribution="flash-attn", version=release.facts.pypi or release.version)
             )
+        elif component.axis == "deepspeed":
+            sdists.append(SdistInput(name="deepspeed", distribution="deepspeed", version=release.version))
         else:
             url = {"te": _TE_URL, "apex": _APEX_URL, "flash-attn-hopper": _FLASH_ATTENTION_URL}[component.axis]
-            trees.append(TreeInput(name=component.axis, url=url, commit=_commit(matrix, cell, component.axis)))
+            # apex's submodules serve apex.contrib alone, which --cpp_ext and --cuda_ext do not build.
+            trees.append(
+                TreeInput(
+                    name=component.axis,
+                    url=url,
+                    commit=_commit(matrix, cell, component.axis),
+                    submodules=component.axis != "apex",
+                )
+            )
     if stack is not None:
-        trees += [_tree(stack.repository)]
-        env += stack.python
+        repository = stack.repository
+        trees.append(
+            TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=False)
+        )
+        for build in stack.builds:
+            if build.url and build.commit:
+                trees.append(TreeInput(name=build.name, url=build.url, commit=build.commit))
+            elif build.version:
+                sdists.append(SdistInput(name=build.name, distribution=build.name, version=build.version))
+        env += [line for line in stack.python if not _is_numpy(line)]
     elif "megatron" in v:
         release = matrix.release("megatron", v["megatron"])
         env.append(f"megatron-core=={release.facts.pypi or release.version}")
-    if "deepspeed" in v:
-        env.append(f"deepspeed=={v['deepspeed']}")
+    if flavor == "devel":
+        env.append("ninja")
 
-    groups = [PythonGroup(name="torch", requirements=(torch, "numpy"), index=index)]
+    # torch's set comes first and the rest has to agree with it, so a stack's numpy is decided there.
+    numpy = next((line for line in (stack.python if stack else ()) if _is_numpy(line)), "numpy")
+    brought = brought_by_base(matrix, cell)
+    if "torch" in brought:
+        groups = [PythonGroup(name="torch", requirements=())]
+    else:
+        torch, index = torch_requirement(matrix, cell)
+        groups = [PythonGroup(name="torch", requirements=(torch, numpy), index=index)]
     tools = sorted({tool for c in components for tool in c.tools})
     if components:
         groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", _SETUPTOOLS)))
-    toolchain = pypi_toolchain(matrix, cell)
     if toolchain and components:
         groups.append(PythonGroup(name="toolchain", requirements=toolchain))
     groups.append(PythonGroup(name="env", requirements=tuple(env)))
 
     images = []
     if base.builder is not None:
+        final = base.builder if flavor == "devel" else base.runtime or base.builder
         images = [
-            BaseImage(
-                stage="base",
-                reference=base.runtime or base.builder,
-                digest=base.digests.get(base.runtime or base.builder),
-            ),
+            BaseImage(stage="base", reference=final, digest=base.digests.get(final)),
             BaseImage(stage="devel", reference=base.builder, digest=base.digests.get(base.builder)),
         ]
-    python_packages = (f"python{v['python']}", f"python{v['python']}-dev") if own_python else ()
-    mpi = matrix.release("mpi", v["mpi"]).facts.package if "mpi" in v else None
+    runtime = {*_RUNTIME_PACKAGES, *(stack.system if stack else ())}
+    if own_python and base.kind != "ngc":
+        runtime |= {f"python{v['python']}", f"python{v['python']}-dev"}
+    if flavor == "devel":
+        runtime |= set(_DEVEL_PACKAGES)
+    if mpi and mpi.package:
+        runtime.add(mpi.package)
+    compiled_mpi = mpi is not None and mpi.url is not None
+    works = stack is not None and bool(stack.patches or any(s.compiles for s in stack.steps))
     return Inputs(
         cell=cell,
         flavor=flavor,
@@ -179,16 +230,39 @@ def inputs_of(
         components=components,
         images=tuple(images),
         root_suite=matrix.release("os", v["os"]).facts.suite if base.kind == "root" else None,
-        os_runtime=tuple(
-            sorted({*_RUNTIME_PACKAGES, *python_packages, *(stack.system if stack else ()), *((mpi,) if mpi else ())})
-        ),
-        os_builder=tuple(sorted(_BUILDER_PACKAGES))
-        if components or (stack and any(s.compiles for s in stack.steps))
+        os_runtime=tuple(sorted(runtime)),
+        os_builder=tuple(sorted({*_BUILDER_PACKAGES, *(mpi.needs_packages if mpi else ())}))
+        if components or works or compiled_mpi
         else (),
         python=tuple(groups),
         trees=tuple(trees),
         sdists=tuple(sdists),
+        files=(FileSource(name="mpi", url=mpi.url, sha256=mpi.sha256),) if mpi and mpi.url else (),
+        # an NGC image's torch is compiled for its numpy
+        brought=("numpy", "torch") if "torch" in brought else (),
     )
+
+
+def _is_numpy(requirement: str) -> bool:
+    return canonicalize_name(Requirement(requirement).name) == "numpy"
+
+
+def _check_stack(matrix: Matrix, stack: Stack) -> None:
+    """Raise DataError where the stack contradicts the matrix."""
+    where = f"stack {stack.name}"
+    for build in stack.builds:
+        if build.name in matrix.axes:
+            raise DataError(
+                f"the build {build.name} is an axis of the matrix", where=where, hint=f"pin it under [stated]: {build.name}"
+            )
+    rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
+    for correction in stack.corrections:
+        if correction.rule not in rules:
+            raise DataError(
+                f"the correction of {correction.item} names the rule {correction.rule!r}, which does not exist",
+                where=where,
+                hint="`envbuild matrix list` and docs/check.md list the rules",
+            )
 
 
 def _own_python(matrix: Matrix, cell: Cell) -> bool:
@@ -201,7 +275,3 @@ def _commit(matrix: Matrix, cell: Cell, axis: str) -> str:
     commit = cell.commits.get(axis) or matrix.release(axis, cell.versions[axis]).commit
     assert commit is not None, f"{axis} {cell.versions[axis]} is built from git and has no commit"  # noqa: S101
     return commit
-
-
-def _tree(repository: Repository) -> TreeInput:
-    return TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=False)

@@ -49,6 +49,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         matrix=matrix.digest,
         flavor=inputs.flavor,
         stack=inputs.stack.name if inputs.stack else None,
+        stack_digest=inputs.stack.digest() if inputs.stack else None,
         te_source=inputs.te_source,
         components=tuple(c.axis for c in inputs.components),
         # The newest release in the cell: a date that follows from the data alone.
@@ -59,7 +60,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
         python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
         sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
-        files=tuple(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists),
+        files=(*(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists), *inputs.files),
         missing=(Missing(what="everything but names and versions", host="-", why="rendered without a lock"),),
     )
 
@@ -149,6 +150,7 @@ class _Maker:
             matrix=self.matrix.digest,
             flavor=inputs.flavor,
             stack=inputs.stack.name if inputs.stack else None,
+            stack_digest=inputs.stack.digest() if inputs.stack else None,
             te_source=inputs.te_source,
             components=tuple(c.axis for c in inputs.components),
             epoch=self.epoch,
@@ -158,7 +160,7 @@ class _Maker:
             os=os_sets,
             python=python,
             sources=trees,
-            files=files,
+            files=(*files, *inputs.files),
             missing=tuple(self.missing),
         )
         return Locked(lock=lock, pylocks=self.pylocks)
@@ -283,6 +285,7 @@ class _Maker:
                     glibc=glibc,
                     constraints=constraints,
                     without=without,
+                    excludes=self.inputs.brought,
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
@@ -324,13 +327,18 @@ class _Maker:
 
 
 def _requires_dist(sdist: Path) -> list[str]:
+    """Return what the distribution asks for at run time, extras aside, as its PKG-INFO or its egg-info says."""
+    texts: dict[str, str] = {}
     with tarfile.open(sdist) as tar:
         for member in tar:
-            if re.fullmatch(r"[^/]+/PKG-INFO", member.name):
+            if re.fullmatch(r"[^/]+/PKG-INFO|[^/]+/(src/)?[^/]+\.egg-info/requires\.txt", member.name):
                 body = tar.extractfile(member)
-                text = body.read().decode() if body else ""
-                return re.findall(r"^Requires-Dist: (.+)$", text.split("\n\n")[0], re.MULTILINE)
-    raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
+                texts[member.name.rsplit("/", 1)[1]] = body.read().decode() if body else ""
+    if "PKG-INFO" not in texts:
+        raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
+    stated = re.findall(r"^Requires-Dist: (.+)$", texts["PKG-INFO"].split("\n\n")[0], re.MULTILINE)
+    # setuptools before 68 wrote the requirements of a source distribution to its egg-info alone
+    return stated or [line for line in texts.get("requires.txt", "").split("\n[")[0].splitlines() if line]
 
 
 def _caps(matrix: Matrix, inputs: Inputs) -> list[str]:

@@ -112,6 +112,8 @@ class Lock(Model):
     matrix: str
     flavor: Literal["runtime", "devel"] = "runtime"
     stack: str | None = None
+    stack_digest: Sha256 | None = None
+    """Hash over what the stack puts into the image: its patches, steps and environment are in no other field."""
     te_source: Literal["pypi", "git"] = "pypi"
     components: tuple[str, ...] = ()
     """What the build compiles from source, in order: te, apex, flash-attn, flash-attn-hopper."""

@@ -57,6 +57,7 @@ def resolve(
     glibc: str,
     constraints: Sequence[str] = (),
     without: Sequence[str] = (),
+    excludes: Sequence[str] = (),
 ) -> tuple[str, PythonSet]:
     """Resolve `group` for one Python on x86_64 Linux.
 
@@ -67,6 +68,7 @@ def resolve(
         glibc: the OS' glibc, e.g. 2.36: no wheel may ask for a newer one.
         constraints: `name==version` lines that must hold; what earlier groups installed.
         without: normalised names that earlier groups installed already and that are left out of the answer.
+        excludes: distributions that come with the base image; whatever asks for them gets none.
 
     Returns:
         The text of its pylock, and the same as a set of the lock.
@@ -79,6 +81,8 @@ def resolve(
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
         asked = Path(folder) / "requirements.in"
         asked.write_text("".join(f"{line}\n" for line in group.requirements))
+        brought = Path(folder) / "excludes.txt"
+        brought.write_text("".join(f"{line}\n" for line in excludes))
         held = Path(folder) / "constraints.txt"
         held.write_text("".join(f"{line}\n" for line in constraints))
         out = Path(folder) / "pylock.toml"
@@ -90,6 +94,8 @@ def resolve(
         command += ["--index-strategy", "unsafe-best-match"]
         for place in settings.find_links:
             command += ["--find-links", place]
+        if excludes:
+            command += ["--excludes", str(brought)]
         for name in without:
             command += ["--no-emit-package", name]
         env = {k: v for k, v in os.environ.items() if not k.startswith("UV_")} | uv_environment(settings)

@@ -78,9 +78,9 @@ class SourceStore:
     def _write_tree(self, commit: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
-            env = {"GIT_INDEX_FILE": f"{scratch}/index"}
+            env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
             self._git("read-tree", commit, env=env)
-            self._git("-c", "core.autocrlf=false", "checkout-index", "--all", f"--prefix={folder}/", env=env)
+            self._git("-c", "core.autocrlf=false", "checkout-index", "--all", env=env, cwd=folder)
 
     def _submodules(self, source: TreeInput) -> tuple[Submodule, ...]:
         listing = self._git("ls-tree", "-r", "-z", source.commit)
