@@ -27,7 +27,7 @@ from envbuild.matrix.model import (
 )
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
-from envbuild.matrix.wheels import Distribution, distributions, metadata_of, python_tags, upload_days
+from envbuild.matrix.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 
@@ -246,7 +246,8 @@ def _online(matrix: Matrix, settings: Settings) -> Iterator[Finding]:
             yield Finding(level="error", where=f"nvcc {release.version}", text=text)
 
 
-def _date(where: str, release: Release, day: object) -> Iterator[Finding]:
+def _date(where: str, release: Release, upload: Upload | None) -> Iterator[Finding]:
+    day = upload.day if upload else None
     if day is not None and release.date is not None and day != release.date:
         yield Finding(level="warning", where=where, text=f"is dated {release.date}; its first upload was on {day}")
 
@@ -284,7 +285,7 @@ def _patched(python: Release) -> Release:
 def _check_torch(
     matrix: Matrix, settings: Settings, listed: dict[Version, Distribution], reach: _Reach
 ) -> Iterator[Finding]:
-    days = upload_days(settings, "torch")
+    days = uploads(settings, "torch")
     for release in matrix.releases["torch"]:
         facts = release.facts
         if not isinstance(facts, TorchFacts) or facts.index != "pypi":
@@ -295,7 +296,7 @@ def _check_torch(
         if found is None or not found.wheels:
             yield Finding(level="error", where=where, text="is not on the index")
             continue
-        yield from _date(where, release, found.date or days.get(public))
+        yield from _date(where, release, days.get(public))
         missing = _pythons(matrix, reach, "torch", release) - python_tags(found)
         if missing:
             yield Finding(level="error", where=where, text=f"has no wheel for Python {', '.join(sorted(missing))}")
@@ -317,7 +318,7 @@ def _check_torch(
 def _check_te(
     matrix: Matrix, settings: Settings, listed: dict[Version, Distribution], reach: _Reach
 ) -> Iterator[Finding]:
-    days = upload_days(settings, "transformer-engine")
+    days = uploads(settings, "transformer-engine")
     cores: dict[str, dict[Version, Distribution]] = {}
     for release in matrix.releases["te"]:
         facts = release.facts
@@ -345,7 +346,7 @@ def _check_te(
 def _check_listed(
     matrix: Matrix, settings: Settings, axis: AxisName, listed: dict[Version, Distribution], reach: _Reach
 ) -> Iterator[Finding]:
-    days = upload_days(settings, axis if axis != "megatron" else "megatron-core")
+    days = uploads(settings, axis if axis != "megatron" else "megatron-core")
     for release in matrix.releases[axis]:
         facts = release.facts
         text = facts.pypi if isinstance(facts, FlashAttnFacts | MegatronFacts) else release.version

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
@@ -104,27 +105,38 @@ def distributions(settings: Settings, name: str) -> dict[Version, Distribution]:
     }
 
 
-def upload_days(settings: Settings, name: str) -> dict[Version, dt.date]:
-    """Return the day of each version's first upload, from the JSON API beside the Simple API; {} where there is none.
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """What the JSON API beside an index says of one version."""
+
+    day: dt.date
+    """The day of the first upload."""
+    yanked: bool
+    """Whether every file was withdrawn."""
+
+
+def uploads(settings: Settings, name: str) -> dict[Version, Upload]:
+    """Return what the JSON API beside the Simple API says of every version; {} where there is none.
 
     A mirror that serves HTML states no upload times, and most of them pass the JSON API on.
     """
     root = settings.index_url.rstrip("/").removesuffix("/simple")
     try:
         body, _ = fetch(settings, f"{root}/pypi/{canonicalize_name(name)}/json")
-        releases: dict[str, list[dict[str, str]]] = json.loads(body)["releases"]
+        releases: dict[str, list[dict[str, Any]]] = json.loads(body)["releases"]
     except (LockError, HostError, ValueError, KeyError):
         return {}
-    days = {}
+    found = {}
     for text, files in releases.items():
         try:
             version = Version(text)
         except InvalidVersion:
             continue
-        stated = [file["upload_time"][:10] for file in files if file.get("upload_time")]
-        if stated:
-            days[version] = dt.date.fromisoformat(min(stated))
-    return days
+        days = [file["upload_time"][:10] for file in files if file.get("upload_time")]
+        if days:
+            yanked = all(file.get("yanked") for file in files)
+            found[version] = Upload(day=dt.date.fromisoformat(min(days)), yanked=yanked)
+    return found
 
 
 def parse_metadata(text: str) -> Metadata:

@@ -1,0 +1,304 @@
+"""`envbuild matrix`: list axes, releases and rules, count cells, check the data, propose new releases."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.axes import axis_options, request_from
+from envbuild.cli.output import emit, json_option, note
+from envbuild.paths import data_dir
+
+if TYPE_CHECKING:
+    from envbuild.matrix.model import Release, Rule
+
+_SHOWN = 400
+"""Characters of a release's relations in a listing; `--json` has all."""
+
+
+class _AxisGroup(click.Group):
+    """A group in which the name of an axis is a command that lists its releases."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand, or one that lists the axis `cmd_name`."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None or not (data_dir("matrices") / f"{cmd_name}.toml").is_file():
+            return command
+        return _axis_command(cmd_name)
+
+
+@click.group(cls=_AxisGroup, invoke_without_command=True)
+@json_option
+@click.pass_context
+def matrix(ctx: click.Context, as_json: bool) -> None:
+    """List axes, releases and rules; count cells; check the data; propose new releases.
+
+    `envbuild matrix AXIS [SPEC]` lists the releases of one axis, e.g. `envbuild matrix torch ">=2.8"`.
+    """
+    if ctx.invoked_subcommand is None:
+        _list(as_json=as_json)
+
+
+@matrix.command("list")
+@json_option
+def list_axes(as_json: bool) -> None:
+    """List the axes: how each comes into a cell, and how many releases it has."""
+    _list(as_json=as_json)
+
+
+def _list(*, as_json: bool) -> None:
+    from envbuild.cli.show import table
+    from envbuild.matrix.load import load_matrix
+
+    loaded = load_matrix()
+    axes = sorted(loaded.axes.values(), key=lambda axis: axis.name)
+    answer = {
+        "matrix": loaded.digest,
+        "axes": [{**axis.model_dump(), "releases": len(loaded.releases[axis.name])} for axis in axes],
+        "rules": len(loaded.rules),
+    }
+
+    def human() -> str:
+        rows: list[tuple[str, ...]] = [("axis", "use", "releases", "what it is")]
+        rows += [(axis.name, axis.use, str(len(loaded.releases[axis.name])), axis.about) for axis in axes]
+        kinds = ("requires", "inert", "tested-with")
+        counts = ", ".join(f"{sum(r.kind == kind for r in loaded.rules)} {kind}" for kind in kinds)
+        return f"{table(rows, indent='')}\n\n{len(loaded.rules)} rules: {counts}\nmatrix {loaded.digest}"
+
+    emit(answer, as_json=as_json, human=human)
+
+
+def _axis_command(name: str) -> click.Command:
+    @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
+    @click.argument("spec", required=False)
+    @json_option
+    def axis(spec: str | None, as_json: bool) -> None:
+        from envbuild.matrix.load import load_matrix
+        from envbuild.matrix.spec import check_spec, matches
+
+        loaded = load_matrix()
+        if spec is not None:
+            check_spec(loaded.axes[name], spec)
+        releases = [r for r in loaded.releases[name] if spec is None or matches(loaded.axes[name], spec, r)]
+        rules = [rule for rule in loaded.rules if _names(rule, name)]
+        answer = {
+            "matrix": loaded.digest,
+            "axis": loaded.axes[name].model_dump(),
+            "releases": [r.model_dump(mode="json", by_alias=True, exclude_none=True) for r in releases],
+            "rules": [rule.id for rule in rules],
+        }
+        emit(answer, as_json=as_json, human=lambda: _releases(releases, rules, name))
+
+    return axis
+
+
+def _names(rule: "Rule", axis: str) -> bool:
+    parts = (rule.when, rule.needs, rule.with_, rule.without, rule.same, *rule.any_of)
+    return any(axis in part for part in parts)
+
+
+def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
+    from envbuild.cli.show import table
+
+    rows: list[tuple[str, ...]] = [("version", "date", "states", "source")]
+    for release in releases:
+        stated = [f"needs {axis} {_spec(spec)}" for axis, spec in release.needs.items()]
+        stated += [f"{axis} {value}" for axis, value in release.fixes.items()]
+        if release.commit:
+            stated.append(f"commit {release.commit[:12]}")
+        if release.aliases:
+            stated.append(f"also {', '.join(release.aliases)}")
+        if release.asked:
+            stated.append("only when asked for")
+        text = "; ".join(stated)
+        day = release.date.isoformat() if release.date else ""
+        rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
+    return f"{table(rows, indent='')}\n\n{len(rules)} rules name {name}: `envbuild matrix rules --axis {name}`"
+
+
+def _spec(spec: "str | tuple[str, ...]") -> str:
+    return spec if isinstance(spec, str) else " or ".join(spec)
+
+
+@matrix.command()
+@click.option(
+    "--axis", "axes", multiple=True, metavar="AXIS", help="Only rules that name this axis; may be given again."
+)
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only rules of this topic; may be given again.")
+@json_option
+def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None:
+    """List the rules with their reasons and sources."""
+    from envbuild.errors import UsageError
+    from envbuild.matrix.load import load_matrix
+
+    loaded = load_matrix()
+    known = {rule.topic for rule in loaded.rules}
+    for flag, given, names in (("--axis", axes, set(loaded.axes)), ("--topic", topics, known)):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise UsageError(
+                f"there is no {flag[2:]} {unknown[0]!r}", where=flag, hint="one of: " + ", ".join(sorted(names))
+            )
+    found = [
+        rule
+        for rule in loaded.rules
+        if (not topics or rule.topic in topics) and all(_names(rule, axis) for axis in axes)
+    ]
+    answer = {
+        "matrix": loaded.digest,
+        "rules": [
+            rule.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) for rule in found
+        ],
+    }
+    emit(answer, as_json=as_json, human=lambda: "\n".join(_told(rule) for rule in found))
+
+
+def _told(rule: "Rule") -> str:
+    when = ", ".join(f"{axis} {_spec(spec)}" for axis, spec in rule.when.items())
+    then = [f"{axis} {_spec(spec)}" for axis, spec in rule.needs.items()]
+    then += [" and ".join(f"{axis} {_spec(spec)}" for axis, spec in a.items()) for a in rule.any_of]
+    then += [f"{axis} in use" for axis in rule.with_]
+    then += [f"no {axis}" for axis in rule.without]
+    if rule.same:
+        then.append(f"one major.minor of {' and '.join(rule.same)}")
+    joined = (" or " if rule.any_of else " and ").join(then)
+    arrow = f"\n  {when} -> {joined}" if then else f"\n  {when}"
+    return f"{rule.id} ({rule.kind}, {rule.topic}): {rule.why}{arrow}\n  {rule.source}"
+
+
+@matrix.command()
+@click.argument("axes", nargs=-1, required=True)
+@click.option("--count", is_flag=True, help="Print only how many there are.")
+@axis_options
+@json_option
+def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
+    """List or count every combination of versions on AXES that some cell has.
+
+    The flags filter: `envbuild matrix cells torch te --cuda 12.6 --gpu h100`.
+    """
+    from envbuild.cli.show import table
+    from envbuild.matrix.enumerate import enumerate_cells
+    from envbuild.matrix.load import load_matrix
+
+    loaded = load_matrix()
+    found = list(enumerate_cells(loaded, axes, request_from(flags).pins))
+    place = {axis: {r.version: i for i, r in enumerate(loaded.releases[axis])} for axis in axes}
+    # what an open axis was asked to be is not among its releases; it is the same in every row then
+    found.sort(key=lambda cell: [place[axis].get(cell.get(axis, ""), -1) for axis in axes])
+    answer: dict[str, Any] = {"matrix": loaded.digest, "axes": list(axes), "count": len(found)}
+    if not count:
+        answer["cells"] = found
+
+    def human() -> str:
+        if count:
+            return str(len(found))
+        rows = [tuple(cell.get(axis, "-") for axis in axes) for cell in found]
+        return table([tuple(axes), *rows], indent="") + f"\n\n{len(found)} combinations"
+
+    emit(answer, as_json=as_json, human=human)
+
+
+@matrix.command()
+@click.option("--online", is_flag=True, help="Compare with the metadata of the packages on the index too (a minute).")
+@click.option("--notes", is_flag=True, help="Print notes too: redundant rules, releases that no cell has yet.")
+@json_option
+def check(online: bool, notes: bool, as_json: bool) -> int:
+    """Check the data: references, dead rules, and with --online what package metadata says.
+
+    Exits with 2 when there is an error.
+    """
+    from envbuild.errors import DataError
+    from envbuild.matrix.checks import check_matrix
+    from envbuild.matrix.load import load_matrix
+    from envbuild.settings import load_settings
+
+    loaded = load_matrix()
+    found = check_matrix(loaded, online=online, settings=load_settings() if online else None)
+    shown = [finding for finding in found if notes or as_json or finding.level != "note"]
+    levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
+    answer = {
+        "matrix": loaded.digest,
+        "findings": [{"level": f.level, "where": f.where, "text": f.text} for f in shown],
+        **{f"{level}s": number for level, number in levels.items()},
+    }
+
+    def human() -> str:
+        releases = sum(len(r) for r in loaded.releases.values())
+        told = f"{len(loaded.axes)} axes, {releases} releases, {len(loaded.rules)} rules: "
+        return "\n".join([*map(str, shown), told + ", ".join(f"{n} {level}s" for level, n in levels.items())])
+
+    emit(answer, as_json=as_json, human=human)
+    return DataError.exit_code if levels["error"] else 0
+
+
+@matrix.command()
+@click.argument("axes", nargs=-1)
+@click.option(
+    "--write", is_flag=True, help="Append the proposals to the axis files; lines that are there stay as they are."
+)
+@click.option(
+    "--matrix",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The folder of axis files. [default: this installation's]",
+)
+@json_option
+def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
+    """Propose new releases of AXES, read from the package index and upstream tags.
+
+    Prints TOML with what a person has to fill in; nothing is written without --write.
+    """
+    from envbuild.matrix.load import load_matrix
+    from envbuild.matrix.update import append, propose
+    from envbuild.settings import load_settings
+
+    proposals = propose(load_matrix(folder), axes, load_settings())
+    for repository in proposals.unreachable:
+        note(f"envbuild: {repository} cannot be reached, so its tags and commits are left to fill in")
+    answer: dict[str, Any] = {
+        "proposals": [
+            {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
+            for p in proposals.found
+        ],
+        "unreachable": proposals.unreachable,
+    }
+    if write:
+        changed = append(folder or data_dir("matrices"), proposals.found)
+        answer["files"] = [str(path) for path in changed]
+
+    def human() -> str:
+        if not proposals.found:
+            return "nothing new"
+        blocks = [f"# {p.axis}.toml\n{p.toml()}" for p in proposals.found]
+        return "\n".join(blocks) + f"\n# {len(blocks)} proposals" + (", appended" if write else "")
+
+    emit(answer, as_json=as_json, human=human)
+
+
+@matrix.command()
+@click.argument("name", required=False)
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write every schema to this folder as NAME.schema.json.",
+)
+@json_option
+def schema(name: str | None, folder: Path | None, as_json: bool) -> None:
+    """Print the JSON Schema of a kind of data file, list the kinds, or write them all."""
+    from envbuild.errors import UsageError
+    from envbuild.matrix.schema import as_text, schemas, write_schemas
+
+    published = schemas()
+    if folder is not None:
+        files = [str(path) for path in write_schemas(folder)]
+        emit({"files": files}, as_json=as_json, human=lambda: "\n".join(files))
+    elif name is None:
+        kinds = {kind: str(each["title"]) for kind, each in published.items()}
+        emit(kinds, as_json=as_json, human=lambda: "\n".join(f"{kind}: {title}" for kind, title in kinds.items()))
+    elif name in published:
+        emit(published[name], as_json=as_json, human=lambda: as_text(published[name]).rstrip("\n"))
+    else:
+        raise UsageError(
+            f"there is no schema {name!r}", where="envbuild matrix schema", hint="one of: " + ", ".join(published)
+        )
