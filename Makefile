@@ -1,0 +1,53 @@
+# The two commands: `make image` and `make test`. Both work from a clean clone; everything else is `envbuild --help`.
+
+ARGS ?= --cuda 13.0 --te 2.12
+VENV := .venv
+ENVBUILD := $(VENV)/bin/envbuild
+PYTEST := $(VENV)/bin/pytest
+
+.PHONY: image test test-unit test-integration test-full lint bench clean help
+
+image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
+	$(ENVBUILD) image $(ARGS)
+
+test: lint test-unit test-integration ## Lint, the fast pure tests, and the real engine and registry (under 45 minutes on 2 cores)
+
+test-unit: $(VENV)/ready ## The fast pure tests, under a minute
+	$(PYTEST) tests/unit
+
+test-integration: $(VENV)/ready engine registry ## The real engine, the real registry, the CPU image twice
+	$(PYTEST) tests/integration -m "not full" --durations=15
+
+test-full: $(VENV)/ready engine registry ## Both CUDA cells, the headline's stages, the benchmark: hours
+	$(PYTEST) tests/integration -m full --durations=30
+
+lint: $(VENV)/ready ## ruff and mypy, strict
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/ready ## The figures of docs/figures.md that need no engine
+	$(VENV)/bin/python benchmarks/bench_solve.py
+	$(VENV)/bin/python benchmarks/bench_road.py
+
+.PHONY: engine
+engine: ## A Docker engine: the one that is there, or one that scripts/install-engine installs and starts
+	@docker info >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 || { \
+		echo "no Docker engine answers; installing and starting one (scripts/install-engine)"; scripts/install-engine; }
+	@command -v mmdebstrap >/dev/null && command -v zstd >/dev/null && command -v git >/dev/null || scripts/install-engine
+
+.PHONY: registry
+registry: engine
+	@command -v docker-registry >/dev/null || scripts/install-engine
+
+$(VENV)/ready: pyproject.toml
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "envbuild needs Python 3.11 or newer; python3 is $$(python3 --version)"; exit 2; }
+	@python3 -m venv $(VENV) 2>/dev/null || { echo "python3-venv is missing; installing it (scripts/install-engine)"; scripts/install-engine; python3 -m venv $(VENV); }
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean: ## Remove the environment and what tests left; images and caches stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'

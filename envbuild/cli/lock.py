@@ -1,0 +1,88 @@
+"""`envbuild lock`: every input of a cell by hash, written to a folder."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.road import asked_from, road_options
+
+
+@click.command()
+@road_options
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write to. [default: this user's own locks]",
+)
+@click.option(
+    "--check", is_flag=True, help="Ask again for every input of the existing lock and compare; write nothing."
+)
+@json_option
+def lock(
+    out: Path | None,
+    check: bool,
+    as_json: bool,
+    lock_file: Path | None,
+    flavor: str | None,
+    sources: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Pin every input of a cell by hash: wheels, sources, images, OS packages.
+
+    What cannot be reached from here is listed in the lock as missing, and the command exits with 4.
+    """
+    from envbuild.lock.check import differences
+    from envbuild.lock.find import find_lock, lock_name, own_locks, require_complete
+    from envbuild.lock.make import make_lock, read_lock, write_lock
+
+    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    if check:
+        from envbuild.errors import LockError
+
+        found = (read_lock(lock_file), lock_file) if lock_file else find_lock(asked.settings, asked.inputs)
+        if found is None:
+            raise LockError(
+                "this cell has no lock to check", where=asked.solution.cell.id, hint="`envbuild lock` writes one"
+            )
+        faults = differences(asked.settings, asked.matrix, asked.inputs, found[0], note=note)
+        checked = {
+            "id": asked.solution.cell.id,
+            "lock": found[0].lock.digest,
+            "folder": str(found[1]),
+            "differences": faults,
+        }
+        emit(
+            checked,
+            as_json=as_json,
+            human=lambda: (
+                f"{found[0].lock.digest} in {found[1]}\n" + ("every input is there, unchanged" if not faults else "")
+            ),
+        )
+        if faults:
+            lines = "".join(f"\n  - {fault}" for fault in faults)
+            raise LockError(
+                f"{len(faults)} inputs are not what the lock names{lines}",
+                where=str(found[1]),
+                hint="lock again if the change is meant",
+            )
+        return
+    made = make_lock(asked.settings, asked.matrix, asked.inputs, note=note)
+    folder = out or own_locks(asked.settings) / lock_name(asked.inputs)
+    path = write_lock(made, folder)
+    packages = sum(len(s.packages) for s in made.lock.python)
+    os_packages = sum(len(s.packages) for s in made.lock.os) + (len(made.lock.root.packages) if made.lock.root else 0)
+    answer = {
+        "id": asked.solution.cell.id,
+        "lock": made.lock.digest,
+        "file": str(path),
+        "complete": made.lock.complete,
+        "python_packages": packages,
+        "os_packages": os_packages,
+        "sources": len(made.lock.sources) + len(made.lock.files),
+        "missing": [m.model_dump() for m in made.lock.missing],
+    }
+    text = f"{path}\n  {made.lock.digest}\n  {packages} Python packages, {os_packages} OS packages, {answer['sources']} sources"
+    emit(answer, as_json=as_json, human=lambda: text)
+    require_complete(made.lock, str(path))

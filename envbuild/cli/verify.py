@@ -1,0 +1,71 @@
+"""`envbuild audit` and `envbuild reproduce`: an image held against its lock, and against its own rebuild."""
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+
+
+@click.command()
+@click.argument("tag")
+@json_option
+def audit(tag: str, as_json: bool) -> None:
+    """Look into an image, without a GPU: versions, imports, extensions, no compiler, one CUDA, nothing left over.
+
+    Exits with 6 when it finds a defect.
+    """
+    from envbuild.cli.show import table
+    from envbuild.settings import load_settings
+    from envbuild.verify.audit import audit as look
+
+    found = look(load_settings(), tag)
+    word = {"passed": "ok", "failed": "DEFECT", "unproven": "?"}
+    emit(
+        found.as_json(), as_json=as_json, human=lambda: table([(word[c.verdict], c.name, c.text) for c in found.checks])
+    )
+    found.raise_for_defects()
+
+
+@click.command()
+@click.argument("tag")
+@json_option
+def reproduce(tag: str, as_json: bool) -> None:
+    """Rebuild an image from the lock that it carries, every step anew, and compare digests.
+
+    A difference is listed file by file, and the command exits with 4.
+    """
+    from envbuild.cli.show import StageDisplay
+    from envbuild.engine.build import engine_client
+    from envbuild.engine.reproduce import reproduce as again
+    from envbuild.errors import LockError
+    from envbuild.matrix.load import load_matrix
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    client = engine_client(settings)
+    note(f"rebuilding {tag} from its own lock")
+    with StageDisplay({}) as display:
+        found = again(settings, load_matrix(), client, tag, on_change=display.change, note=display.note)
+    answer = {
+        "image": tag,
+        "digest": found.digest,
+        "again": found.again,
+        "equal": found.equal,
+        "seconds": round(found.seconds, 1),
+        "differences": [{"path": d.path, "what": d.what} for d in found.differences],
+    }
+    emit(
+        answer,
+        as_json=as_json,
+        human=lambda: (
+            f"{tag}\n  image    {found.digest}\n  rebuilt  {found.again}\n  "
+            + ("equal" if found.equal else "DIFFERENT")
+        ),
+    )
+    if not found.equal:
+        shown = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
+        more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
+        raise LockError(
+            f"the rebuild differs in {len(found.differences)} places{shown}{more}",
+            where=tag,
+            hint="tell us; an image must follow from its lock alone",
+        )

@@ -1,0 +1,95 @@
+"""Asking for a lock's inputs again: whether they are still there, and still the same."""
+
+import hashlib
+from pathlib import Path
+
+from envbuild.engine.registry import find_digest
+from envbuild.errors import HostError, LockError
+from envbuild.lock.index import download, files_of
+from envbuild.lock.inputs import Inputs
+from envbuild.lock.make import Locked, Note, current_os
+from envbuild.lock.python import local_wheel
+from envbuild.lock.sources import SourceStore
+from envbuild.matrix.load import Matrix
+from envbuild.settings import Settings
+
+
+def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Locked, *, note: Note) -> list[str]:
+    """Return, one line each, the inputs of a lock that are gone or no longer what it names.
+
+    Files and trees are fetched and hashed; wheels are compared with the hash that their index lists; image tags are
+    looked up by digest.
+
+    Raises:
+        HostError: a host cannot be reached.
+
+    """
+    lock = locked.lock
+    faults: list[str] = []
+    for image in lock.images:
+        note(f"checking {image.reference}")
+        reference = f"{image.reference.rsplit(':', 1)[0]}@{image.digest}"
+        if image.digest and find_digest(reference, ca_bundle=settings.ca_bundle) is None:
+            faults.append(f"{reference} is no longer in its registry")
+    note("checking OS packages")
+    try:
+        fresh = current_os(settings, matrix, inputs)
+    except LockError as error:
+        raise HostError(error.what, where=error.where, hint=error.hint) from error
+    served = {(p.name, p.version): p.sha256 for s in fresh.os for p in s.packages} | {
+        (p.name, p.version): p.sha256 for p in (fresh.root.packages if fresh.root else ())
+    }
+    for package in [p for s in lock.os for p in s.packages] + list(lock.root.packages if lock.root else ()):
+        found = served.get((package.name, package.version))
+        if found != package.sha256:
+            faults.append(
+                f"OS package {package.name} {package.version} is "
+                + ("no longer served" if found is None else f"another file: sha256 {found}")
+            )
+    for file in (lock.uv, *lock.files):
+        note(f"checking {file.name}")
+        try:
+            download(settings, file.url, file.sha256, settings.cache_dir / "files")
+        except LockError as error:
+            faults.append(str(error.what))
+    store = SourceStore(settings=settings)
+    for source in lock.sources:
+        note(f"checking the source of {source.name}")
+        try:
+            store.checkout(source)
+        except LockError as error:
+            faults.append(str(error.what))
+    for python_set in lock.python:
+        if python_set.packages:
+            note(f"checking the {python_set.name} packages")
+        local = set(python_set.local_wheels)
+        for package in python_set.packages:
+            if any(_normal(name) == package.name for name in local):
+                faults += _local(settings, [n for n in local if _normal(n) == package.name], package.hashes)
+                continue
+            index = python_set.index if python_set.index and "+" in package.version else None
+            listed = {f.sha256 for f in files_of(settings, package.name, index=index)}
+            gone = [h for h in package.hashes if h not in listed]
+            if len(gone) == len(package.hashes):
+                faults.append(f"{package.name} {package.version} is not on the index with the lock's hash")
+    return faults
+
+
+def _normal(wheel: str) -> str:
+    return wheel.split("-", maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def _local(settings: Settings, names: list[str], hashes: tuple[str, ...]) -> list[str]:
+    faults = []
+    for name in names:
+        path = local_wheel(settings, name)
+        if path is None:
+            faults.append(f"{name} is in no find-links folder of the settings")
+        elif _sha256(path) not in hashes:
+            faults.append(f"{name} is another file: sha256 {_sha256(path)}")
+    return faults
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
