@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from envbuild.errors import NoCellError
@@ -11,11 +11,10 @@ from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import GpuFacts, Release
+from envbuild.matrix.model import AxisName, GpuFacts, Release
 from envbuild.matrix.program import solvable
 from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import version_key
-from envbuild.stacks import Stack
 
 CPU = "cpu"
 
@@ -73,17 +72,17 @@ def _newest_first(release: Release) -> tuple[int, ...]:
     return tuple(-part for part in version.release) if version else (-sys.maxsize,)
 
 
-def stack_reach(matrix: Matrix, host: HostFacts, stacks: Sequence[Stack]) -> tuple[Reach, ...]:
-    """Judge the cell that each stack resolves to on this machine."""
+def stack_reach(matrix: Matrix, host: HostFacts, stacks: Mapping[str, Mapping[AxisName, str]]) -> tuple[Reach, ...]:
+    """Judge the cell that each stack (its name, and its pins by axis) resolves to on this machine."""
     return tuple(
         found
-        for stack in stacks
+        for name, axes in stacks.items()
         for found in _judged(
             matrix,
             host,
-            stack.name,
-            tuple(Pin(axis=axis, spec=spec, origin=f"stack {stack.name}") for axis, spec in stack.axes.items()),
-            cpu=stack.axes.get("cuda") == CPU,
+            name,
+            tuple(Pin(axis=axis, spec=spec, origin=f"stack {name}") for axis, spec in axes.items()),
+            cpu=axes.get("cuda") == CPU,
         )
     )
 

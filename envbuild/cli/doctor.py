@@ -48,7 +48,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     matrix = load_matrix()
     areas = diagnose(host)
     cells = cuda_reach(matrix, host)
-    stacks = stack_reach(matrix, host, [load_stack(name) for name in stack_names()])
+    stacks = stack_reach(matrix, host, {name: load_stack(name).axes for name in stack_names()})
     emit(
         {
             "host": host.model_dump(mode="json"),

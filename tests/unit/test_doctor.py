@@ -10,7 +10,6 @@ from envbuild.diagnosis import AREAS, Area, diagnose
 from envbuild.host import Gpu
 from envbuild.matrix.load import load_matrix
 from envbuild.reach import Reach, cuda_reach, gpu_release, stack_reach
-from envbuild.stacks import Repository, Stack
 
 
 def areas(machine: Recording) -> dict[str, Area]:
@@ -162,18 +161,11 @@ def test_gpus_are_found_on_the_axis(gpu: Gpu, release: str | None) -> None:
 
 
 def test_a_stack_out_of_reach_says_so() -> None:
-    stack = Stack(
-        name="old",
-        title="An NGC image of 2020",
-        about="",
-        source="https://example.org/old",
-        repository=Repository(name="old", url="https://example.org/old.git", commit="0" * 40),
-        axes={"base": "ngc-20.12"},
-    )
-    (reach,) = stack_reach(load_matrix(), H200.facts(), [stack])
+    stack = {"old": {"base": "ngc-20.12"}}
+    (reach,) = stack_reach(load_matrix(), H200.facts(), stack)
     assert (reach.name, reach.gpu, reach.runs, reach.cell) == ("old", "sm_90", False, None)
     assert "sm_90" in reach.why
-    (reach,) = stack_reach(load_matrix(), OLD_A100.facts(), [stack])
+    (reach,) = stack_reach(load_matrix(), OLD_A100.facts(), stack)
     assert reach.runs
 
 
