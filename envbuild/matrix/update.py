@@ -209,7 +209,7 @@ def _torch_builds(asking: _Asking) -> Iterator[Proposal]:
                 "source": f"PyPI:torch=={public}",
                 "date": day,
                 "needs": {"cuda": cuda},
-                "fixes": {**fixes, "abi": "cxx11"},
+                "fixes": fixes,
                 "facts": {
                     "index": "pypi",
                     "toolkit": toolkit,
