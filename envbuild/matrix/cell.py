@@ -16,6 +16,9 @@ AUTO = "auto"
 """The spec that asks for an axis and leaves the choice to the solver (`--flash-attn-hopper auto`)."""
 
 
+_HOST_AXES = frozenset({"driver"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pin:
     """One axis as asked: the constraint and where it came from (`--cuda`, `stack llm-jp`)."""
@@ -43,9 +46,15 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) over the whole cell."""
-        body = json.dumps({"versions": dict(self.versions), "commits": dict(self.commits)}, sort_keys=True)
+        """sha256 (hex) over everything that an image is made of; the host's driver is no part of that."""
+        body = json.dumps({"versions": dict(self.of_image.versions), "commits": dict(self.commits)}, sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()
+
+    @cached_property
+    def of_image(self) -> "Cell":
+        """The cell without the facts of a host, which must not change what is built."""
+        kept = {axis: version for axis, version in self.versions.items() if axis not in _HOST_AXES}
+        return self if len(kept) == len(self.versions) else Cell(versions=kept, commits=self.commits)
 
     @cached_property
     def id(self) -> str:

@@ -1,0 +1,158 @@
+"""Stage keys: exactly the inputs that can change a stage's result, and no other."""
+
+import pytest
+from road import changed, complete, inputs_for, keys, plan_for
+
+from envbuild.errors import NoCellError
+from envbuild.matrix.load import load_matrix
+from envbuild.plan.dockerfile import bake, dockerfile
+from envbuild.plan.plan import plan_of
+
+BASE = {
+    "cuda": "13.0",
+    "te": "2.12",
+    "torch": "2.11.0",
+    "apex": "25.09",
+    "python": "3.11",
+    "os": "debian12",
+    "base": "debian12-root",
+}
+HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}
+WHEELS = {"wheel-te", "wheel-apex"}
+
+
+def plan(**changes):
+    return plan_for(**{k: v for k, v in (BASE | changes).items() if v is not None})
+
+
+# axis -> another value (and what must move with it), the stages that must change, and those that must not.
+AXES = {
+    "cuda": (
+        {"cuda": "12.6", "te": "2.12", "torch": "2.11.0", "base": None, "os": None, "python": None, "apex": "25.08"},
+        {"torch", "wheel-te", "wheel-apex"},
+        set(),
+    ),
+    "te": ({"te": "2.11"}, {"wheel-te", "env", "image"}, {"base", "runtime", "torch", "wheel-apex"}),
+    "apex": ({"apex": "25.09.post20260708"}, {"wheel-apex", "env", "image"}, {"base", "runtime", "torch", "wheel-te"}),
+    "torch": ({"torch": "2.12.0"}, {"torch", "wheel-te", "wheel-apex", "env"}, {"base", "runtime"}),
+    "gpu": ({"gpu": "a100"}, {"wheel-apex", "image"}, {"base", "runtime", "torch", "wheel-te"}),
+    "os": (
+        {"os": "debian13", "base": "debian13-root", "python": "3.13"},
+        {"base", "runtime", "torch", "wheel-te", "wheel-apex"},
+        set(),
+    ),
+    # PyPI's toolchain follows from torch's own pins; the other way is the base's nvcc.
+    "toolchain": ({"toolchain": "base", "base": None, "os": None, "python": None}, {"wheel-apex", "wheel-te"}, set()),
+    "flash-attn": (
+        {"flash-attn": "auto"},
+        {"wheel-flash-attn", "env"},
+        {"base", "runtime", "torch", "wheel-te", "wheel-apex"},
+    ),
+    "flash-attn-hopper": (
+        {"flash-attn-hopper": "auto"},
+        {"wheel-flash-attn-hopper", "env"},
+        {"base", "runtime", "torch", "wheel-te", "wheel-apex"},
+    ),
+    "megatron": ({"megatron": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
+    "deepspeed": ({"deepspeed": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
+    "mpi": ({"mpi": "openmpi"}, {"runtime"}, {"base"}),
+    "base": (
+        {"base": "nvidia-cuda-13.0.2-ubuntu24.04", "os": None, "python": None},
+        {"base", "runtime", "wheel-apex"},
+        set(),
+    ),
+    "python": (
+        {"python": "3.12", "os": "ubuntu24.04", "base": "nvidia-cuda-13.0.2-ubuntu24.04"},
+        {"torch", "wheel-te", "wheel-apex"},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("axis", sorted(AXES))
+def test_every_axis_changes_the_build(axis):
+    changes, must, must_not = AXES[axis]
+    if axis == "mpi":
+        changes = {"mpi": load_matrix().releases["mpi"][0].version}
+    before, after = plan(), plan(**changes)
+    moved = changed(before, after)
+    assert must <= moved
+    assert not must_not & moved
+    assert dockerfile(before) != dockerfile(after)
+
+
+def test_every_axis_of_the_matrix_is_covered_derived_or_the_hosts():
+    matrix = load_matrix()
+    rest = {a.name for a in matrix.axes.values() if a.use not in {"derived", "host"}} - set(AXES)
+    assert rest == {"abi"}, f"axes that no test changes: {rest}"
+    with pytest.raises(NoCellError):  # rules derive it from torch's build
+        plan(abi="pre-cxx11")
+
+
+def test_derived_axes_are_fixed_by_another():
+    matrix = load_matrix()
+    fixed = {name for releases in matrix.releases.values() for r in releases for name in r.fixes}
+    derived = {a.name for a in matrix.axes.values() if a.use == "derived"}
+    assert derived <= fixed
+
+
+def test_a_driver_is_a_fact_of_the_host_and_changes_no_stage():
+    assert keys(plan()) == keys(plan(driver="580.95.05"))
+
+
+def test_an_unrelated_os_package_leaves_compiled_wheels_alone():
+    inputs = inputs_for(**BASE)
+    before = plan_of(load_matrix(), complete(inputs))
+    after = plan_of(load_matrix(), complete(inputs, overrides={"git": "2.0"}))
+    assert not WHEELS & changed(before, after)
+    compiler = plan_of(load_matrix(), complete(inputs, overrides={"g++": "13"}))
+    libc = plan_of(load_matrix(), complete(inputs, overrides={"libc6": "2.99"}))
+    assert changed(before, libc) >= WHEELS
+    assert keys(compiler)["runtime"] == keys(before)["runtime"]
+
+
+def test_an_unrelated_python_package_leaves_compiled_wheels_alone():
+    inputs = inputs_for(**BASE)
+    before, after = (plan_of(load_matrix(), complete(inputs, overrides=o)) for o in ({}, {"numpy": "9.9"}))
+    assert changed(before, after) == {"torch", "env", "image"}
+
+
+def test_the_date_of_a_lock_changes_the_image_alone():
+    inputs = inputs_for(**BASE)
+    one = complete(inputs)
+    other = type(one)(lock=one.lock.model_copy(update={"epoch": one.lock.epoch + 86400}), pylocks={})
+    assert changed(plan_of(load_matrix(), one), plan_of(load_matrix(), other)) == {"image"}
+
+
+def test_the_same_lock_renders_the_same_bytes():
+    assert dockerfile(plan()) == dockerfile(plan())
+    assert bake(plan()) == bake(plan())
+
+
+def test_the_headline_names_its_inputs():
+    text = dockerfile(plan_for(**HEADLINE))
+    assert "FROM docker.io/nvidia/cuda:12.6.3-cudnn-devel-ubuntu24.04@sha256:" in text
+    assert "FROM docker.io/library/ubuntu:24.04@sha256:" in text
+    assert "NVIDIA/apex.git#e74a67bb" in text
+    assert "Dao-AILab/flash-attention.git#27f501d" in text
+    assert "torch==2.8.0+cu126 --hash=sha256:" in text
+    assert "download.pytorch.org/whl/cu126" in text
+    assert "flash_attn_3/flash_attn_interface.py" in text
+    assert 'TORCH_CUDA_ARCH_LIST="9.0"' in text
+    assert "--build-option=--cpp_ext --build-option=--cuda_ext" in text
+    assert "UNLOCKED" not in text
+
+
+def test_every_external_input_is_a_stage_of_its_own():
+    plan_ = plan_for(**HEADLINE)
+    text = dockerfile(plan_)
+    for name in plan_.external:
+        assert f" AS {name}\n" in text, name
+
+
+def test_the_toolchain_never_reaches_the_image():
+    text = dockerfile(plan_for(**BASE))
+    final = text[text.index("FROM torch AS env") :]
+    assert "from=builder" not in final
+    assert "/opt/toolchain" not in final
+    assert "/opt/tools" not in final
