@@ -162,17 +162,17 @@ def launch(
         master_port=master_port,
         ssh_key=ssh_key,
     )
-    steps, notes = plan_launch(job, host, settings)
+    plan, notes = plan_launch(job, host, settings)
     for text in notes:
         note(f"note: {text}")
     if as_json or dry_run:
-        answer = [{"host": s.node, "command": list(s.command), "about": s.about, "stdin": s.stdin} for s in steps]
+        answer = [{"host": s.node, "command": list(s.command), "about": s.about, "stdin": s.stdin} for s in plan.steps]
         emit(
             {"job": job.name, "steps": answer, "notes": notes},
             as_json=as_json,
             human=lambda: "\n".join(
                 f"# {s.node}: {s.about}{f' (standard input: {s.stdin})' if s.stdin else ''}\n{shown(s.command)}"
-                for s in steps
+                for s in plan.steps
             ),
         )
         return 0

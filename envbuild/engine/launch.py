@@ -32,6 +32,8 @@ SSH_PORT = 53412
 MASTER_PORT = 29500
 FOLDER = "/run/envbuild"
 """Where a container keeps what the launch puts into it."""
+NO_SSHD = 97
+"""Exit code of the set-up where the image has no sshd; no shell or docker gives it."""
 START_SECONDS = 120
 """How long a host may take to start its container."""
 
@@ -83,6 +85,23 @@ class Step:
     about: str
     stdin: str | None = None
     """What is fed to it, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The commands of a launch."""
+
+    keepers: tuple[Step, ...] = ()
+    """One per host, first: the containers, which live as long as these do."""
+    setups: tuple[Step, ...] = ()
+    """One per host: what a container needs before the job starts."""
+    starts: tuple[Step, ...]
+    """The job itself; its exit code is the first that is not 0."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All of them, in order."""
+        return (*self.keepers, *self.setups, *self.starts)
 
 
 def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
@@ -238,30 +257,38 @@ def _feed(path: str, text: str, mode: str = "600") -> str:
     return f"cat > {path} <<'{marker}'\n{text.rstrip(chr(10))}\n{marker}\nchmod {mode} {path}\n"
 
 
-def setup_script(job: Job, node: Node, *, private_key: str, public_key: str, environment: dict[str, str]) -> str:
+def variables_script(job: Job, environment: dict[str, str]) -> str:
+    """Return the shell script that puts the job's variables into a container; every process of the job reads them there.
+
+    It is fed to `sh -s` in the container, so that no value shows on a command line.
+    """
+    exports = {"MASTER_ADDR": job.master, "MASTER_PORT": str(job.master_port)} | environment
+    # Open MPI warns of an exported variable that is not set; the loader takes an empty one as none.
+    lines = [
+        'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"',
+        *(f"export {n}={shlex.quote(v)}" for n, v in exports.items()),
+    ]
+    return f"set -eu\numask 077\nmkdir -p {FOLDER}\nchmod 755 {FOLDER}\n" + _feed(
+        f"{FOLDER}/environment", "\n".join(lines)
+    )
+
+
+def login_script(job: Job, node: Node, *, private_key: str, public_key: str) -> str:
     """Return the shell script that makes a container ready for logins; its last line of output is the public host key.
 
-    It is fed to `sh -s` in the container, so that no key and no value shows on a command line.
+    It is fed to `sh -s` in the container after `variables_script`, so that no key shows on a command line.
     """
-    variables = {"MASTER_ADDR": job.master, "MASTER_PORT": str(job.master_port)} | environment
-    # Open MPI warns of an exported variable that is not set; the loader takes an empty one as none.
-    exports = 'export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}"\n' + "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
-    )
     listen = f"-o ListenAddress={node.name}" if node.is_address else ""
     config = (
         f"Host *\n  Port {job.ssh_port}\n  IdentityFile {FOLDER}/key\n  IdentitiesOnly yes\n  UserKnownHostsFile {FOLDER}/known_hosts\n"
         "  StrictHostKeyChecking yes\n  LogLevel ERROR\n"
     )
-    return f"""set -eu
-umask 077
-for tool in sshd ssh ssh-keygen; do
-    PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || {{ echo "envbuild: $tool is missing in the image" >&2; exit 97; }}
+    return f"""for tool in sshd ssh ssh-keygen; do
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || {{ echo "envbuild: $tool is missing in the image" >&2; exit {NO_SSHD}; }}
 done
-mkdir -p {FOLDER} /run/sshd ~/.ssh
-chmod 755 {FOLDER} /run/sshd
-{_feed(f"{FOLDER}/key", private_key)}{_feed(f"{FOLDER}/authorized_keys", public_key)}{_feed(f"{FOLDER}/hostfile", hostfile_text(job), "644")}{_feed("~/.ssh/config", config)}{_feed(f"{FOLDER}/environment", exports)}
-. {FOLDER}/environment
+mkdir -p /run/sshd ~/.ssh
+chmod 755 /run/sshd
+{_feed(f"{FOLDER}/key", private_key)}{_feed(f"{FOLDER}/authorized_keys", public_key)}{_feed(f"{FOLDER}/hostfile", hostfile_text(job), "644")}{_feed("~/.ssh/config", config)}. {FOLDER}/environment
 # A login starts with an empty environment: it gets the image's, except what belongs to one session, and what spans lines.
 env | grep -E '^[A-Za-z_][A-Za-z0-9_]*=' | grep -vE '^(HOME|PWD|OLDPWD|SHLVL|TERM|HOSTNAME|_)=' > ~/.ssh/environment || true
 ssh-keygen -q -t ed25519 -N '' -f {FOLDER}/host_key </dev/null
@@ -272,10 +299,10 @@ cut -d' ' -f1,2 {FOLDER}/host_key.pub
 """
 
 
-def _keeper(job: Job, settings: Settings, flags: Sequence[str]) -> list[str]:
+def _keeper(job: Job, rank: int, settings: Settings, flags: Sequence[str]) -> list[str]:
     # The container lives as long as its standard input is open: it ends with this process, however that ends.
     return [
-        *docker(settings), "run", "--rm", "--pull", "never", "--interactive", "--name", job.name, *flags,
+        *docker(settings), "run", "--rm", "--pull", "never", "--interactive", "--name", _container_name(job, rank), *flags,
         "--entrypoint", "sh", job.container.image, "-c", "cat >/dev/null",
     ]  # fmt: skip
 
@@ -284,8 +311,17 @@ def _container_name(job: Job, rank: int) -> str:
     return f"{job.name}-{rank}"
 
 
-def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[list[Step], list[str]]:
-    """Return the commands of the launch, in order, and notes for the user. Starts nothing.
+def _inside(job: Job, rank: int, settings: Settings, command: Sequence[str]) -> list[str]:
+    """Return the command line that runs `command` in a host's container, with the job's variables."""
+    return [
+        *docker(settings), "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, rank),
+        "sh", "-c", f". {FOLDER}/environment; exec " + '"$@"', "sh", *command,
+    ]  # fmt: skip
+
+
+def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, list[str]]:
+    """Return the commands of the launch, and notes for the user. Starts nothing.
 
     Raises:
         UsageError: the launcher cannot run this hostfile.
@@ -300,72 +336,47 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[list[Ste
         )
     # Values reach the containers through standard input, so the command lines name no variable.
     flags, notes = run_flags(host, replace(job.container, environment=()))
-    steps: list[Step] = []
     if job.launcher == "srun":
-        inner = shlex.join(_torchrun(job, "RANK")).replace("--node-rank=RANK", '--node-rank="$SLURM_NODEID"')
-        names = [word for item in job.container.environment for word in ("--env", item.partition("=")[0])]
-        run = [*docker(settings), "run", "--rm", "--pull", "never", *flags, "--env", "SLURM_NODEID", *names]
-        steps.append(
-            Step(
-                node="here",
-                command=(
-                    "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),
-                    "--export=ALL", "--kill-on-bad-exit=1", *run, job.container.image, "sh", "-c", "exec " + inner,
-                ),
-                about="one container per host; Slurm starts them and ends them together",
-            )
-        )  # fmt: skip
-        return steps, notes
-    for rank, node in enumerate(job.nodes):
-        local = is_local(node.name)
-        named = replace(job, name=_container_name(job, rank))
-        if job.launcher == "torchrun":
-            run = [
-                *docker(settings), "run", "--rm", "--pull", "never", "--name", named.name, "--env-file", "/dev/stdin", *flags,
-                job.container.image, *_torchrun(job, str(rank)),
-            ]  # fmt: skip
-            steps.append(
-                Step(
-                    node=node.name,
-                    command=_on(node.name, run, local=local),
-                    about=f"the ranks of host {rank}",
-                    stdin="variables",
-                )
-            )
-            continue
-        steps.append(
-            Step(
-                node=node.name,
-                command=_on(node.name, _keeper(named, settings, flags), local=local),
-                about="the container, until this ends",
-            )
-        )
+        return Plan(starts=(_srun(job, settings, flags),)), notes
+    local = [is_local(node.name) for node in job.nodes]
+
+    def on(rank: int, command: Sequence[str], about: str, stdin: str | None = None) -> Step:
+        name = job.nodes[rank].name
+        return Step(node=name, command=_on(name, command, local=local[rank]), about=about, stdin=stdin)
+
+    ranks = range(len(job.nodes))
+    keepers = tuple(on(rank, _keeper(job, rank, settings, flags), "the container, until this ends") for rank in ranks)
+    shells = [[*docker(settings), "exec", "--interactive", _container_name(job, rank), "sh", "-s"] for rank in ranks]
     if job.launcher == "torchrun":
-        return steps, notes
-    for rank, node in enumerate(job.nodes):
-        execute = [*docker(settings), "exec", "--interactive", _container_name(job, rank), "sh", "-s"]
-        steps.append(
-            Step(
-                node=node.name,
-                command=_on(node.name, execute, local=is_local(node.name)),
-                about="sshd with a host key of its own",
-                stdin="the set-up script: this job's key, variables, hostfile; then every container's public host key",
-            )
-        )
+        return Plan(
+            keepers=keepers,
+            setups=tuple(on(rank, shells[rank], "the job's variables", "a script that sets them") for rank in ranks),
+            starts=tuple(
+                on(rank, _inside(job, rank, settings, _torchrun(job, str(rank))), "the ranks of this host")
+                for rank in ranks
+            ),
+        ), notes
+    fed = "the job's variables, key and hostfile; then every container's public host key"
     launcher = _mpirun(job) if job.launcher == "mpirun" else _deepspeed(job)
-    start = [
-        *docker(settings), "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-        *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, 0),
-        "sh", "-c", f". {FOLDER}/environment; exec " + '"$@"', "sh", *launcher,
-    ]  # fmt: skip
-    steps.append(
-        Step(
-            node=job.master,
-            command=_on(job.master, start, local=is_local(job.master)),
-            about="the launcher, in the first container",
-        )
-    )
-    return steps, notes
+    return Plan(
+        keepers=keepers,
+        setups=tuple(on(rank, shells[rank], "sshd with a host key of its own", fed) for rank in ranks),
+        starts=(on(0, _inside(job, 0, settings, launcher), "the launcher, in the first container"),),
+    ), notes
+
+
+def _srun(job: Job, settings: Settings, flags: Sequence[str]) -> Step:
+    inner = shlex.join(_torchrun(job, "RANK")).replace("--node-rank=RANK", '--node-rank="$SLURM_NODEID"')
+    names = [word for item in job.container.environment for word in ("--env", item.partition("=")[0])]
+    return Step(
+        node="here",
+        command=(
+            "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),
+            "--export=ALL", "--kill-on-bad-exit=1", *docker(settings), "run", "--rm", "--pull", "never", *flags,
+            "--env", "SLURM_NODEID", *names, job.container.image, "sh", "-c", "exec " + inner,
+        ),
+        about="one container per host; Slurm starts them and ends them together",
+    )  # fmt: skip
 
 
 def variables(container: Container) -> dict[str, str]:
@@ -387,36 +398,28 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
         UsageError, HostError: as `plan_launch`; or a host did not start its container, or its image has no sshd.
 
     """
-    steps, _ = plan_launch(job, host, settings)
+    plan, _ = plan_launch(job, host, settings)
     if job.launcher == "srun":
-        return subprocess.run(steps[0].command, env={**os.environ, **variables(job.container)}, check=False).returncode
-    if job.launcher == "torchrun":
-        return _run_together(job, steps, settings)
-    count = len(job.nodes)
-    with _keepers(steps[:count]) as keepers, _keys(job) as (private_key, public_key):
-        known = []
-        for number, (step, node) in enumerate(zip(steps[count : 2 * count], job.nodes, strict=True)):
-            script = setup_script(
-                job, node, private_key=private_key, public_key=public_key, environment=variables(job.container)
-            )
-            said = _set_up(step, script, keepers[number])
-            name = node.name if job.ssh_port == 22 else f"[{node.name}]:{job.ssh_port}"
-            known.append(f"{name} {said.strip().splitlines()[-1]}")
-        for step in steps[count : 2 * count]:
-            subprocess.run(step.command, input=_feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True)
-        return subprocess.run(steps[-1].command, stdin=subprocess.DEVNULL, check=False).returncode
-
-
-def _start(step: Step, *, quiet: bool = False) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        step.command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL if quiet else None,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        # A session of its own: Ctrl-C reaches only this process, which ends the containers in order.
-        start_new_session=True,
-    )
+        environment = {**os.environ, **variables(job.container)}
+        return subprocess.run(plan.starts[0].command, env=environment, check=False).returncode
+    with _keepers(plan.keepers) as keepers:
+        script = variables_script(job, variables(job.container))
+        if job.launcher == "torchrun":
+            for step, keeper in zip(plan.setups, keepers, strict=True):
+                _set_up(step, script, keeper)
+        else:
+            with _keys(job) as (private_key, public_key):
+                known = []
+                for step, keeper, node in zip(plan.setups, keepers, job.nodes, strict=True):
+                    login = login_script(job, node, private_key=private_key, public_key=public_key)
+                    host_key = _set_up(step, script + login, keeper).strip().splitlines()[-1]
+                    name = node.name if job.ssh_port == 22 else f"[{node.name}]:{job.ssh_port}"
+                    known.append(f"{name} {host_key}")
+            for step in plan.setups:
+                subprocess.run(
+                    step.command, input=_feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True
+                )
+        return _run_together(plan.starts)
 
 
 @contextlib.contextmanager
@@ -424,7 +427,17 @@ def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
     try:
         for step in steps:
-            running.append(_start(step, quiet=True))  # noqa: PERF401 - each is ended
+            running.append(  # noqa: PERF401 - each that started is ended
+                subprocess.Popen(
+                    step.command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    # A session of its own: Ctrl-C reaches only this process, which ends the containers in order.
+                    start_new_session=True,
+                )
+            )
         yield running
     finally:
         for process in running:
@@ -482,9 +495,9 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
                 hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
             )
         ran = subprocess.run(step.command, input=script, capture_output=True, text=True, check=False)
-        if ran.returncode == 0 and ran.stdout.strip():
+        if ran.returncode == 0:
             return ran.stdout
-        if ran.returncode == 97:
+        if ran.returncode == NO_SSHD:
             raise HostError(
                 ran.stderr.strip().removeprefix("envbuild: "),
                 where=step.node,
@@ -506,41 +519,22 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
         time.sleep(0.2)
 
 
-def _run_together(job: Job, steps: Sequence[Step], settings: Settings) -> int:
-    """Run one container per host; the first that fails ends the others. Returns its exit code."""
-    values = variables(job.container)
-    for name, value in values.items():
-        if "\n" in value:  # docker reads one variable per line
-            raise UsageError(f"the value of {name} spans lines", where="--env", hint="pass it in a file: --mount")
-    lines = "".join(f"{name}={value}\n" for name, value in values.items())
-    running = []
+def _run_together(steps: Sequence[Step]) -> int:
+    """Run the commands side by side and return the first exit code that is not 0; the containers' end ends the others."""
+    left = [subprocess.Popen(step.command, stdin=subprocess.DEVNULL, start_new_session=True) for step in steps]
     try:
-        for step in steps:
-            process = _start(step)
-            running.append(process)
-            assert process.stdin is not None  # noqa: S101 - it was asked for
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(lines)
-                process.stdin.close()
-        left = list(running)
         while left:
             for process in left:
-                if process.poll() is not None:
-                    if process.returncode:
-                        return process.returncode
+                code = process.poll()
+                if code:
+                    return code
+                if code == 0:
                     left.remove(process)
                     break
             else:
-                time.sleep(0.2)
+                time.sleep(0.1)
         return 0
     finally:
-        for rank, node in enumerate(job.nodes):
-            if running[rank : rank + 1] and running[rank].poll() is None:
-                remove = _on(
-                    node.name,
-                    [*docker(settings), "rm", "--force", _container_name(job, rank)],
-                    local=is_local(node.name),
-                )
-                subprocess.run(remove, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        for process in running:
+        for process in left:
+            process.terminate()  # docker's client; what it started ends with its container
             process.wait()

@@ -9,7 +9,7 @@ from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
 from envbuild import host as host_module
 from envbuild.cli import main
 from envbuild.engine.container import Container, parse_environment, parse_mount, run_command, run_flags, shown
-from envbuild.engine.launch import Job, Node, is_local, plan_launch, read_hostfile, setup_script
+from envbuild.engine.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
 from envbuild.errors import HostError, UsageError
 from envbuild.settings import Settings
 
@@ -198,27 +198,24 @@ def words(command: tuple[str, ...]) -> list[str]:
 
 
 def test_torchrun_needs_no_login_between_containers() -> None:
-    steps, _ = plan_launch(job("torchrun"), H200.facts(), SETTINGS)
-    assert [step.node for step in steps] == ["192.0.2.1", "192.0.2.2"]
-    assert steps[0].command[:2] == ("ssh", "-o")
-    second = words(steps[1].command)
-    assert second[-9:] == [
-        "torchrun",
-        "--nnodes=2",
-        "--nproc-per-node=8",
-        "--node-rank=1",
-        "--master-addr=192.0.2.1",
-        "--master-port=29500",
-        "train.py",
-        "--lr",
-        "0.1",
-    ]
-    assert "--gpus" in second
-    assert "IPC_LOCK" in second
+    plan, _ = plan_launch(job("torchrun"), H200.facts(), SETTINGS)
+    assert [step.node for step in plan.steps] == ["192.0.2.1", "192.0.2.2"] * 3
+    assert plan.keepers[0].command[:2] == ("ssh", "-o")
+    keeper, start = words(plan.keepers[1].command), words(plan.starts[1].command)
+    assert keeper[keeper.index("--name") + 1] == "job-1"
+    assert "--gpus" in keeper
+    assert "IPC_LOCK" in keeper
+    assert keeper[-5:] == ["--entrypoint", "sh", "img", "-c", "cat >/dev/null"]
+    assert "job-1" in start
+    assert start[-9:] == [
+        "torchrun", "--nnodes=2", "--nproc-per-node=8", "--node-rank=1", "--master-addr=192.0.2.1", "--master-port=29500",
+        "train.py", "--lr", "0.1",
+    ]  # fmt: skip
+    assert "sshd" not in " ".join(step.about for step in plan.steps)
 
 
 def test_mpirun_logs_in_on_its_own_port_and_exports_variables() -> None:
-    steps, _ = plan_launch(job("mpirun", ssh_port=2222), H200.facts(), SETTINGS)
+    steps = plan_launch(job("mpirun", ssh_port=2222), H200.facts(), SETTINGS)[0].steps
     assert len(steps) == 5
     line = words(steps[-1].command)
     inner = line[line.index("mpirun") :]
@@ -234,7 +231,7 @@ def test_mpirun_logs_in_on_its_own_port_and_exports_variables() -> None:
 
 def test_deepspeed_takes_the_port_from_ssh_config_and_any_slots() -> None:
     nodes = (Node(name="192.0.2.1", slots=8), Node(name="192.0.2.2", slots=4))
-    steps, _ = plan_launch(job("deepspeed", nodes=nodes), H200.facts(), SETTINGS)
+    steps = plan_launch(job("deepspeed", nodes=nodes), H200.facts(), SETTINGS)[0].steps
     line = words(steps[-1].command)
     assert "--ssh_port" not in line
     assert line[line.index("deepspeed") :][:3] == ["deepspeed", "--hostfile", "/run/envbuild/hostfile"]
@@ -243,7 +240,7 @@ def test_deepspeed_takes_the_port_from_ssh_config_and_any_slots() -> None:
 
 
 def test_srun_ranks_come_from_slurm() -> None:
-    (step,), _ = plan_launch(job("srun"), H200.facts(), SETTINGS)
+    (step,) = plan_launch(job("srun"), H200.facts(), SETTINGS)[0].steps
     assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
     assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
     assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
@@ -251,38 +248,38 @@ def test_srun_ranks_come_from_slurm() -> None:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "deepspeed", "srun"])
 def test_no_value_and_no_key_is_on_a_command_line(launcher: str) -> None:
-    steps, _ = plan_launch(job(launcher), H200.facts(), SETTINGS)
+    steps = plan_launch(job(launcher), H200.facts(), SETTINGS)[0].steps
     assert "s3cret" not in " ".join(word for step in steps for word in step.command)
 
 
 @pytest.mark.parametrize(("launcher", "flag"), [("torchrun", "--no-python"), ("deepspeed", "--no_python")])
 def test_a_script_that_is_no_python_runs_by_itself(launcher: str, flag: str) -> None:
-    steps, _ = plan_launch(job(launcher, script=("./train.sh",)), H200.facts(), SETTINGS)
+    steps = plan_launch(job(launcher, script=("./train.sh",)), H200.facts(), SETTINGS)[0].steps
     assert flag in words(steps[-1].command)
     assert words(steps[-1].command)[-1] == "./train.sh"
 
 
-def test_the_set_up_script_is_a_shell_script_whatever_the_values() -> None:
-    values = {"TOKEN": "a b'c\"$(touch /tmp/never)\n`x`"}
+def test_the_set_up_is_a_shell_script_whatever_the_values(tmp_path: Path) -> None:
+    values = {"TOKEN": "a b'c\"$(touch never)\n`touch never`"}
     node = Node(name="192.0.2.1", slots=8)
-    script = setup_script(job("mpirun"), node, private_key="PRIVATE\n", public_key="PUBLIC", environment=values)
-    checked = subprocess.run(["sh", "-n"], input=script, capture_output=True, text=True, check=False)
+    login = login_script(job("mpirun"), node, private_key="PRIVATE\n", public_key="PUBLIC")
+    script = variables_script(job("mpirun"), values)
+    checked = subprocess.run(["sh", "-n"], input=script + login, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "-o ListenAddress=192.0.2.1" in script
-    assert "PasswordAuthentication=no" in script
-    assert "StrictHostKeyChecking yes" in script
-    # What the shell reads back is the value, character by character.
-    exports = next(line for line in script.split("cat > ") if line.startswith("/run/envbuild/environment")).split(
-        "\n", 1
-    )[1]
-    exports = exports[: exports.index("\nEND-")]
-    echoed = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$TOKEN"'], capture_output=True, text=True, check=True)
-    assert echoed.stdout == values["TOKEN"]
+    assert "-o ListenAddress=192.0.2.1" in login
+    assert "PasswordAuthentication=no" in login
+    assert "StrictHostKeyChecking yes" in login
+    # What the job's processes read back is the value, character by character, and nothing in it runs.
+    script = script.replace("/run/envbuild", "folder") + '. folder/environment; printf %s "$MASTER_ADDR $TOKEN"'
+    ran = subprocess.run(["sh", "-s"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"192.0.2.1 {values['TOKEN']}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+    assert (tmp_path / "folder" / "environment").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_name_is_listened_to_on_every_address() -> None:
     node = Node(name="node1", slots=8)
-    assert "ListenAddress" not in setup_script(job("mpirun"), node, private_key="P", public_key="P", environment={})
+    assert "ListenAddress" not in login_script(job("mpirun"), node, private_key="P", public_key="P")
 
 
 @pytest.fixture
