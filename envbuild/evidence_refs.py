@@ -1,13 +1,36 @@
-"""The evidence that the solver ranks by, read from matrices/evidence when there is any."""
+"""The committed evidence as the solver ranks by it: how far each proof went, and the versions that it ran."""
 
-from typing import TYPE_CHECKING
+from functools import cache
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from envbuild.matrix.order import EvidenceRef
+from envbuild.paths import data_dir
 
-    from envbuild.matrix.order import EvidenceRef
+# What a proof speaks for: the software that ran. The OS and the base under it only rank by their listed preference.
+_SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
 
 
-def evidence_refs() -> "Sequence[EvidenceRef]":
-    """Return the evidence of this installation, as the solver takes it."""
-    return ()
+@cache
+def evidence_refs() -> tuple[EvidenceRef, ...]:
+    """Return what the records that passed prove.
+
+    A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say that it is stale.
+
+    Raises:
+        DataError: a record was edited.
+
+    """
+    from envbuild.verify.evidence import load_evidence
+
+    found = []
+    for record in load_evidence(data_dir("matrices") / "evidence"):
+        if not record.passed:
+            continue
+        versions = {axis: str(record.cell[axis]) for axis in _SOFTWARE if record.cell.get(axis)}
+        if record.device == "cuda":
+            level = EvidenceRef(id=record.id, level="gpu", versions=versions)
+        elif record.level == "import":
+            level = EvidenceRef(id=record.id, level="built", versions=versions)
+        else:
+            level = EvidenceRef(id=record.id, level="cpu", versions=versions)
+        found.append(level)
+    return tuple(found)
