@@ -10,13 +10,14 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from packaging.version import Version
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.masks import AxisMasks
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
 
@@ -81,11 +82,11 @@ class Clauses:
     tested: tuple[TestedTogether, ...]
     guards: Mapping[int, Mapping[int, int]]
     """Per axis: a release that is taken only when a pin names it -> the clause that keeps it out."""
-    _masks: dict[tuple[int, Spec], int] = field(default_factory=dict)
+    _masks: tuple[AxisMasks, ...]
 
     def mask(self, axis: int, spec: Spec) -> int:
         """Return the releases of `axis` that `spec` matches."""
-        return _mask(self._masks, self.axes, self.values, axis, spec)
+        return self._masks[axis].mask(spec)
 
     def named(self, axis: int, text: str) -> int:
         """Return the guarded releases of `axis` that a pin of `text` names: by version, alias, commit or a glob."""
@@ -143,24 +144,6 @@ class Clauses:
         return result
 
 
-def _mask(
-    cache: dict[tuple[int, Spec], int],
-    axes: Sequence[Axis],
-    values: Sequence[tuple[Release | None, ...]],
-    axis: int,
-    spec: Spec,
-) -> int:
-    key = (axis, spec)
-    found = cache.get(key)
-    if found is None:
-        found = 0
-        for i, release in enumerate(values[axis]):
-            if release is not None and matches(axes[axis], spec, release):
-                found |= 1 << i
-        cache[key] = found
-    return found
-
-
 def _ordered(axis: Axis, releases: Sequence[Release]) -> list[Release]:
     if axis.dated:
         return sorted(releases, key=lambda r: r.date or dt.date.min)
@@ -193,7 +176,7 @@ def _axes_of(rule: Rule) -> set[AxisName]:
 
 
 class _Compiler:
-    def __init__(self, matrix: Matrix, extra: Mapping[AxisName, Release]) -> None:
+    def __init__(self, matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> None:
         self.matrix = matrix
         self.names = tuple(matrix.axes)
         self.number = {name: i for i, name in enumerate(self.names)}
@@ -216,10 +199,16 @@ class _Compiler:
         self.position = tuple({r.version: i for i, r in enumerate(vs) if r is not None} for vs in self.values)
         self.full = tuple((1 << len(vs)) - 1 for vs in self.values)
         self.real = tuple(full & ~UNUSED for full in self.full)
-        self.masks: dict[tuple[int, Spec], int] = {}
+        # the axes that have nothing extra keep their masks, which are most of the work
+        self.masks = tuple(
+            kept._masks[i]  # noqa: SLF001
+            if kept is not None and name not in extra
+            else AxisMasks(axis, self.values[i])
+            for i, (name, axis) in enumerate(matrix.axes.items())
+        )
 
     def mask(self, name: AxisName, spec: Spec) -> int:
-        return _mask(self.masks, self.axes, self.values, self.number[name], spec)
+        return self.masks[self.number[name]].mask(spec)
 
     def releases(self) -> Iterator[Clause]:
         """Relations that releases state; releases of one axis that state the same share a clause."""
@@ -329,10 +318,7 @@ def compile_matrix(matrix: Matrix, extra: Mapping[AxisName, Release] | None = No
 
 
 def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> Clauses:
-    compiler = _Compiler(matrix, extra)
-    if kept is not None:
-        # masks over the other axes are the same, and most of the work
-        compiler.masks.update({k: m for k, m in kept._masks.items() if kept.names[k[0]] not in extra})  # noqa: SLF001
+    compiler = _Compiler(matrix, extra, kept)
     clauses = [*compiler.releases()]
     guards: dict[int, dict[int, int]] = {}
     for axis, values in enumerate(compiler.values):

@@ -114,40 +114,25 @@ def _minimal_pins(asked: Asked, pins: Sequence[Pin], order: Sequence[Pin]) -> tu
     return tuple(kept)
 
 
-def _refuted(compiled: Clauses, asked: Sequence[int], only: Sequence[int]) -> bool:
-    """Return whether no cell satisfies the clauses `only`."""
-    domains = list(asked)
-    if any(not domain for domain in domains) or propagate(compiled, domains, only) is not None:
-        return True
-    with Program(compiled, domains) as program:
-        for number in only:
-            literals = compiled.clauses[number].literals
-            if all(domains[axis] & ~mask for axis, mask in literals):
-                program.forbid(literals)
-    return program.solve() is None
-
-
 def _clause_cores(compiled: Clauses, asked: Sequence[int], *, tries: int) -> list[list[int]]:
-    """Return minimal sets of clauses that refuse `pinned`, from different orders of propagation."""
+    """Return minimal sets of clauses that refuse the domains `asked`, from different orders of propagation."""
     if not all(asked):
         return [[]]
     everything = range(len(compiled.clauses))
     rules_first = sorted(everything, key=lambda n: compiled.clauses[n].cause.kind != "rule")
-    result = []
+    result: list[list[int]] = []
     for order in (everything, everything[::-1], rules_first)[:tries]:
-        candidates = _propagation_core(compiled, asked, order) or _search_core(compiled, asked)
-        kept = list(candidates)
-        for number in candidates:
-            rest = [other for other in kept if other != number]
-            if _refuted(compiled, asked, rest):
-                kept = rest
-        if kept not in result:
-            result.append(kept)
+        core = _propagation_core(compiled, asked, order)
+        if not core:
+            # propagation alone finds nothing, in whichever order
+            return [_search_core(compiled, asked)]
+        if core not in result:
+            result.append(core)
     return result
 
 
 def _propagation_core(compiled: Clauses, asked: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return the clauses that led propagation to a contradiction, or nothing when it finds none."""
+    """Return clauses that lead propagation to a contradiction, none of them to spare; nothing when it finds none."""
     domains = list(asked)
     fired: list[tuple[int, int, int]] = []
     failed = propagate(compiled, domains, order, fired)
@@ -159,22 +144,42 @@ def _propagation_core(compiled: Clauses, asked: Sequence[int], order: Sequence[i
         if axis in needed:
             core.append(number)
             needed.update(a for a, _ in compiled.clauses[number].literals)
-    return list(dict.fromkeys(core))
+    core = list(dict.fromkeys(core))
+    for number in list(core):
+        rest = [other for other in core if other != number]
+        if propagate(compiled, list(asked), rest) is not None:
+            core = rest
+    return core
 
 
 def _search_core(compiled: Clauses, asked: Sequence[int]) -> list[int]:
-    """Return the clauses of the solver's unsatisfiable core, with those that propagation used before it."""
-    domains = list(asked)
-    fired: list[tuple[int, int, int]] = []
-    propagate(compiled, domains, None, fired)
+    """Return a minimal unsatisfiable core of clauses, by the solver: where only a search over cases refuses."""
+    core = _core_of(compiled, asked, range(len(compiled.clauses)))
+    # a smaller program for the many small questions that follow
+    program, selectors = _selectable(compiled, asked, core)
+    left = list(selectors)
+    for selector in list(left):
+        if selector in left:
+            left = program.core([other for other in left if other != selector]) or left
+    return [selectors[selector] for selector in left]
+
+
+def _core_of(compiled: Clauses, asked: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    program, selectors = _selectable(compiled, asked, numbers)
+    core = program.core(list(selectors))
+    assert core is not None  # noqa: S101  # asked only for domains that have no cell
+    return [selectors[selector] for selector in core]
+
+
+def _selectable(compiled: Clauses, asked: Sequence[int], numbers: Sequence[int]) -> tuple[Program, dict[int, int]]:
+    """Return a program in which each clause of `numbers` holds when its selector does."""
     selectors: dict[int, int] = {}
-    with Program(compiled, domains) as program:
-        for number, clause in enumerate(compiled.clauses):
-            if all(domains[axis] & ~mask for axis, mask in clause.literals):
+    with Program(compiled, asked) as program:
+        for number in numbers:
+            literals = compiled.clauses[number].literals
+            if all(asked[axis] & ~mask for axis, mask in literals):
                 selector = program.backend.add_atom()
                 program.backend.add_rule([selector], [], choice=True)
-                program.forbid(clause.literals, selector)
+                program.forbid(literals, selector)
                 selectors[selector] = number
-    with program.control.solve(yield_=True, assumptions=list(selectors)) as handle:
-        core = [] if handle.get().satisfiable else handle.core()
-    return list(dict.fromkeys([*(selectors[s] for s in core if s in selectors), *(n for n, _, _ in reversed(fired))]))
+    return program, selectors

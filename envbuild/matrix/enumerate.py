@@ -1,5 +1,6 @@
 """All cells that exist, projected on the axes one asks about."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import clingo
@@ -7,7 +8,7 @@ import clingo
 from envbuild.errors import UsageError
 from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import AUTO, Pin, Request
-from envbuild.matrix.clauses import propagate
+from envbuild.matrix.clauses import Clauses, bits, propagate
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.program import Program
@@ -40,6 +41,10 @@ def enumerate_cells(
     if not all(domains) or propagate(compiled, domains) is not None:
         return
     numbers = [compiled.number[axis] for axis in axes]
+    # releases that every clause treats alike are told apart only when a combination is spelled out
+    alike = _alike(compiled, domains)
+    domains = [sum(1 << members[0] for members in groups.values()) for groups in alike]
+    members_of = [{members[0]: members for members in groups.values()} for groups in alike]
     with Program(compiled, domains, options=("--models=0", "--project=project")) as program:
         program.all_clauses()
         # one atom per value, named by axis and value, so that a model lists its few true ones
@@ -51,18 +56,32 @@ def enumerate_cells(
                 program.backend.add_rule([atom], program.inside(number, 1 << value) or [])
                 atoms.append(atom)
         program.backend.add_project(atoms)
-    fixed = {
-        axis: release.version
-        for axis, number in zip(axes, numbers, strict=True)
-        if number not in program.places
-        and (release := compiled.values[number][domains[number].bit_length() - 1]) is not None
-    }
     with program.control.solve(yield_=True) as handle:
         for model in handle:
-            found = dict(fixed)
+            places = {number: domains[number].bit_length() - 1 for number in numbers}
             for symbol in model.symbols(atoms=True):
                 number, value = (argument.number for argument in symbol.arguments)
-                release = compiled.values[number][value]
-                if release is not None:
-                    found[compiled.names[number]] = release.version
-            yield {axis: found[axis] for axis in axes if axis in found}
+                places[number] = value
+            for chosen in itertools.product(*(members_of[number][places[number]] for number in numbers)):
+                yield {
+                    axis: release.version
+                    for axis, number, value in zip(axes, numbers, chosen, strict=True)
+                    if (release := compiled.values[number][value]) is not None
+                }
+
+
+def _alike(compiled: Clauses, domains: Sequence[int]) -> list[dict[tuple[int, ...], list[int]]]:
+    """Return per axis its possible values, grouped by which of the open clauses they satisfy."""
+    masks: list[set[int]] = [set() for _ in domains]
+    for clause in compiled.clauses:
+        if all(domains[axis] & ~mask for axis, mask in clause.literals):
+            for axis, mask in clause.literals:
+                masks[axis].add(mask & domains[axis])
+    result = []
+    for domain, found in zip(domains, masks, strict=True):
+        ordered = sorted(found)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for value in bits(domain):
+            groups.setdefault(tuple(mask >> value & 1 for mask in ordered), []).append(value)
+        result.append(groups)
+    return result

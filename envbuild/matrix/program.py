@@ -34,7 +34,7 @@ class Program:
     def __init__(self, compiled: Clauses, domains: Sequence[int], *, options: Sequence[str] = ()) -> None:
         self.compiled = compiled
         self.domains = domains
-        self.control = clingo.Control(["--seed=1", "--configuration=tweety", *options])
+        self.control = clingo.Control(["--seed=1", "--configuration=tweety", "--opt-heuristic=sign,model", *options])
         self.places: dict[int, list[int]] = {}
         """Axis -> value index at each place, for the axes that are still open."""
         self.order: dict[int, list[int]] = {}
@@ -124,6 +124,14 @@ class Program:
             for model in handle:
                 answer = self.read(model)
         return answer
+
+    def core(self, assumptions: Sequence[int]) -> list[int] | None:
+        """Return those of `assumptions` that the solver found to exclude one another, or None when they do not."""
+        with self.control.solve(yield_=True, assumptions=assumptions) as handle:
+            if handle.get().satisfiable:
+                return None
+            wanted = set(handle.core())
+        return [literal for literal in assumptions if literal in wanted]
 
     def read(self, model: clingo.Model) -> list[int]:
         """Return the value index of every axis in `model`."""

@@ -24,15 +24,22 @@ def version_key(version: str) -> Version | None:
 
 
 @cache
-def _specifiers(text: str) -> SpecifierSet:
+def specifiers(text: str) -> SpecifierSet:
+    """Return `text` as PEP 440 specifiers; a bare version is a prefix. Raises InvalidSpecifier."""
     # "12.6" is the prefix 12.6.*, so that 2.1 does not match 2.10.
     return SpecifierSet(f"=={text}.*" if _BARE.match(text) else text, prereleases=True)
 
 
 @cache
-def _public(version: str) -> Version | None:
+def public_version(version: str) -> Version | None:
+    """Return `version` without its local label, or None for a name."""
     parsed = version_key(version)
     return Version(parsed.public) if parsed is not None and parsed.local else parsed
+
+
+def is_commit(text: str) -> bool:
+    """Return whether `text` is read as the beginning of a commit where a release has one."""
+    return bool(_COMMIT.match(text))
 
 
 def _matches_one(axis: Axis, text: str, release: Release) -> bool:
@@ -43,11 +50,11 @@ def _matches_one(axis: Axis, text: str, release: Release) -> bool:
     if axis.scheme == "name":
         wanted, pattern = not text.startswith("!"), text.removeprefix("!")
         return wanted == any(fnmatchcase(name, pattern) for name in (release.version, *release.aliases))
-    version = _public(release.version)
+    version = public_version(release.version)
     if version is None or "+" in text:
         return False
     try:
-        return any(_specifiers(part.strip()).contains(version) for part in text.split("||"))
+        return any(specifiers(part.strip()).contains(version) for part in text.split("||"))
     except InvalidSpecifier:  # a name, such as `cpu` on the axis cuda; `check_spec` refuses what is nothing at all
         return False
 
@@ -68,7 +75,7 @@ def check_spec(axis: Axis, text: str) -> None:
         return
     for part in text.split("||"):
         try:
-            _specifiers(part.strip())
+            specifiers(part.strip())
         except (InvalidSpecifier, InvalidVersion):
             raise UsageError(
                 f"{text!r} is neither a version nor a PEP 440 specifier",

@@ -1,0 +1,137 @@
+"""What a constraint matches on a whole axis at once: the answers of `spec.matches`, by bisection instead of one by one.
+
+A matrix states many constraints on axes of many releases; testing each pair would grow with their product.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
+from packaging.version import Version
+
+from envbuild.matrix.model import Axis, Release, Spec
+from envbuild.matrix.spec import is_commit, matches, public_version, specifiers
+
+
+class AxisMasks:
+    """The releases of one axis, indexed for constraints; a mask has the bits of their places in `values`."""
+
+    def __init__(self, axis: Axis, values: Sequence[Release | None]) -> None:
+        self._axis = axis
+        self._values = values
+        self._all = 0
+        self._named: dict[str, int] = {}
+        by_version: dict[Version, int] = {}
+        for place, release in enumerate(values):
+            if release is None:
+                continue
+            bit = 1 << place
+            self._all |= bit
+            for name in (release.version, *release.aliases):
+                self._named[name] = self._named.get(name, 0) | bit
+            version = public_version(release.version) if axis.scheme == "pep440" else None
+            if version is not None:
+                by_version[version] = by_version.get(version, 0) | bit
+        self._versions = sorted(by_version)
+        # what the first n versions cover together
+        self._upto = [0]
+        for version in self._versions:
+            self._upto.append(self._upto[-1] | by_version[version])
+        self._kept: dict[str, int] = {}
+
+    def mask(self, spec: Spec) -> int:
+        """Return the releases that `spec` matches."""
+        if isinstance(spec, str):
+            return self._text(spec)
+        return _union(map(self._text, spec))
+
+    def _text(self, text: str) -> int:
+        found = self._kept.get(text)
+        if found is None:
+            found = self._kept[text] = self._matching(text)
+        return found
+
+    def _matching(self, text: str) -> int:
+        if text == "any":
+            return self._all
+        if self._axis.scheme == "name" or is_commit(text):
+            if self._axis.scheme == "name" and not is_commit(text) and not set(text) & set("*?[!"):
+                return self._named.get(text, 0)
+            return _union(1 << i for i, r in enumerate(self._values) if r is not None and matches(self._axis, text, r))
+        found = self._named.get(text, 0)
+        if "+" in text:
+            return found
+        try:
+            for part in text.split("||"):
+                found |= self._set(specifiers(part.strip()))
+        except InvalidSpecifier:
+            return self._named.get(text, 0)
+        return found
+
+    def _set(self, wanted: SpecifierSet) -> int:
+        found = self._upto[-1]
+        for one in wanted:
+            found &= self._one(one)
+        return found
+
+    def _between(self, low: int, high: int) -> int:
+        return self._upto[max(low, high)] & ~self._upto[low]
+
+    def _one(self, wanted: Specifier) -> int:
+        versions = self._versions
+        sign, text = str(wanted.operator), str(wanted.version)
+        if sign in {"==", "!="} and text.endswith(".*"):
+            found = self._prefix(Version(text[:-2]), wanted)
+            return found if sign == "==" else self._upto[-1] & ~found
+        if sign == "===":
+            return self._tried(wanted, range(len(versions)))
+        version = Version(text)
+        left, right = bisect_left(versions, version), bisect_right(versions, version)
+        match sign:
+            case "==":
+                return self._between(left, right)
+            case "!=":
+                return self._upto[-1] & ~self._between(left, right)
+            case ">=":
+                return self._between(left, len(versions))
+            case "<=":
+                return self._between(0, right)
+            case "~=":
+                upper = Version(f"{version.epoch}!{_bumped(version.release[:-1])}.dev0")
+                return self._between(left, bisect_left(versions, upper))
+        # < and > leave out pre- and post-releases of the very version they name: those are asked one by one
+        first = bisect_left(versions, Version(f"{version.epoch}!{_dotted(version.release)}.dev0"))
+        end = bisect_left(versions, Version(f"{version.epoch}!{_dotted((*version.release, 0))}.1.dev0"))
+        near = self._tried(wanted, range(first, max(first, end)))
+        outside = self._between(0, first) if sign == "<" else self._between(max(first, end), len(versions))
+        return near | outside
+
+    def _prefix(self, prefix: Version, wanted: Specifier) -> int:
+        if prefix.is_prerelease or prefix.is_postrelease:
+            equal = Specifier(f"=={wanted.version}", prereleases=True)
+            return self._tried(equal, range(len(self._versions)))
+        low = Version(f"{prefix.epoch}!{_dotted(prefix.release)}.dev0")
+        high = Version(f"{prefix.epoch}!{_bumped(prefix.release)}.dev0")
+        return self._between(bisect_left(self._versions, low), bisect_left(self._versions, high))
+
+    def _tried(self, wanted: Specifier, places: range) -> int:
+        found = 0
+        for place in places:
+            if wanted.contains(self._versions[place], prereleases=True):
+                found |= self._between(place, place + 1)
+        return found
+
+
+def _union(masks: Iterable[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _bumped(release: tuple[int, ...]) -> str:
+    return _dotted((*release[:-1], release[-1] + 1))
