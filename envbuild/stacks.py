@@ -1,91 +1,239 @@
 """Stacks: a training repository at a pin, with its packages, patches, environment, launchers and proof, as data."""
 
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from envbuild.errors import UsageError
+from envbuild.errors import DataError, UsageError
 from envbuild.matrix.load import explain_validation, read_toml
 from envbuild.matrix.model import AxisName, Model, Source
 from envbuild.paths import data_dir
+
+if TYPE_CHECKING:
+    from envbuild.patching import Patch
+
+_NAME = r"^[a-z0-9][a-z0-9-]*$"
+_COMMIT = r"^[0-9a-f]{40}$"
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _check_requirement(value: str) -> str:
+    try:
+        Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError(f"{value!r} is no requirement such as `numpy<2`: {error}") from None
+    return value
 
 
 class Repository(Model):
     """The training repository, checked out into the image at `path`."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    url: str
-    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    tag: str | None = None
-    subdirectory: str | None = None
-    """The part of the repository that is kept."""
-    path: str = "/workspace"
+    name: str = Field(pattern=_NAME)
+    url: str = Field(pattern=r"^https://\S+$")
+    commit: str = Field(pattern=_COMMIT)
+    ref: str | None = None
+    """The tag or branch that the commit was read from."""
+    subdirectory: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+/-]*)?$")
+    """The part of the repository that goes into the image; patches see the whole."""
+    path: str = Field(pattern=r"^/[A-Za-z0-9_./-]+$")
     """Where training runs from, in the image."""
+
+
+class Alternative(Model):
+    """Another pin of the same stack: `--stack NAME@ALTERNATIVE`."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    why: Text
+    source: Source
+    commit: str | None = Field(default=None, pattern=_COMMIT)
+    ref: str | None = None
+    patches: tuple[str, ...] | None = None
+    """The patches of this pin, where they differ."""
+    axes: dict[AxisName, str] = {}
+    """Axes that this pin states otherwise."""
+
+
+class Build(Model):
+    """A distribution that is built from source: its index holds no wheel, or it comes from git.
+
+    It is installed without what it asks for; `python` of the stack states that.
+    """
+
+    name: str = Field(pattern=_NAME)
+    version: str | None = None
+    """The source distribution of this version on the package index."""
+    url: str | None = Field(default=None, pattern=r"^https://\S+$")
+    commit: str | None = Field(default=None, pattern=_COMMIT)
+    source: Source
+    module: Text
+    """A module that must import once it is installed."""
+    extensions: tuple[str, ...] = ()
+    """Extension modules that the wheel must hold."""
+    tools: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
+    """Build requirements beside setuptools and wheel."""
+    environment: dict[str, str] = {}
+    nvcc: bool = False
+    mpi: bool = False
+    """Whether it is compiled against the cell's MPI."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        git = self.url is not None and self.commit is not None
+        if git == (self.version is not None) or (self.url is None) != (self.commit is None):
+            raise ValueError(f"build {self.name}: give either `version` or both `url` and `commit`")
+        return self
 
 
 class Step(Model):
     """A command that runs in the build once the Python environment is complete, in the repository's folder."""
 
-    name: str
-    run: str
-    check: str | None = None
-    """A command whose failure fails the build: what the step was for."""
+    name: str = Field(pattern=_NAME)
+    run: str | None = Field(default=None, min_length=1)
+    check: str | None = Field(default=None, min_length=1)
+    """A command in the finished image whose failure fails the build: what the step was for."""
     compiles: bool = False
-    """Whether it needs the builder's compilers; its products are then copied into the final image."""
+    """Whether `run` needs the builder's compilers; the image then gets only the files of `keep`."""
     keep: tuple[str, ...] = ()
-    """With `compiles`: the files, relative to the repository, that go into the image."""
+    """With `compiles`: the files, relative to the repository (a shell's globs), that go into the image."""
+
+    @model_validator(mode="after")
+    def _shape(self) -> Self:
+        if self.run is None and self.check is None:
+            raise ValueError(f"step {self.name} neither runs nor checks anything")
+        if self.compiles and (self.run is None or not self.keep):
+            raise ValueError(f"step {self.name} compiles, so it needs `run`, and `keep` for the files that it makes")
+        if self.keep and not self.compiles:
+            raise ValueError(f"step {self.name}: `keep` goes with `compiles = true`")
+        return self
 
 
 class Correction(Model):
     """A departure from what the stack's makers stated, and the rule that asks for it."""
 
-    axis: str
-    stated: str
-    instead: str
-    rule: str
-    why: str
+    item: Text
+    """What was stated: an axis, or something else, such as a launcher's flag."""
+    stated: Text
+    instead: Text
+    rule: Text
+    why: Text
     source: Source
 
 
 class Launcher(Model):
+    """How training starts."""
+
     name: Literal["torchrun", "mpirun", "mpiexec", "deepspeed", "srun", "torch.distributed.launch"]
-    command: str
+    command: Text
     """The command line as users type it in a container; {hostfile}, {nproc} and {nodes} are filled in."""
     note: str | None = None
 
 
-class Proof(Model):
-    """How the image shows that it is right: commands run inside it, none of which may fail."""
+class Use(Model):
+    """Something that the stack's users do in the image, as a command."""
 
-    name: str
-    run: str
+    name: str = Field(pattern=_NAME)
+    run: Text
     gpu: bool = False
+    note: str | None = None
 
 
 class Stack(Model):
     """One training environment as people really run it."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    title: str
-    about: str
+    name: str = Field(pattern=_NAME)
+    title: Text
+    about: Text
     source: Source
     repository: Repository
-    also: tuple[Repository, ...] = ()
-    """Other pins that may be asked for, by name."""
-    axes: dict[AxisName, str]
-    """Pins, as a user would write them on the command line."""
+    also: tuple[Alternative, ...] = ()
+    stated: dict[AxisName, str]
+    """What the makers stated of each axis, as a user would write it on the command line; `none` leaves an axis out."""
+    corrections: tuple[Correction, ...] = ()
     flavor: Literal["runtime", "devel"] = "runtime"
     system: tuple[str, ...] = ()
     """OS packages of the image."""
-    python: tuple[str, ...] = ()
+    python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Requirements beside the cell's own components."""
+    builds: tuple[Build, ...] = ()
     environment: dict[str, str] = {}
+    """Environment of the image; `{site}` is the environment's site-packages."""
     patches: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     launchers: tuple[Launcher, ...] = ()
-    proof: tuple[Proof, ...] = ()
-    corrections: tuple[Correction, ...] = ()
+    uses: tuple[Use, ...] = ()
+    proof: tuple[Use, ...] = ()
+    """How the image shows that it is right: commands run inside it, none of which may fail."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for names, what in (
+            ([s.name for s in self.steps], "steps"),
+            ([b.name for b in self.builds], "builds"),
+            ([a.name for a in self.also], "pins"),
+            ([u.name for u in self.uses], "uses"),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"two {what} are called {twice[0]!r}")
+        for correction in self.corrections:
+            stated = self.stated.get(correction.item)
+            if stated is not None and stated != correction.stated:
+                raise ValueError(
+                    f"the correction of {correction.item} says that the makers stated {correction.stated!r}, "
+                    f"and `stated` says {stated!r}"
+                )
+        return self
+
+    @property
+    def axes(self) -> dict[AxisName, str]:
+        """The pins of the cell: what was stated, with the corrections."""
+        return self.stated | {c.item: c.instead for c in self.corrections if c.item in self.stated}
+
+    def digest(self) -> str:
+        """sha256 (hex) over all that decides what the stack puts into an image; proof and prose are left out."""
+        parts = self.model_dump(
+            mode="json",
+            include={"repository", "flavor", "system", "python", "builds", "environment", "steps"},
+        )
+        parts["patches"] = [patch.digest for patch in patches_of(self)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def patches_of(stack: Stack) -> tuple["Patch", ...]:
+    """Return the stack's patches in the order they apply in.
+
+    Raises:
+        DataError: a patch does not exist, is of another repository or another revision, or two change the same lines.
+
+    """
+    if not stack.patches:
+        return ()
+    from envbuild.patching import in_order, load_patches
+
+    return tuple(in_order(_chosen(stack, load_patches())))
+
+
+def _chosen(stack: Stack, known: Mapping[str, "Patch"]) -> Iterable["Patch"]:
+    repository = stack.repository
+    where = f"stack {stack.name}: patches"
+    for name in stack.patches:
+        patch = known.get(name)
+        if patch is None:
+            raise DataError(f"there is no patch {name!r}", where=where, hint=f"the patches are {', '.join(known)}")
+        if patch.repo.removesuffix(".git") != repository.url.removesuffix(".git"):
+            raise DataError(f"patch {name} is for {patch.repo}, not for {repository.url}", where=where)
+        if repository.commit not in {revision.commit for revision in patch.revisions}:
+            raise DataError(
+                f"patch {name} is for another revision: it knows {patch.known()}, and the stack pins {repository.commit}",
+                where=where,
+                hint="pin a revision that the patch knows, or leave the patch out",
+            )
+        yield patch
 
 
 def stack_names() -> tuple[str, ...]:
@@ -94,23 +242,49 @@ def stack_names() -> tuple[str, ...]:
 
 
 def load_stack(name_or_file: str) -> Stack:
-    """Load a shipped stack by name, or a user's own from a file of the same schema.
+    """Load a shipped stack by name, or a user's own from a file of the same schema; `@PIN` chooses another of its pins.
 
     Raises:
-        UsageError: there is neither a stack nor a file of that name.
-        DataError: the file is malformed; the message names the key.
+        UsageError: there is neither a stack nor a file of that name, or no such pin.
+        DataError: the file is malformed, or names a patch that does not fit; the message names the key.
 
     """
-    path = Path(name_or_file)
+    name, _, pin = name_or_file.partition("@")
+    path = Path(name)
     if path.suffix != ".toml":
-        path = data_dir("matrices") / "stacks" / f"{name_or_file}.toml"
+        path = data_dir("matrices") / "stacks" / f"{name}.toml"
     if not path.is_file():
         raise UsageError(
-            f"there is no stack {name_or_file!r}",
+            f"there is no stack {name!r}",
             where="--stack",
             hint="stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)",
         )
     try:
-        return Stack.model_validate(read_toml(path))
+        stack = Stack.model_validate(read_toml(path))
     except ValidationError as error:
         raise explain_validation(error, path) from error
+    if pin:
+        stack = _at(stack, pin)
+    patches_of(stack)
+    return stack
+
+
+def _at(stack: Stack, pin: str) -> Stack:
+    other = next((a for a in stack.also if a.name == pin), None)
+    if other is None:
+        raise UsageError(
+            f"the stack {stack.name} has no pin {pin!r}",
+            where="--stack",
+            hint="its pins: " + (", ".join(f"{stack.name}@{a.name}" for a in stack.also) or "its own alone"),
+        )
+    commit = {"commit": other.commit, "ref": other.ref} if other.commit else {}
+    return stack.model_copy(
+        update={
+            # a lock names its stack by this, and loads it again
+            "name": f"{stack.name}@{other.name}",
+            "repository": stack.repository.model_copy(update=commit),
+            "patches": stack.patches if other.patches is None else other.patches,
+            "stated": stack.stated | other.axes,
+            "corrections": tuple(c for c in stack.corrections if c.item not in other.axes),
+        }
+    )

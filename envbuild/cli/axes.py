@@ -85,7 +85,10 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
         from envbuild.stacks import load_stack
 
         stack = load_stack(kwargs["stack"])
+        hosts = {name for name, _, use in _headers() if use == "host"}
         for axis, stated in stack.axes.items():
+            if axis in hosts and kwargs.get(_PREFIX + axis.replace("-", "_")):
+                continue  # the makers' own machine gives way to the one that is named
             yield Pin(axis=axis, spec=stated, origin=f"stack {stack.name}")
     for name, _, use in _headers():
         spec: str | None = kwargs.get(_PREFIX + name.replace("-", "_"))

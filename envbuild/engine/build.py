@@ -206,15 +206,13 @@ class _Run:
         if wheels:
             self.contexts["wheels"] = str(self._folder_of("wheels", wheels))
         store = SourceStore(settings=settings)
-        needed = {c.axis for c in plan.components if not self._kept_wheel(c.axis)} | (
-            {plan.stack.repository.name} if plan.stack else set()
-        )
+        kept = {c.axis for c in plan.components if self._kept_wheel(c.axis)}
         for source in plan.lock.sources:
-            if source.name in needed and f"src-{source.name}" not in self.b.substitutes:
+            if source.name not in kept and f"src-{source.name}" not in self.b.substitutes:
                 self.b.note(f"bringing the source of {source.name} at {source.commit[:12]}")
                 self.contexts[f"src-{source.name}"] = str(store.checkout(source))
         for file in plan.lock.files:
-            if file.name in needed and f"src-{file.name}" not in self.b.substitutes:
+            if file.name not in kept and f"src-{file.name}" not in self.b.substitutes:
                 path, _ = download(settings, file.url, file.sha256, settings.cache_dir / "files")
                 self.contexts[f"src-{file.name}"] = str(self._folder_of(f"src-{file.name}", {path.name: path}))
         self.contexts |= dict(self.b.substitutes)

@@ -23,7 +23,10 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
-    asked = json.dumps([[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder])
+    stack = [inputs.stack.digest()] if inputs.stack else []
+    asked = json.dumps(
+        [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
+    )
     return "-".join([*parts, hashlib.sha256(asked.encode()).hexdigest()[:6]])
 
 

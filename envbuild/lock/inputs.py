@@ -11,8 +11,8 @@ from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.spec import version_key
-from envbuild.recipes.catalog import findings_catalog
 from envbuild.plan.components import Component, brought_by_base, components_of, stack_components
+from envbuild.recipes.catalog import findings_catalog
 from envbuild.stacks import Stack
 
 Flavor = Literal["runtime", "devel"]
@@ -129,6 +129,7 @@ def inputs_of(
         te_source: Transformer Engine from PyPI's core wheel and torch sdist, or from git.
 
     """
+    cell = cell.of_image
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
     mpi = matrix.release("mpi", v["mpi"]).facts if "mpi" in v else None
@@ -176,9 +177,7 @@ def inputs_of(
             )
     if stack is not None:
         repository = stack.repository
-        trees.append(
-            TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=False)
-        )
+        trees.append(TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=False))
         for build in stack.builds:
             if build.url and build.commit:
                 trees.append(TreeInput(name=build.name, url=build.url, commit=build.commit))
@@ -253,7 +252,9 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
     for build in stack.builds:
         if build.name in matrix.axes:
             raise DataError(
-                f"the build {build.name} is an axis of the matrix", where=where, hint=f"pin it under [stated]: {build.name}"
+                f"the build {build.name} is an axis of the matrix",
+                where=where,
+                hint=f"pin it under [stated]: {build.name}",
             )
     rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
     for correction in stack.corrections:

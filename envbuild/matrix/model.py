@@ -182,6 +182,15 @@ class MpiFacts(Model):
     implementation: Literal["openmpi", "mpich"]
     package: str | None = None
     """The OS package, when it comes from the OS."""
+    url: str | None = None
+    """The source archive, when it is compiled; with `sha256`, `prefix` and `configure`."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    prefix: str | None = Field(default=None, pattern=r"^/[A-Za-z0-9_./-]+$")
+    """Where it is installed, in the builder and in the image."""
+    configure: tuple[str, ...] = ()
+    """Arguments of its configure script, beside the prefix."""
+    needs_packages: tuple[str, ...] = ()
+    """OS packages that its build needs beside the compilers."""
 
 
 class NoFacts(Model):

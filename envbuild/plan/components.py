@@ -4,12 +4,13 @@ Facts of each recipe come from the upstream at the pinned version; memory per jo
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.stacks import Stack
 
 Environment = Mapping[str, str]
 
@@ -29,6 +30,9 @@ class Component:
         environment: build environment, from the SM numbers and the cell.
         config_settings: PEP 517 settings for the backend.
         tools: build requirements beside torch.
+        version: the release, or the commit's first digits.
+        alone: installed without what it asks for, which the stack that brings it states itself.
+        mpi: whether it is compiled against the cell's MPI.
 
     """
 
@@ -42,6 +46,9 @@ class Component:
     environment: Environment = field(default_factory=lambda: MappingProxyType({}))
     config_settings: tuple[str, ...] = ()
     tools: tuple[str, ...] = ("packaging", "wheel")
+    version: str = ""
+    alone: bool = False
+    mpi: bool = False
 
 
 def sm_of(matrix: Matrix, cell: Cell) -> str:
@@ -150,8 +157,22 @@ def _fa3(matrix: Matrix, cell: Cell, _: str) -> Component:
     )
 
 
+def _deepspeed(matrix: Matrix, cell: Cell, _: str) -> Component:
+    del matrix, cell
+    # Without DS_BUILD_OPS the ops are compiled when they are first used, which is DeepSpeed's own default.
+    return Component(
+        axis="deepspeed",
+        distribution="deepspeed",
+        module="deepspeed",
+        nvcc=False,
+        job_gib=1.0,
+        environment={"DS_BUILD_OPS": "0"},
+        tools=("packaging", "wheel", "psutil", "py-cpuinfo"),
+    )
+
+
 _MAKERS: Mapping[str, Callable[[Matrix, Cell, Literal["pypi", "git"]], Component]] = MappingProxyType(
-    {"te": _te, "apex": _apex, "flash-attn": _flash_attn, "flash-attn-hopper": _fa3}
+    {"te": _te, "apex": _apex, "flash-attn": _flash_attn, "flash-attn-hopper": _fa3, "deepspeed": _deepspeed}
 )
 
 
@@ -160,7 +181,36 @@ def components_of(matrix: Matrix, cell: Cell, te_source: Literal["pypi", "git"] 
 
     A component that the base image brings (NGC) is not compiled.
     """
-    brought = matrix.release("base", cell.versions["base"]).facts.provides
+    brought = brought_by_base(matrix, cell)
     return tuple(
-        make(matrix, cell, te_source) for axis, make in _MAKERS.items() if axis in cell.versions and axis not in brought
+        replace(make(matrix, cell, te_source), version=cell.versions[axis])
+        for axis, make in _MAKERS.items()
+        if axis in cell.versions and axis not in brought
+    )
+
+
+def brought_by_base(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
+    """Return the axes whose release comes with the base image: nothing is installed or compiled for them."""
+    ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
+    return tuple(axis for axis in ("torch", "te", "apex") if ngc and axis in cell.versions)
+
+
+def stack_components(stack: Stack, mpi_prefix: str | None) -> tuple[Component, ...]:
+    """Return the distributions that a stack builds from source."""
+    return tuple(
+        Component(
+            axis=build.name,
+            distribution=build.name,
+            module=build.module,
+            extensions=build.extensions,
+            nvcc=build.nvcc,
+            job_gib=2.0,
+            environment=build.environment
+            | ({"MPICC": f"{mpi_prefix}/bin/mpicc" if mpi_prefix else "mpicc"} if build.mpi else {}),
+            tools=("packaging", "wheel", *build.tools),
+            version=build.version or str(build.commit)[:12],
+            alone=True,
+            mpi=build.mpi,
+        )
+        for build in stack.builds
     )

@@ -13,6 +13,14 @@ def envquote(value: str) -> str:
     return f'"{escaped}"'
 
 
+def envpath(value: str) -> str:
+    """Quote a search path for ENV; one that ends in its own variable goes on with what the base image has."""
+    for name in ("PATH", "LD_LIBRARY_PATH"):
+        if value.endswith(f":${name}"):
+            return envquote(value.removesuffix(f"${name}"))[:-1] + f'${name}"'
+    return envquote(value)
+
+
 @cache
 def _template(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -26,6 +34,7 @@ def _template(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
         autoescape=False,  # noqa: S701
     )
     env.filters["envquote"] = envquote
+    env.filters["envpath"] = envpath
     return env.get_template(name)
 
 

@@ -2,22 +2,25 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from envbuild.errors import LockError
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import Locked
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
 from envbuild.lock.python import requirements_text
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import MpiFacts
+from envbuild.patching import apply_script
 from envbuild.paths import data_dir
 from envbuild.plan.components import Component
-from envbuild.stacks import Stack
+from envbuild.stacks import Stack, Step, patches_of
 
-RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel")
+RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
 # OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
 _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
@@ -61,6 +64,10 @@ class Plan:
     python: str
     managed_python: bool
     placed: tuple[tuple[str, str], ...]
+    mpi: MpiFacts | None
+    """The MPI that the build compiles."""
+    brought: tuple[str, ...]
+    """Distributions that the base image brings; its Python's packages are then seen by the environment."""
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:
@@ -79,6 +86,21 @@ class Plan:
     def compiles(self) -> bool:
         """Whether the build needs compilers."""
         return bool(self.lock.os_set("builder").wanted)
+
+    @property
+    def compiled_steps(self) -> tuple[Step, ...]:
+        """The stack's steps that need the builder."""
+        return tuple(step for step in self.stack.steps if step.compiles) if self.stack else ()
+
+    @property
+    def resolved_wheels(self) -> tuple[Component, ...]:
+        """The components whose requirements come with them."""
+        return tuple(c for c in self.components if not c.alone)
+
+    @property
+    def lone_wheels(self) -> tuple[Component, ...]:
+        """The components whose requirements the stack states."""
+        return tuple(c for c in self.components if c.alone)
 
     @property
     def external(self) -> tuple[str, ...]:
@@ -100,15 +122,28 @@ class Plan:
 
 
 def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
-    """Lay out the build of a lock. Pure: no network, no clock, no engine."""
+    """Lay out the build of a lock. Pure: no network, no clock, no engine.
+
+    Raises:
+        LockError: the stack is not the one that was locked.
+
+    """
     lock = locked.lock
     cell = lock.as_cell
+    if stack is not None and lock.stack_digest not in {None, stack.digest()}:
+        raise LockError(
+            f"the stack {stack.name} has changed since this lock was made",
+            where=f"lock {lock.digest[:19]}",
+            hint="lock it again: envbuild lock with the same flags",
+        )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text() for name in RECIPES}
+    recipes |= _stack_recipes(stack) if stack else {}
+    ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
     stages = _stages(lock, inputs, recipes)
     os_python = matrix.release("os", cell.versions["os"]).facts.python
     version = cell.versions["python"]
-    managed = os_python != version
+    managed = os_python != version and not ngc
     site = f"/opt/venv/lib/python{version}/site-packages"
     return Plan(
         lock=lock,
@@ -118,13 +153,29 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         stages=stages,
         recipes=recipes,
         lists=_lists(matrix, locked, inputs),
-        environment=_environment(cell, stack, site),
+        environment=_environment(matrix, lock, stack, site),
         labels=_labels(lock, cell, stages[-1]),
         workdir=stack.repository.path if stack else "/workspace",
-        python=f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
+        # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
+        python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
         managed_python=managed,
         placed=_placed(matrix, cell, site),
+        mpi=_compiled_mpi(matrix, cell),
+        brought=inputs.brought,
     )
+
+
+def _compiled_mpi(matrix: Matrix, cell: Cell) -> MpiFacts | None:
+    if "mpi" not in cell.versions:
+        return None
+    facts: MpiFacts = matrix.release("mpi", cell.versions["mpi"]).facts
+    return facts if facts.url else None
+
+
+def _stack_recipes(stack: Stack) -> dict[str, str]:
+    recipes = {f"step-{s.name}": f"set -eu\n{s.run.strip()}\n" for s in stack.steps if s.run}
+    recipes |= {f"check-{s.name}": f"set -eu\n{s.check.strip()}\n" for s in stack.steps if s.check}
+    return recipes | ({"patch-tree": apply_script(patches_of(stack))} if stack.patches else {})
 
 
 def _placed(matrix: Matrix, cell: Cell, site: str) -> tuple[tuple[str, str], ...]:
@@ -197,7 +248,7 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Sta
         source = _source_inputs(lock.source(component.axis))
         wheel = add(
             f"wheel-{component.axis}",
-            f"{component.axis} {cell[component.axis]}",
+            f"{component.axis} {component.version}",
             source=source,
             environment=dict(component.environment),
             settings=list(component.config_settings),
@@ -208,6 +259,7 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Sta
             compiler=_compiler(lock),
             tools=_tools(lock),
             recipe=_digest(recipes["build-wheel"]),
+            **({"mpi": cell["mpi"]} if component.mpi else {}),
         )
         built.append(wheel.key)
     env = add(
@@ -218,25 +270,50 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Sta
         wheels=built,
         recipe=python_recipe,
     )
-    tree = None
-    if inputs.stack is not None:
-        tree = add(
-            "repository",
-            f"{inputs.stack.repository.name} at {inputs.stack.repository.commit[:12]}",
-            source=_source_inputs(lock.source(inputs.stack.repository.name)),
-            patches=list(inputs.stack.patches),
-            steps=[s.model_dump() for s in inputs.stack.steps],
-        )
+    stack = _stack_stages(add, lock, inputs.stack, env) if inputs.stack else None
     add(
         "image",
         "image",
         env=env.key,
-        repository=tree.key if tree else None,
+        **({"stack": stack.key} if stack else {}),
         lock=lock.digest,
         flavor=lock.flavor,
-        environment=dict(inputs.stack.environment) if inputs.stack else {},
     )
     return tuple(stages.values())
+
+
+def _stack_stages(add: Callable[..., Stage], lock: Lock, stack: Stack, env: Stage) -> Stage:
+    """Add the stages of the training repository. None of the compiled wheels depends on them."""
+    repository = stack.repository
+    tree = add(
+        f"tree-{repository.name}",
+        f"{repository.name} at {repository.commit[:12]}",
+        source=_source_inputs(lock.source(repository.name)),
+        subdirectory=repository.subdirectory,
+        patches=[patch.digest for patch in patches_of(stack)],
+    )
+    steps = [s for s in stack.steps if s.compiles]
+    compiled = None
+    if steps:
+        compiled = add(
+            f"compiled-{repository.name}",
+            f"what {repository.name} compiles",
+            tree=tree.key,
+            steps=[s.model_dump(mode="json", exclude={"check"}) for s in steps],
+            env=env.key,
+            nvcc=_toolkit(lock),
+            compiler=_compiler(lock),
+        )
+    return add(
+        "stack",
+        f"stack {stack.name}",
+        env=env.key,
+        tree=tree.key,
+        compiled=compiled.key if compiled else None,
+        path=repository.path,
+        steps=[s.model_dump(mode="json") for s in stack.steps],
+        environment=dict(stack.environment),
+    )
 
 
 def _torch_build(lock: Lock) -> Any:
@@ -280,6 +357,8 @@ def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
         )
     lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     lists["lock/expected.json"] = json.dumps(expected(matrix, lock, inputs), indent=1, sort_keys=True) + "\n"
+    for patch in patches_of(inputs.stack) if inputs.stack else ():
+        lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in sorted(locked.pylocks.items()):
         lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
     return lists
@@ -288,10 +367,20 @@ def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
 def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
     """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
     components: dict[str, Any] = {"torch": {"distribution": "torch", "version": lock.cell["torch"]}}
+    if "torch" in inputs.brought:
+        for axis in ("torch", "te", "apex"):
+            if axis in lock.cell:
+                module = {"te": "transformer_engine"}.get(axis, axis)
+                components[axis] = {
+                    "distribution": axis,
+                    "version": lock.cell[axis],
+                    "module": module,
+                    "source": "base",
+                }
     for component in inputs.components:
         components[component.axis] = {
             "distribution": component.distribution,
-            "version": lock.cell[component.axis],
+            "version": component.version,
             "module": component.module,
             "extensions": list(component.extensions),
         }
@@ -309,12 +398,6 @@ def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
             "version": lock.cell["megatron"],
             "module": "megatron.core",
         }
-    if "deepspeed" in lock.cell:
-        components["deepspeed"] = {
-            "distribution": "deepspeed",
-            "version": lock.cell["deepspeed"],
-            "module": "deepspeed",
-        }
     packages = {p.name: p.version for name in ("torch", "env") for p in ((lock.python_set(name) or _NO_SET).packages)}
     return {
         "cell_id": lock.as_cell.id,
@@ -328,17 +411,28 @@ def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
 
 
 _NO_SET = PythonSet(name="none", requirements=())
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _environment(cell: Cell, stack: Stack | None, site: str) -> dict[str, str]:
-    env = {
-        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "VIRTUAL_ENV": "/opt/venv",
-    }
+def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> dict[str, str]:
+    cell = lock.as_cell
+    kind = matrix.release("base", cell.versions["base"]).facts.kind
+    mpi = _compiled_mpi(matrix, cell)
+    first = ["/opt/venv/bin", *([f"{mpi.prefix}/bin"] if mpi else [])]
+    devel = lock.flavor == "devel" and "nvcc" in cell.versions
+    if kind == "ngc":
+        path = ":".join([*first, "$PATH"])  # conda, MPI and CUDA lie where the image's own PATH says
+    else:
+        path = ":".join([*first, *(["/usr/local/cuda/bin"] if devel else []), _SYSTEM_PATH])
+    env = {"PATH": path, "VIRTUAL_ENV": "/opt/venv"}
+    if devel:
+        env["CUDA_HOME"] = "/usr/local/cuda"
+    if mpi:
+        env["LD_LIBRARY_PATH"] = f"{mpi.prefix}/lib" + (":$LD_LIBRARY_PATH" if kind == "ngc" else "")
     if cell.versions["cuda"] != "cpu":
         # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-    if "te" in cell.versions:
+    if "te" in cell.versions and kind != "ngc":
         # TE compiles some kernels at run time and looks for CUDA's headers here first.
         include = (
             f"{site}/nvidia/cu13/include"
@@ -346,7 +440,8 @@ def _environment(cell: Cell, stack: Stack | None, site: str) -> dict[str, str]:
             else f"{site}/nvidia/cuda_runtime/include"
         )
         env["NVTE_CUDA_INCLUDE_DIR"] = include
-    return env | (dict(stack.environment) if stack else {})
+    own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}
+    return env | own
 
 
 def _labels(lock: Lock, cell: Cell, image: Stage) -> dict[str, str]:
