@@ -1,0 +1,245 @@
+"""Reading an index without downloading wheels, and proposing what the matrix lacks; against an index on this machine."""
+
+import datetime as dt
+import subprocess
+from pathlib import Path
+
+import pytest
+from index_server import Index, wheel
+from packaging.version import Version
+
+from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.matrix import update
+from envbuild.matrix.load import load_matrix
+from envbuild.matrix.wheels import distributions, member, metadata_of, python_tags, uploads
+from envbuild.settings import Settings
+
+TORCH = (
+    "cuda-toolkit[cudart,nvrtc]==13.0.2; platform_system == 'Linux'",
+    "nvidia-cudnn-cu13==9.19.0.56; platform_system == 'Linux'",
+    "nvidia-nccl-cu13==2.28.9; platform_system == 'Linux'",
+    "setuptools<82",
+    "opt-einsum>=3.3; extra == 'opt-einsum'",
+)
+EXTENSION = {"torch/utils/cpp_extension.py": "flags = ['-std=c++20']\n"}
+MANYLINUX = "manylinux_2_28_x86_64"
+
+AXIS = """
+[axis]
+name = "{name}"
+title = "{name}"
+about = "."
+scheme = "{scheme}"
+use = "{use}"
+"""
+
+
+def torch_wheels(version, requires=TORCH):
+    return [
+        wheel("torch", version, f"cp{minor}-cp{minor}-{MANYLINUX}", requires, ">=3.10", EXTENSION)
+        for minor in (311, 312)
+    ] + [wheel("torch", version, f"cp313-cp313t-{MANYLINUX}", requires, ">=3.10", EXTENSION)]
+
+
+@pytest.fixture
+def matrix_folder(tmp_path):
+    def write(axis, *versions, scheme="pep440", use="always", facts=""):
+        blocks = [
+            f'[[release]]\nversion = "{v}"\nsource = "PyPI:x=={v}"\n' + (f"facts = {facts}\n" if facts else "")
+            for v in versions
+        ]
+        (folder / f"{axis}.toml").write_text("\n".join([AXIS.format(name=axis, scheme=scheme, use=use), *blocks]))
+
+    folder = tmp_path / "matrices"
+    folder.mkdir()
+    write("cuda", "12.6", "13.0")
+    write("cudnn", "9.10.2.21", use="derived")
+    write("nccl", "2.27.3", use="derived")
+    write("torch", "2.8.0+cu126", "2.10.0+cu128", facts='{ index = "pypi" }')
+    write("te", "2.6.0", facts='{ pypi = "2.6.0.post1" }')
+    write("apex", "25.08", facts='{ build = "config-settings" }')
+    write("nvcc", "13.0.2", use="derived", facts='{ archs = ["75", "90"], pypi = "13.0.2" }')
+    write("flash-attn", "2.8.3", facts='{ pypi = "2.8.3" }')
+    write("megatron", "0.19.0", facts='{ pypi = "0.19.0" }')
+    write("deepspeed", "0.19.7")
+    return folder
+
+
+@pytest.fixture
+def index():
+    index = Index()
+    index.add("torch", "1.0.0", *torch_wheels("1.0.0"))
+    index.add("torch", "2.8.0", *torch_wheels("2.8.0"))
+    index.add("torch", "2.11.0", *torch_wheels("2.11.0"), day="2026-03-23")
+    index.add("torch", "2.12.0rc1", *torch_wheels("2.12.0rc1"))
+    return index
+
+
+def settings(url):
+    return Settings(index_url=url, cache_dir=Path("/nowhere"))
+
+
+@pytest.mark.parametrize("html", [False, True])
+@pytest.mark.parametrize("sidecars", [False, True])
+def test_metadata_comes_from_beside_a_wheel_or_from_within(index, html, sidecars):
+    index.html, index.sidecars = html, sidecars
+    with index.served() as url:
+        found = distributions(settings(url), "torch")
+        assert [str(v) for v in found] == ["1.0.0", "2.8.0", "2.11.0"]
+        newest = found[Version("2.11.0")]
+        assert python_tags(newest) == {"3.11", "3.12"}
+        assert newest.date == (None if html else dt.date(2026, 3, 23))
+        metadata = metadata_of(settings(url), newest.wheels[0])
+        assert metadata.pin("nvidia-cudnn-cu") == "9.19.0.56"
+        assert metadata.pin("cuda-toolkit") == "13.0.2"
+        assert metadata.requires_python == ">=3.10"
+        assert "opt-einsum" not in {requirement.name for requirement in metadata.requires}
+        assert "c++20" in member(settings(url), newest.wheels[0], "cpp_extension.py")
+    assert index.bytes_sent < 300_000  # of wheels of 300 kB each
+
+
+def test_an_index_without_ranges_is_told_plainly(index):
+    index.sidecars = index.ranges = False
+    with index.served() as url:
+        newest = distributions(settings(url), "torch")[Version("2.11.0")]
+        with pytest.raises(LockError, match="does not answer range requests"):
+            metadata_of(settings(url), newest.wheels[0])
+
+
+def test_days_and_yanks_come_from_the_json_api(index):
+    index.add("torch", "2.9.0", *torch_wheels("2.9.0"), day="2025-10-15", yanked=True)
+    with index.served() as url:
+        said = uploads(settings(url), "torch")
+    assert said[Version("2.9.0")].yanked
+    assert said[Version("2.11.0")].day == dt.date(2026, 3, 23)
+
+
+def propose(folder, url, *axes):
+    return update.propose(load_matrix(folder), axes, settings(url))
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_a_new_torch_is_proposed_from_its_metadata(index, matrix_folder, html):
+    index.html = html
+    with index.served() as url:
+        (proposal,) = propose(matrix_folder, url, "torch").found
+    text = proposal.toml()
+    assert proposal.version == "2.11.0+cu130"
+    for line in (
+        'version = "2.11.0+cu130"',
+        "date = 2026-03-23",
+        'needs = { cuda = "13.0" }',
+        'fixes = { cudnn = "9.19.0.56", nccl = "2.28.9" }',
+        'facts = { index = "pypi", toolkit = "13.0.2", manylinux = "manylinux_2_28", cxx_standard = 20 }',
+        "# to fill in: facts.archs",
+        "# metadata: wheels for Python 3.11, 3.12",
+        "# metadata: requires setuptools<82",
+    ):
+        assert line in text, text
+
+
+def test_cudnn_and_nccl_follow_from_new_torch_builds(index, matrix_folder):
+    with index.served() as url:
+        found = propose(matrix_folder, url, "cudnn", "nccl").found
+    assert [(p.axis, p.version) for p in found] == [("cudnn", "9.19.0.56"), ("nccl", "2.28.9")]
+
+
+def test_what_is_listed_yanked_or_rebuilt_is_not_news(index, matrix_folder):
+    index.add("torch", "2.12.0", *torch_wheels("2.12.0"), yanked=True)
+    none = "py3-none-any"
+    for version in ("2.6.0", "2.6.0.post1", "2.7.0"):
+        index.add("transformer-engine", version, wheel("transformer-engine", version, none, (), ">=3.8"))
+    for core in ("cu12", "cu13"):
+        name = f"transformer-engine-{core}"
+        index.add(name, "2.7.0", wheel(name, "2.7.0", f"py3-none-{MANYLINUX}"))
+    with index.served() as url:
+        found = propose(matrix_folder, url, "torch", "te").found
+    assert [(p.axis, p.version) for p in found] == [("torch", "2.11.0+cu130"), ("te", "2.7.0")]
+    assert found[1].release["facts"]["core"] == {"12": "transformer-engine-cu12", "13": "transformer-engine-cu13"}
+
+
+def test_the_rest_of_the_axes(index, matrix_folder):
+    none = "py3-none-any"
+    index.add("flash-attn", "2.8.4", ("flash_attn-2.8.4.tar.gz", b"x"))
+    index.add("flash-attn", "2.5.5", ("flash_attn-2.5.5.tar.gz", b"x"))
+    index.add("megatron-core", "0.19.2", wheel("megatron-core", "0.19.2", none, ["torch>=2.6.0"], ">=3.12"))
+    index.add("deepspeed", "0.19.8", ("deepspeed-0.19.8.tar.gz", b"x"))
+    index.add("cuda-toolkit", "12.9.2", wheel("cuda-toolkit", "12.9.2", none))
+    index.add("cuda-toolkit", "13.0.3", wheel("cuda-toolkit", "13.0.3", none))
+    index.add("nvidia-cuda-nvcc", "13.0.88", wheel("nvidia-cuda-nvcc", "13.0.88", f"py3-none-{MANYLINUX}"))
+    with index.served() as url:
+        found = propose(matrix_folder, url, "flash-attn", "megatron", "deepspeed", "nvcc").found
+    by_axis = {p.axis: p for p in found}
+    assert {axis: p.version for axis, p in by_axis.items()} == {
+        "flash-attn": "2.8.4",
+        "megatron": "0.19.2",
+        "deepspeed": "0.19.8",
+        "nvcc": "13.0.3",
+    }
+    assert "Requires-Python >=3.12" in by_axis["megatron"].remarks
+    assert "requires torch>=2.6.0" in by_axis["megatron"].remarks
+    assert 'archs = ["75", "90"]' in by_axis["nvcc"].toml()
+    assert any("copied from 13.0.2" in text for text in by_axis["nvcc"].to_fill_in)
+
+
+def test_proposals_are_appended_below_what_is_there(index, matrix_folder):
+    before = (matrix_folder / "torch.toml").read_text()
+    with index.served() as url:
+        found = propose(matrix_folder, url, "torch", "cudnn", "nccl").found
+    update.append(matrix_folder, found)
+    after = (matrix_folder / "torch.toml").read_text()
+    assert after.startswith(before.rstrip("\n"))
+    other = matrix_folder.rename(matrix_folder.parent / "completed")
+    assert load_matrix(other).has("torch", "2.11.0+cu130")
+    assert load_matrix(other).has("cudnn", "9.19.0.56")
+
+
+def test_an_appended_proposal_is_not_appended_again(index, matrix_folder):
+    with index.served() as url:
+        found = propose(matrix_folder, url, "torch").found
+    update.append(matrix_folder, found)
+    kept = (matrix_folder / "torch.toml").read_text()
+    with pytest.raises(DataError, match="listed already"):
+        update.append(matrix_folder, found)
+    assert (matrix_folder / "torch.toml").read_text() == kept
+
+
+def test_a_person_who_keeps_rules_below_is_not_overwritten(index, matrix_folder):
+    path = matrix_folder / "torch.toml"
+    with index.served() as url:
+        found = propose(matrix_folder, url, "torch").found
+    kept = path.read_text() + "\n[[rule]]\n"
+    path.write_text(kept)
+    with pytest.raises(DataError, match="cannot be appended"):
+        update.append(matrix_folder, found)
+    assert path.read_text() == kept
+
+
+def test_tags_are_read_and_a_git_host_out_of_reach_is_remarked(matrix_folder, monkeypatch, tmp_path):
+    upstream = tmp_path / "apex"
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(upstream))
+    subprocess.run(["git", "init", "-q", str(upstream)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    subprocess.run([*git, "tag", "-a", "-m", "x", "25.10"], check=True)
+    subprocess.run([*git, "tag", "25.08"], check=True)
+    subprocess.run([*git, "tag", "v1"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(update, "APEX_REPOSITORY", str(upstream))
+    proposals = propose(matrix_folder, "http://127.0.0.1:9/simple", "apex")
+    assert [(p.version, p.release["commit"]) for p in proposals.found] == [("25.10", commit)]
+
+    monkeypatch.setattr(update, "APEX_REPOSITORY", str(tmp_path / "nowhere"))
+    proposals = propose(matrix_folder, "http://127.0.0.1:9/simple", "apex")
+    assert proposals.found == ()
+    assert proposals.unreachable == (str(tmp_path / "nowhere"),)
+
+
+def test_an_axis_without_an_upstream(matrix_folder):
+    with pytest.raises(UsageError, match="no upstream to ask"):
+        propose(matrix_folder, "http://127.0.0.1:9/simple", "cuda")
+
+
+def test_an_index_out_of_reach(matrix_folder):
+    with pytest.raises(HostError, match="cannot be reached"):
+        propose(matrix_folder, "http://127.0.0.1:9/simple", "torch")
