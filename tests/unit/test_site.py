@@ -1,0 +1,57 @@
+"""What a site gives its builds, and how many compile jobs a machine takes."""
+
+import pytest
+from road import plan_for
+
+from envbuild.engine.site import jobs, secrets
+from envbuild.settings import load_settings
+
+
+def settings_of(tmp_path, **environ):
+    return load_settings(environ={"HOME": str(tmp_path), **environ}, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "need", "expected"),
+    [(2, 24, 2.4, 2), (64, 24, 3.0, 7), (64, 512, 4.5, 64), (8, 4, 4.5, 1), (16, 128, 4.3, 16)],
+)
+def test_jobs_are_bounded_by_cores_and_memory(tmp_path, cores, memory, need, expected):
+    assert jobs(settings_of(tmp_path), job_gib=need, cores=cores, memory_gib=memory) == expected
+
+
+def test_jobs_can_be_set_and_memory_lowered(tmp_path):
+    assert jobs(settings_of(tmp_path, ENVBUILD_JOBS="3"), job_gib=4.5, cores=2, memory_gib=8) == 3
+    assert jobs(settings_of(tmp_path, ENVBUILD_MEMORY_GIB="10"), job_gib=3.0, cores=64, memory_gib=512) == 3
+
+
+def test_secrets_carry_mirrors_proxy_and_ca(tmp_path):
+    ca = tmp_path / "ca.pem"
+    ca.write_text("certificates")
+    settings = settings_of(
+        tmp_path,
+        ENVBUILD_CA_BUNDLE=str(ca),
+        ENVBUILD_INDEX_URL="https://me:secret@pypi.example.org/simple",
+        ENVBUILD_HTTPS_PROXY="http://proxy.example.org:3128",
+        ENVBUILD_DEBIAN_MIRROR="http://mirror.example.org/debian",
+    )
+    found = secrets(settings, plan_for(cuda="cpu"), tmp_path / "secrets")
+    assert found["ca"] == ca
+    env = found["env"].read_text()
+    assert "export UV_DEFAULT_INDEX=https://me:secret@pypi.example.org/simple\n" in env
+    assert "export SSL_CERT_FILE=/run/envbuild/site/ca.crt\n" in env
+    assert "export https_proxy=http://proxy.example.org:3128\n" in env
+    assert "deb http://mirror.example.org/debian bookworm main\n" in found["apt"].read_text()
+    assert found["env"].stat().st_mode & 0o077 == 0
+
+
+def test_a_site_without_settings_mounts_nothing_but_the_index(tmp_path):
+    found = secrets(settings_of(tmp_path), plan_for(cuda="cpu"), tmp_path / "secrets")
+    assert set(found) == {"env"}
+
+
+def test_no_secret_enters_the_dockerfile(tmp_path):
+    from envbuild.plan.dockerfile import dockerfile
+
+    text = dockerfile(plan_for(cuda="cpu"))
+    assert "UV_DEFAULT_INDEX" not in text
+    assert text.count("--mount=type=secret,id=ca") >= 2

@@ -1,0 +1,138 @@
+"""Source trees: by commit from a clone, or a site's own tree or archive, held against the lock."""
+
+import subprocess
+import tarfile
+
+import pytest
+
+from envbuild.errors import HostError, LockError
+from envbuild.lock.inputs import TreeInput
+from envbuild.lock.sources import SourceStore
+from envbuild.settings import load_settings
+
+
+def git(folder, *args):
+    return subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always", *args],
+        cwd=folder, check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A `sources` folder with a clone of `lib`, which has a submodule."""
+    sources = tmp_path / "sources"
+    for name in ("part", "lib"):
+        folder = sources / name
+        folder.mkdir(parents=True)
+        git(folder, "init", "-q", "-b", "main")
+        (folder / "run.sh").write_text(f"#!/bin/sh\necho {name}\n")
+        (folder / "run.sh").chmod(0o755)
+        (folder / "link").symlink_to("run.sh")
+        if name == "lib":
+            git(folder, "submodule", "--quiet", "add", str(sources / "part"), "deps/part")
+            git(
+                folder,
+                "config",
+                "-f",
+                ".gitmodules",
+                "submodule.deps/part.url",
+                "https://unreachable.invalid/x/part.git",
+            )
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "one")
+    settings = load_settings(
+        environ={
+            "HOME": str(tmp_path),
+            "ENVBUILD_SOURCES": str(sources),
+            "ENVBUILD_CACHE_DIR": str(tmp_path / "cache"),
+        },
+        root=tmp_path,
+    )
+    wanted = TreeInput(
+        name="lib", url="https://unreachable.invalid/x/lib.git", commit=git(sources / "lib", "rev-parse", "HEAD")
+    )
+    return sources, settings, wanted
+
+
+def test_a_clone_in_the_sites_folder_is_pinned_by_tree_with_its_submodules(site):
+    sources, settings, wanted = site
+    pinned = SourceStore(settings=settings).pin(wanted)
+    assert pinned.tree == git(sources / "lib", "rev-parse", "HEAD^{tree}")
+    assert [(s.path, s.commit) for s in pinned.submodules] == [
+        ("deps/part", git(sources / "part", "rev-parse", "HEAD"))
+    ]
+    folder = SourceStore(settings=settings).checkout(pinned)
+    assert (folder / "deps/part/run.sh").read_text() == "#!/bin/sh\necho part\n"
+    assert (folder / "run.sh").stat().st_mode & 0o111
+    assert (folder / "link").is_symlink()
+    assert not (folder / ".git").exists()
+
+
+def test_a_tree_that_differs_from_the_lock_is_refused(site):
+    _, settings, wanted = site
+    store = SourceStore(settings=settings)
+    pinned = store.pin(wanted)
+    with pytest.raises(LockError, match="is not what the lock names") as refused:
+        store.checkout(pinned.model_copy(update={"tree": "0" * 40}))
+    assert pinned.tree in str(refused.value)
+
+
+def test_an_unpacked_tree_is_verified(site):
+    sources, settings, wanted = site
+    store = SourceStore(settings=settings)
+    pinned = store.pin(wanted)
+    plain = sources / f"lib-{wanted.commit}"
+    git(sources, "clone", "-q", str(sources / "lib"), str(plain))
+    git(
+        plain,
+        "-c",
+        f"url.{sources / 'part'}.insteadOf=https://unreachable.invalid/x/part.git",
+        "submodule",
+        "--quiet",
+        "update",
+        "--init",
+    )
+    for folder in (plain / "deps/part", plain):
+        dot = folder / ".git"
+        subprocess.run(["rm", "-rf", str(dot)], check=True)
+    assert store.checkout(pinned) == plain
+    (plain / "run.sh").write_text("#!/bin/sh\necho changed\n")
+    with pytest.raises(LockError, match="is not what the lock names"):
+        store.checkout(pinned)
+
+
+def test_an_archive_is_unpacked_and_verified(site):
+    sources, settings, wanted = site
+    store = SourceStore(settings=settings)
+    pinned = store.pin(
+        TreeInput(
+            name="part", url="https://unreachable.invalid/x/part.git", commit=git(sources / "part", "rev-parse", "HEAD")
+        )
+    )
+    with tarfile.open(sources / f"part-{pinned.commit}.tar.gz", "w:gz") as tar:
+        for name in ("run.sh", "link"):
+            tar.add(sources / "part" / name, arcname=f"part/{name}")
+    assert (store.checkout(pinned) / "run.sh").is_file()
+    assert wanted.commit != pinned.commit
+
+
+def test_a_broken_archive_is_one_clear_message(site):
+    sources, settings, _ = site
+    store = SourceStore(settings=settings)
+    pinned = store.pin(
+        TreeInput(
+            name="part", url="https://unreachable.invalid/x/part.git", commit=git(sources / "part", "rev-parse", "HEAD")
+        )
+    )
+    (sources / f"part-{pinned.commit}.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(LockError, match="cannot be unpacked"):
+        store.checkout(pinned)
+
+
+def test_an_upstream_out_of_reach_names_its_host(site):
+    _, settings, _ = site
+    wanted = TreeInput(name="gone", url="https://unreachable.invalid/x/gone.git", commit="1" * 40)
+    with pytest.raises(HostError, match=r"unreachable\.invalid") as refused:
+        SourceStore(settings=settings).pin(wanted)
+    assert "`sources`" in str(refused.value)
