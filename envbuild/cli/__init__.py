@@ -3,6 +3,7 @@
 Command modules load on first use, so that `envbuild render` never pays for the engine's libraries.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from envbuild import __version__
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, HostError
 
 # command -> module under envbuild.cli that defines a click command of the same name
 COMMANDS = {
@@ -86,6 +87,17 @@ def main(argv: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader went away: envbuild matrix | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        told = HostError(
+            "the disk is full" if full else (error.strerror or str(error)),
+            where=str(error.filename) if error.filename else None,
+            hint="free some space and run again; what was built stays cached"
+            if full
+            else "check the path and its permissions",
+        )
+        print(f"envbuild: error: {told}", file=sys.stderr)
+        sys.exit(told.exit_code)

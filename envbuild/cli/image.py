@@ -10,6 +10,8 @@ from envbuild.cli.output import emit, json_option, note
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from envbuild.engine.build import Built
     from envbuild.lock.make import Locked
     from envbuild.pipeline import Made
@@ -63,6 +65,7 @@ def image(
     """
     from envbuild.engine.build import engine_client
     from envbuild.pipeline import make_image, push_image
+    from envbuild.verify.proofs import kept_proof
 
     started = time.monotonic()
     asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
@@ -99,16 +102,18 @@ def image(
     finally:
         for each in display:
             each.__exit__(None, None, None)
-    audited = _audit(settings, made.built.tag)
-    smoked, unproven = (
-        (None, ["smoke tests were left out by --no-smoke"]) if no_smoke else _smoke(settings, made, audited)
-    )
-    pushed = push_image(settings, client, made) if do_push else None
-    report = _report(asked, made, audited, smoked, unproven, left_out, pushed, time.monotonic() - started)
+    report = _report(asked, made, left_out)
+    kept = kept_proof(settings, made.built.digest) if made.origin == "found" else None
+    failure: Exception | None = None
+    if kept is not None:
+        report |= {key: kept[key] for key in ("audit", "smoke", "not_proven")} | {"proven": "earlier, on this machine"}
+    else:
+        failure = _prove(settings, made, report, with_smoke=not no_smoke)
+    report["pushed"] = push_image(settings, client, made) if do_push and failure is None else None
+    report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: _told(report))
-    audited.raise_for_defects()
-    if smoked is not None:
-        smoked.raise_for_verdict()
+    if failure is not None:
+        raise failure
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
@@ -181,20 +186,57 @@ def _was_asked(flags: dict[str, Any], axis: str) -> bool:
     return False
 
 
-def _audit(settings: "Settings", tag: str) -> "Audit":
+def _prove(settings: "Settings", made: "Made", report: dict[str, Any], *, with_smoke: bool) -> Exception | None:
+    """Audit and smoke the image into `report`; return the error that a defect or a failed test calls for."""
+    from envbuild.errors import EnvbuildError
     from envbuild.verify.audit import audit
+    from envbuild.verify.proofs import keep_proof
 
     note("audit")
-    return audit(settings, tag)
+    audited = audit(settings, made.built.tag)
+    report["audit"] = audited.as_json()
+    report["smoke"] = None
+    report["proven"] = "now"
+    report["not_proven"] = [f"{c.name}: {c.text}" for c in audited.checks if c.verdict == "unproven"]
+    if audited.defects:
+        report["not_proven"].append("smoke tests, because the audit found defects")
+        return _raised(audited.raise_for_defects)
+    if not with_smoke:
+        report["not_proven"].append("smoke tests were left out by --no-smoke")
+        return None
+    smoked, unproven = _smoke(settings, made, audited)
+    report["not_proven"] += unproven
+    report["smoke"] = {
+        "verdict": smoked.verdict,
+        "level": str(smoked.level),
+        "device": smoked.device,
+        **smoked.counts,
+        "reason": smoked.reason,
+    }
+    failure = _raised(smoked.raise_for_verdict)
+    if failure is None:
+        keep_proof(
+            settings, made.built.digest, audit=report["audit"], smoke=report["smoke"], unproven=report["not_proven"]
+        )
+    assert failure is None or isinstance(failure, EnvbuildError)  # noqa: S101
+    return failure
 
 
-def _smoke(settings: "Settings", made: "Made", audited: "Audit") -> "tuple[SmokeReport | None, list[str]]":
+def _raised(check: "Callable[[], None]") -> Exception | None:
+    from envbuild.errors import EnvbuildError
+
+    try:
+        check()
+    except EnvbuildError as error:
+        return error
+    return None
+
+
+def _smoke(settings: "Settings", made: "Made", audited: "Audit") -> "tuple[SmokeReport, list[str]]":
     """Run the smoke levels that this host can, and name those that it cannot."""
     from envbuild.host import facts as host_facts
     from envbuild.verify.smoke import ImageTarget, Level, run_smoke
 
-    if audited.defects:
-        return None, ["smoke tests, because the audit found defects"]
     gpus = bool(host_facts(settings=settings).gpus)
     cpu_cell = made.plan.cell.versions["cuda"] == "cpu"
     unproven = []
@@ -211,34 +253,13 @@ def _smoke(settings: "Settings", made: "Made", audited: "Audit") -> "tuple[Smoke
     return report, unproven
 
 
-def _report(
-    asked: Asked,
-    made: "Made",
-    audited: "Audit",
-    smoked: "SmokeReport | None",
-    unproven: list[str],
-    left_out: dict[str, str],
-    pushed: str | None,
-    seconds: float,
-) -> dict[str, Any]:
+def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
     from envbuild.engine.container import shown
 
     built: Built = made.built
     lock = made.locked.lock
     gpus = [] if lock.cell["cuda"] == "cpu" else ["--gpus", "all"]
-    run = [
-        "docker",
-        "run",
-        "--rm",
-        "-it",
-        *gpus,
-        "--ipc=host",
-        "--network=host",
-        "--ulimit=memlock=-1",
-        "--ulimit=stack=67108864",
-        built.tag,
-    ]
-    unproven = [*unproven, *(f"{c.name}: {c.text}" for c in audited.checks if c.verdict == "unproven")]
+    flags = ["--ipc=host", "--network=host", "--ulimit=memlock=-1", "--ulimit=stack=67108864"]
     return {
         "tag": built.tag,
         "digest": built.digest,
@@ -249,26 +270,13 @@ def _report(
         "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
         "left_out": {**_left_out(asked), **left_out},
         "only_when_asked": sorted(axis for axis in asked.solution.left_out if asked.matrix.axes[axis].use == "asked"),
-        "seconds": round(seconds, 1),
         "stages": [
             {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
             for s in built.stages
         ],
         "executed": built.executed,
-        "audit": audited.as_json(),
-        "smoke": {
-            "verdict": smoked.verdict,
-            "level": str(smoked.level),
-            "device": smoked.device,
-            **smoked.counts,
-            "reason": smoked.reason,
-        }
-        if smoked
-        else None,
-        "not_proven": unproven,
-        "pushed": pushed,
         "log": str(built.log) if built.log else None,
-        "run": shown(run),
+        "run": shown(["docker", "run", "--rm", "-it", *gpus, *flags, built.tag]),
     }
 
 
@@ -306,7 +314,7 @@ def _told(report: dict[str, Any]) -> str:
             if s["executed"] == 0 or s["seconds"] >= 0.1
         ]
         lines.append(table(rows))
-    lines += ["", "proven"]
+    lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
     checks = report["audit"]["checks"]
     lines += [
         f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {c['name']}: {c['text']}"

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.engine.bootstrap import bootstrap_root
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
-from envbuild.errors import BuildError, HostError, LockError
+from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.lock.index import download
 from envbuild.lock.model import PythonSet
 from envbuild.lock.python import local_wheel
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 # zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written anew, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
 _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+
+# How uv and os-install say that a file's hash is not the lock's.
+_FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
 
 Change = Callable[[str, str], None]
 
@@ -369,9 +373,16 @@ class _Run:
         answer: dict[str, Any] = json.loads(metadata.read_text())
         return answer
 
-    def _failure(self, target: str) -> BuildError | HostError:
+    def _failure(self, target: str) -> EnvbuildError:
         stage, lines = self.watch.failure()
         self.watch.log.flush()
+        foreign = [line for line in lines if _FOREIGN.search(line)]
+        if foreign:
+            return LockError(
+                f"stage {stage or target} was handed a file that the lock does not name:\n    " + "\n    ".join(lines),
+                where=f"the whole log is in {self.log}",
+                hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
+            )
         return self._disk_or(
             BuildError(
                 f"stage {stage or target} failed:\n    " + "\n    ".join(lines),
@@ -380,7 +391,7 @@ class _Run:
             )
         )
 
-    def _disk_or(self, error: BuildError) -> BuildError | HostError:
+    def _disk_or(self, error: BuildError) -> EnvbuildError:
         text = f"{error.what} {error.hint}"
         if "no space left on device" in text.lower():
             free = shutil.disk_usage(self.settings.cache_dir).free / 2**30

@@ -97,7 +97,8 @@ class Watch:
         marked = [
             line
             for line in tail
-            if re.search(r"\b(?:error|Error|ERROR|fatal|FAILED|envbuild:)", line) and not _NOISE.match(line)
+            if re.search(r"\b(?:error|Error|ERROR|fatal|FAILED|[Hh]ash mismatch|envbuild:)", line)
+            and not _NOISE.match(line)
         ]
         chosen = list(dict.fromkeys([*marked[:6], *tail[-6:]]))
         return self._names.get(self.failed, ""), chosen or self.errors[-3:]

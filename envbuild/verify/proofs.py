@@ -1,0 +1,30 @@
+"""What this machine has proven of an image, by digest: an unchanged image need not be proven again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envbuild.settings import Settings
+from envbuild.verify.smoke import suite_hash
+
+
+def _path(settings: Settings, digest: str) -> Path:
+    return settings.cache_dir / "proofs" / f"{digest.removeprefix('sha256:')}.json"
+
+
+def kept_proof(settings: Settings, digest: str) -> dict[str, Any] | None:
+    """Return what was proven of the image `digest` by today's suite, or None."""
+    try:
+        proof: dict[str, Any] = json.loads(_path(settings, digest).read_text())
+    except (OSError, ValueError):
+        return None
+    return proof if proof.get("suite") == suite_hash() else None
+
+
+def keep_proof(
+    settings: Settings, digest: str, *, audit: dict[str, Any], smoke: dict[str, Any] | None, unproven: list[str]
+) -> None:
+    """Keep what was proven of the image `digest`."""
+    path = _path(settings, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"suite": suite_hash(), "audit": audit, "smoke": smoke, "not_proven": unproven}))
