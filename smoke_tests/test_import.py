@@ -8,6 +8,7 @@ import pytest
 
 from smokelib import installed
 from smokelib.expectation import Expectation, normalise
+from smokelib.te import flash_attention_3_lookup, load_failure
 
 EXPECTED = Expectation.load()
 
@@ -23,6 +24,8 @@ def _load(name):
         if "cannot open shared object" in text:
             pytest.fail("{} needs a library that is not here: {}".format(name, text), pytrace=False)
         pytest.fail("{} does not import: {}".format(name, text), pytrace=False)
+    except (OSError, RuntimeError) as error:  # a library loaded by hand, as Transformer Engine does
+        pytest.fail("{} does not load: {}".format(name, load_failure(error)), pytrace=False)
 
 
 def test_import_packages_equal_lock(expected, figure):
@@ -107,6 +110,19 @@ def test_import_apex_is_nvidias(expected):
     )
 
 
+def test_import_one_cudnn(need, expected, figure):
+    """torch and Transformer Engine use one and the same cuDNN, also when torch used it first."""
+    need("te")
+    if not expected.is_cuda:
+        pytest.skip("a CPU cell has no cuDNN")
+    from smokelib.launch import run_ranks
+
+    said = run_ranks("cudnn", 1, launcher="env", timeout=120)[0]
+    assert not said["error"], "Transformer Engine does not load beside torch's cuDNN: {}".format(said["error"])
+    figure("cuDNN", said["version"])
+    assert len(said["folders"]) == 1, "two cuDNNs in one process, from {}: set CUDNN_HOME to torch's".format(" and ".join(said["folders"]))
+
+
 def _flash_attention_limits():
     """Return the (lowest, highest) flash-attn 2 that the installed TE accepts, or None where TE does not say."""
     for name in (
@@ -153,8 +169,6 @@ def test_import_flash_attn_hopper_where_te_looks(need, expected):
     distribution = normalise(spec.get("distribution", "flash-attn-3"))
     found = installed.version_of(distribution)
     assert found is not None, "FA3 is absent: the lock lists flash-attn-hopper, and no distribution {} is installed".format(distribution)
-    from smokelib.te import flash_attention_3_lookup
-
     looked_up = flash_attention_3_lookup()
     assert looked_up is not None, "this Transformer Engine looks for no FA3 at all"
     assert normalise(looked_up["distribution"]) == distribution, (

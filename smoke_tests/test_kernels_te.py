@@ -6,6 +6,7 @@ import os
 import pytest
 
 from smokelib import launch
+from smokelib.te import autocast, load_failure
 from smokelib.traces import assert_kernel, kernel_names, loaded_libraries, matching, short
 
 GEMM = r"(?i)gemm|nvjet|cutlass|xmma"
@@ -17,8 +18,8 @@ def te(need, gpu):
     need("te")
     try:
         import transformer_engine.pytorch as module
-    except ImportError as error:
-        pytest.fail("Transformer Engine does not import: {}".format(error), pytrace=False)
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.fail("Transformer Engine does not load: {}".format(load_failure(error)), pytrace=False)
     assert loaded_libraries(r"libtransformer_engine.*\.so"), "libtransformer_engine.so is not loaded: TE runs without its kernels"
     return module
 
@@ -41,10 +42,7 @@ def _recipe(name):
 
 
 def _fp8(te, name):
-    """TE's FP8 context: `autocast` from 2.8, `fp8_autocast` before."""
-    if hasattr(te, "autocast"):
-        return te.autocast(enabled=True, recipe=_recipe(name))
-    return te.fp8_autocast(enabled=True, fp8_recipe=_recipe(name))
+    return autocast(te, _recipe(name))
 
 
 def _linear(te, gpu):
@@ -129,7 +127,10 @@ def test_kernels_te_fp8_tracks_bf16(which, recipe, te, gpu, close, figure):
 
     _need_fp8()
     module, x, grad, right = _prepare(te, gpu, which)
-    bf16 = _run(module, x, grad)
+    _run(module, x, grad)
+    plain = []
+    before = kernel_names(lambda: plain.append(_run(module, x, grad)))
+    bf16 = plain[0]
     context = lambda: _fp8(te, recipe)  # noqa: E731
     for _ in range(3):  # delayed scaling takes its scales from earlier steps
         _run(module, x, grad, context)
@@ -144,8 +145,10 @@ def test_kernels_te_fp8_tracks_bf16(which, recipe, te, gpu, close, figure):
     error = relative_error(out, right[0])
     figure("FP8 forward against float64", error)
     assert error > 1e-2, "an error of {:.4f} against float64 is BF16's: FP8 was not used".format(error)
-    assert_kernel(names, r"(?i)e4m3|e5m2|fp8|cast", "TE {} in FP8".format(which))
-    figure("kernels", short(matching(names, r"(?i)cast|fp8|e4m3|e5m2|quant|amax"), limit=6))
+    assert_kernel(names, r"(?i)e4m3|e5m2|fp8|cast|quant", "TE's casts to FP8 in {}".format(which))
+    products = set(matching(names, GEMM)) - set(matching(before, GEMM))
+    assert products, "the FP8 run multiplied with BF16's kernels: {}".format(short(matching(names, GEMM)))
+    figure("FP8 GEMM kernels", short(sorted(products), limit=4))
 
 
 def test_kernels_te_nvrtc(te, gpu, figure):

@@ -43,3 +43,31 @@ def flash_attention_3_lookup():
         if distribution and module:
             return {"distribution": distribution, "module": module}
     return None
+
+
+def autocast(te, recipe):
+    """Return TE's low-precision context: `autocast` where there is one (2.8 on), else `fp8_autocast`."""
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=True, recipe=recipe)
+    return te.fp8_autocast(enabled=True, fp8_recipe=recipe)
+
+
+def load_failure(error):
+    # type: (BaseException) -> str
+    """Return why TE does not load, in the words of who has to mend it."""
+    text = "{}: {}".format(type(error).__name__, error)
+    if "libcudnn" in text:
+        text += " (two cuDNNs: TE takes the system's before torch's; set CUDNN_HOME to the folder of torch's, {})".format(
+            torch_cudnn_folder() or "nvidia/cudnn in site-packages"
+        )
+    return text
+
+
+def torch_cudnn_folder():
+    # type: () -> Optional[str]
+    """Return the folder of the cuDNN that came with torch's wheels, or None where torch has none of its own."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in list(spec.submodule_search_locations or []) if spec else []:
+        if os.path.isdir(os.path.join(root, "cudnn", "lib")):
+            return os.path.join(root, "cudnn")
+    return None

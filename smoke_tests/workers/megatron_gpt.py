@@ -182,7 +182,7 @@ def train_gpu(rank, args, model, device, config):
 
         def loss_function(values):
             loss = values.float().mean()
-            return loss, {"loss": loss.detach()}
+            return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
         return out, loss_function
 
@@ -220,8 +220,14 @@ def inner_class(optimizer):
 
 
 def _sharded(wrapped, optimizer, loading):
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
     states = wrapped.sharded_state_dict()
-    return {"model": states, "optimizer": optimizer.sharded_state_dict(states, is_loading=loading)}
+    more = {}
+    if hasattr(DistributedOptimizer, "checkpoint_fully_reshardable_formats"):
+        # 0.15 and later: the default format still names one that the same release can no longer write.
+        more["metadata"] = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+    return {"model": states, "optimizer": optimizer.sharded_state_dict(states, is_loading=loading, **more)}
 
 
 def save(rank, args, wrapped, optimizer, step):

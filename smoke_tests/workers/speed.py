@@ -87,10 +87,12 @@ def step(rank, args):
         if args.get("fp8"):
             from transformer_engine.common import recipe
 
+            from smokelib import te as te_recipes
+
             low = recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=16, amax_compute_algo="max")
 
             def context():
-                return te.fp8_autocast(enabled=True, fp8_recipe=low)
+                return te_recipes.autocast(te, low)
 
     model = model.to("cuda", torch.bfloat16)
     parameters = sum(p.numel() for p in model.parameters())
@@ -106,7 +108,7 @@ def step(rank, args):
     last = []
 
     def once():
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()  # apex's takes no argument
         with context():
             loss = gpt.loss_of(model, rows)
         loss.backward()

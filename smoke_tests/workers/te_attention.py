@@ -2,7 +2,7 @@
 
 import torch
 
-from smokelib import numerics, rank as ranks, traces
+from smokelib import numerics, rank as ranks, te as te_recipes, traces
 
 
 def path_of(names):
@@ -34,7 +34,7 @@ def body(rank):
             from transformer_engine.common import recipe
 
             low = recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=4, amax_compute_algo="max", fp8_dpa=True)
-            with te.fp8_autocast(enabled=True, fp8_recipe=low):
+            with te_recipes.autocast(te, low):
                 out[:] = [module(q, k, v)]
         else:
             out[:] = [module(q, k, v)]
