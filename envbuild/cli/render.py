@@ -10,6 +10,7 @@ from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
     from envbuild.lock.make import Locked
+    from envbuild.plan.plan import Plan
 
 
 @click.command()
@@ -40,15 +41,7 @@ def render(
 
     asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, unlocked=unlocked), asked.stack)
-    if form == "bake":
-        from envbuild.plan.dockerfile import bake as text_of
-    elif form == "apptainer":
-        from envbuild.plan.apptainer import definition as text_of
-    elif form == "shell":
-        from envbuild.plan.shell import script as text_of
-    else:
-        from envbuild.plan.dockerfile import dockerfile as text_of
-    text = text_of(plan)
+    text = _text(plan, form)
     emit(
         {
             "cell": dict(plan.cell.versions),
@@ -63,6 +56,24 @@ def render(
         as_json=as_json,
         human=lambda: text.rstrip("\n"),
     )
+
+
+def _text(plan: "Plan", form: str) -> str:
+    if form == "bake":
+        from envbuild.plan.dockerfile import bake
+
+        return bake(plan)
+    if form == "apptainer":
+        from envbuild.plan.apptainer import definition
+
+        return definition(plan)
+    if form == "shell":
+        from envbuild.plan.shell import script
+
+        return script(plan)
+    from envbuild.plan.dockerfile import dockerfile
+
+    return dockerfile(plan)
 
 
 def _locked(asked: Asked, lock_file: Path | None, *, unlocked: bool) -> "Locked":

@@ -172,7 +172,7 @@ def _layer(stream: IO[bytes], media_type: str) -> tarfile.TarFile:
 def _facts(tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
     body = tar.extractfile(member) if member.isreg() else None
     return {
-        "sha256": hashlib.file_digest(body, "sha256").hexdigest()[:16] if body else None,
+        "sha256": hashlib.sha256(body.read()).hexdigest()[:16] if body else None,
         "mode": oct(member.mode),
         "owner": f"{member.uid}:{member.gid}",
         "mtime": member.mtime,
