@@ -1,0 +1,297 @@
+"""The road on the real engine: the CPU cell built, proven, reproduced, pushed, pulled, and every way in which it can fail."""
+
+import concurrent.futures
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CPU = ("--cuda", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def answer(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*args: str, env: dict[str, str] | None = None, timeout: float = 1500) -> Done:
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", *args],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> dict[str, str]:
+    """A cache of its own, as on a machine that never ran envbuild."""
+    return {"ENVBUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="session")
+def cpu(engine, cache) -> dict[str, Any]:
+    """The CPU cell, built from nothing; its report."""
+    made = run("image", *CPU, "--tag", "envbuild-test:cpu", "--no-cache", "--json", env=cache)
+    assert made.code == 0, made.err
+    return made.answer
+
+
+def images(engine, name: str) -> list[str]:
+    return [t for i in engine.image.list() for t in i.repo_tags if t.startswith(name)]
+
+
+def test_the_cpu_cell_is_built_and_proven(cpu):
+    assert cpu["origin"] == "built"
+    assert cpu["executed"] > 0
+    assert cpu["audit"]["defects"] == 0
+    assert cpu["smoke"]["verdict"] == "passed"
+    assert cpu["smoke"]["passed"] > 0
+    assert cpu["lock"]["complete"]
+    assert {"base", "runtime", "torch", "env", "image", "export"} <= {s["name"] for s in cpu["stages"]}
+    assert cpu["run"].startswith("docker run ")
+
+
+def test_an_unchanged_cell_runs_no_stage(cpu, cache):
+    begun = time.monotonic()
+    again = run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=cache)
+    assert again.code == 0, again.err
+    assert again.answer["origin"] == "found"
+    assert again.answer["executed"] == 0
+    assert again.answer["digest"] == cpu["digest"]
+    assert time.monotonic() - begun < 10
+
+
+def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
+    again = run("reproduce", "envbuild-test:cpu", "--json", env=cache)
+    assert again.code == 0, again.err
+    assert again.answer["equal"]
+    assert again.answer["digest"] == cpu["digest"]
+
+
+def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engine, tmp_path):
+    """With a cache of its own: root, downloads and layers are all made anew."""
+    env = {"ENVBUILD_CACHE_DIR": str(tmp_path), "DOCKER_HOST": second_engine.client_config.host}
+    other = run("image", *CPU, "--lock", cpu["lock"]["folder"], "--locked", "--no-smoke", "--json", env=env)
+    assert other.code == 0, other.err
+    assert other.answer["origin"] == "built"
+    assert other.answer["digest"] == cpu["digest"]
+
+
+def test_a_bump_runs_what_it_touches_alone(cpu, cache):
+    """A package more changes the environment and the assembly; torch, the OS packages and the root stay."""
+    made = run("image", *CPU, "--megatron", "auto", "--tag", "envbuild-test:bump", "--no-smoke", "--json", env=cache)
+    assert made.code == 0, made.err
+    ran = {s["name"] for s in made.answer["stages"] if s["executed"]}
+    assert "env" in ran
+    assert not ran & {"base", "runtime", "torch", "uv-unpack", "builder"}, ran
+
+
+def test_a_rebuild_that_differs_is_told_file_by_file(cpu, engine, cache, tmp_path):
+    from envbuild.engine.reproduce import compare
+
+    (tmp_path / "Dockerfile").write_text(
+        'FROM envbuild-test:cpu\nRUN echo changed > /etc/issue && rm /etc/debian_version\nENV MORE="1"\n'
+    )
+    subprocess.run(
+        ["docker", "buildx", "build", "-q", "--provenance=false", "-t", "envbuild-test:changed", str(tmp_path)],
+        check=True,
+        capture_output=True,
+    )
+    found = {d.path: d.what for d in compare(engine, "envbuild-test:cpu", "envbuild-test:changed")}
+    assert "sha256" in found["etc/issue"]
+    assert "only in envbuild-test:changed" in found["etc/.wh.debian_version"]
+    assert any(path.startswith("(configuration)") for path in found)
+
+
+def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, registry, second_engine, tmp_path):
+    env = cache | {"ENVBUILD_REGISTRY": f"{registry}/envbuild"}
+    pushed = run("image", *CPU, "--tag", "envbuild-test:cpu", "--push", "--json", env=env)
+    assert pushed.code == 0, pushed.err
+    assert pushed.answer["pushed"].endswith(cpu["digest"])
+    engine.image.remove("envbuild-test:cpu", force=True)
+    pulled = run("pull", *CPU, "--lock", cpu["lock"]["folder"], "--tag", "envbuild-test:cpu", "--json", env=env)
+    assert pulled.code == 0, pulled.err
+    assert pulled.answer["digest"] == cpu["digest"]
+    assert run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=env).answer["executed"] == 0
+
+
+def test_a_lock_that_the_registry_does_not_hold_is_a_clear_message(cpu, cache, start_registry):
+    env = cache | {"ENVBUILD_REGISTRY": f"{start_registry()}/envbuild"}
+    refused = run("pull", *CPU, "--lock", cpu["lock"]["folder"], env=env)
+    assert refused.code == 8
+    assert "holds no image of this lock" in refused.err
+
+
+def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
+    done = run(
+        "run",
+        "envbuild-test:cpu",
+        "--",
+        "python",
+        "-c",
+        "import torch, sys; print(torch.__version__); sys.exit(7)",
+        env=cache,
+    )
+    assert done.code == 7
+    assert done.out.strip().startswith("2.")
+
+
+def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
+    env = os.environ | cache
+    command = [
+        sys.executable,
+        "-m",
+        "envbuild",
+        "image",
+        *CPU,
+        "--tag",
+        "envbuild-test:interrupted",
+        "--no-cache",
+        "--no-smoke",
+    ]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    for line in process.stderr:
+        if "torch" in line and "started" in line:
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stderr.read()
+    assert process.wait(60) == 130, rest
+    assert "Traceback" not in rest
+    assert images(engine, "envbuild-test:interrupted") == []
+    again = run("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-smoke", "--json", env=cache)
+    assert again.code == 0, again.err
+    assert again.answer["digest"] == cpu["digest"]
+
+
+def test_two_builds_of_one_cell_take_turns(cpu, engine, cache):
+    for tag in images(engine, "envbuild-test:interrupted"):
+        engine.image.remove(tag)
+    command = ("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-smoke", "--json")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        both = [f.result() for f in [pool.submit(run, *command, env=cache) for _ in range(2)]]
+    assert [d.code for d in both] == [0, 0], [d.err for d in both]
+    assert {d.answer["digest"] for d in both} == {cpu["digest"]}
+
+
+def copied_lock(cpu, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cpu["lock"]["folder"], tmp_path / "lock"))
+
+
+def test_a_wheel_that_is_not_the_locks_is_refused(cpu, engine, cache, tmp_path):
+    folder = copied_lock(cpu, tmp_path)
+    lock = json.loads((folder / "lock.json").read_text())
+    package = next(p for s in lock["python"] for p in s["packages"] if p["name"] == "sympy")
+    package["hashes"] = ["0" * 64]
+    (folder / "lock.json").write_text(json.dumps(lock))
+    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-test:foreign", env=cache)
+    assert refused.code == 4, refused.err
+    assert "sympy" in refused.err
+    assert "the whole log is in" in refused.err
+    assert images(engine, "envbuild-test:foreign") == []
+
+
+def test_an_os_package_that_is_gone_fails_loudly(cpu, engine, cache, tmp_path):
+    folder = copied_lock(cpu, tmp_path)
+    lock = json.loads((folder / "lock.json").read_text())
+    package = next(p for s in lock["os"] for p in s["packages"] if p["name"] == "gcc")
+    package["version"] = "1:0.0-1"
+    (folder / "lock.json").write_text(json.dumps(lock))
+    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-test:gone", env=cache)
+    assert refused.code == 5, refused.err
+    assert "1:0.0-1" in refused.err
+    assert images(engine, "envbuild-test:gone") == []
+
+
+def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
+    dead = cache | {"ENVBUILD_INDEX_URL": "http://127.0.0.1:9/simple"}
+    failed = run(
+        "image",
+        *CPU,
+        "--lock",
+        cpu["lock"]["folder"],
+        "--locked",
+        "--no-cache",
+        "--tag",
+        "envbuild-test:dead",
+        env=dead,
+    )
+    assert failed.code == 5, failed.err
+    assert "127.0.0.1:9" in failed.err
+    assert images(engine, "envbuild-test:dead") == []
+    assert (
+        run("image", *CPU, "--tag", "envbuild-test:dead", "--no-smoke", "--json", env=cache).answer["digest"]
+        == cpu["digest"]
+    )
+
+
+def test_inputs_out_of_reach_are_named_with_what_to_supply(engine, tmp_path):
+    env = {"ENVBUILD_CACHE_DIR": str(tmp_path), "ENVBUILD_INDEX_URL": "http://127.0.0.1:9/simple"}
+    refused = run("image", *CPU, env=env)
+    assert refused.code == 8, refused.err
+    assert "held by" in refused.err
+    assert "index_url" in refused.err
+
+
+def test_a_machine_without_registry_is_told_what_the_headline_needs(engine, cache):
+    refused = run("image", "--cuda", "12.6", "--te", "2.6", env=cache)
+    if refused.code == 0:
+        pytest.skip("this machine reaches every registry")
+    assert refused.code == 8, refused.err
+    assert "nvidia/cuda:12.6.3-cudnn-devel-ubuntu24.04" in refused.err
+
+
+def test_no_engine_is_a_clear_message(cache):
+    refused = run("image", *CPU, env=cache | {"DOCKER_HOST": "unix:///nonexistent.sock"})
+    assert refused.code == 8
+    assert "scripts/install-engine" in refused.err
+
+
+def test_a_full_disk_is_a_clear_message(cpu, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        refused = run(
+            "image",
+            *CPU,
+            "--lock",
+            cpu["lock"]["folder"],
+            "--locked",
+            "--tag",
+            "envbuild-test:full",
+            env={"ENVBUILD_CACHE_DIR": str(small)},
+        )
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    assert refused.code == 8, refused.err
+    assert "the disk is full" in refused.err
+
+
+def test_a_missing_home_is_no_obstacle(cpu):
+    env = {"HOME": "/dev/null/none", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": "", "ENVBUILD_CACHE_DIR": ""}
+    done = run("render", *CPU, "--lock", cpu["lock"]["folder"], env={k: v for k, v in env.items() if v})
+    assert done.code == 0, done.err
+    assert done.out.startswith("# envbuild: cpu-")
