@@ -21,6 +21,8 @@ TeSource = Literal["pypi", "git"]
 _APEX_URL = "https://github.com/NVIDIA/apex.git"
 _TE_URL = "https://github.com/NVIDIA/TransformerEngine.git"
 _FLASH_ATTENTION_URL = "https://github.com/Dao-AILab/flash-attention.git"
+# apex's serve apex.contrib alone, which --cpp_ext and --cuda_ext do not build; flash-attention's other one is AMD's.
+_SUBMODULES: dict[str, tuple[str, ...]] = {"apex": (), "flash-attn-hopper": ("csrc/cutlass",)}
 
 # Triton compiles its launchers on the first kernel: a C compiler, libc's and Python's headers.
 _RUNTIME_PACKAGES = ("ca-certificates", "gcc", "libc6-dev")
@@ -48,7 +50,8 @@ class TreeInput:
     name: str
     url: str
     commit: str
-    submodules: bool = True
+    submodules: tuple[str, ...] | None = None
+    """Paths of the submodules that the build reads; every one when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +169,17 @@ def inputs_of(
             sdists.append(SdistInput(name="deepspeed", distribution="deepspeed", version=release.version))
         else:
             url = {"te": _TE_URL, "apex": _APEX_URL, "flash-attn-hopper": _FLASH_ATTENTION_URL}[component.axis]
-            # apex's submodules serve apex.contrib alone, which --cpp_ext and --cuda_ext do not build.
             trees.append(
                 TreeInput(
                     name=component.axis,
                     url=url,
                     commit=_commit(matrix, cell, component.axis),
-                    submodules=component.axis != "apex",
+                    submodules=_SUBMODULES.get(component.axis),
                 )
             )
     if stack is not None:
         repository = stack.repository
-        trees.append(TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=False))
+        trees.append(TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=()))
         for build in stack.builds:
             if build.url and build.commit:
                 trees.append(TreeInput(name=build.name, url=build.url, commit=build.commit))

@@ -28,6 +28,10 @@ class Submodule(Model):
     path: str
     url: str
     commit: str
+    tree: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """git tree id of its checkout; None while nobody has seen it."""
+    used: bool = True
+    """Whether the build reads it. One that it does not is a link that the tree's id covers, and is not fetched."""
 
 
 class GitSource(Model):

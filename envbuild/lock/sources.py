@@ -39,7 +39,7 @@ class SourceStore:
         """
         self._have(wanted.name, wanted.url, wanted.commit)
         tree = self._git("rev-parse", f"{wanted.commit}^{{tree}}").strip()
-        submodules = self._submodules(wanted) if wanted.submodules else ()
+        submodules = self._submodules(wanted)
         return GitSource(name=wanted.name, url=wanted.url, commit=wanted.commit, tree=tree, submodules=submodules)
 
     def checkout(self, source: GitSource) -> Path:
@@ -63,7 +63,7 @@ class SourceStore:
         part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
         try:
             self._write_tree(source.commit, part)
-            for submodule in source.submodules:
+            for submodule in (s for s in source.submodules if s.used):
                 self._have(f"{source.name}/{submodule.path}", submodule.url, submodule.commit)
                 self._write_tree(submodule.commit, part / submodule.path)
             part.chmod(0o755)
@@ -93,12 +93,15 @@ class SourceStore:
         if not links:
             return ()
         parser = configparser.ConfigParser(interpolation=None)
-        parser.read_string(
-            "\n".join(line.strip() for line in self._git("show", f"{source.commit}:.gitmodules").splitlines())
-        )
+        stated = self._git("show", f"{source.commit}:.gitmodules") if "\t.gitmodules\0" in listing else ""
+        parser.read_string("\n".join(line.strip() for line in stated.splitlines()))
         urls = {parser[s]["path"]: parser[s]["url"] for s in parser.sections()}
         found: list[Submodule] = []
         for path, commit in sorted(links.items()):
+            used = source.submodules is None or path in source.submodules
+            if not used:
+                found.append(Submodule(path=path, url=urls.get(path, ""), commit=commit, used=False))
+                continue
             if path not in urls:
                 raise DataError(
                     f"{source.name} links {path} at {commit} and its .gitmodules does not say where from",
@@ -110,7 +113,8 @@ class SourceStore:
                 else urls[path]
             )
             self._have(f"{source.name}/{path}", url, commit)
-            found.append(Submodule(path=path, url=url, commit=commit))
+            tree = self._git("rev-parse", f"{commit}^{{tree}}").strip()
+            found.append(Submodule(path=path, url=url, commit=commit, tree=tree))
             nested = self._submodules(TreeInput(name=f"{source.name}/{path}", url=url, commit=commit))
             found += [n.model_copy(update={"path": f"{path}/{n.path}"}) for n in nested]
         return tuple(found)

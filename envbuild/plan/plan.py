@@ -200,7 +200,7 @@ def _set_inputs(python_set: PythonSet | None) -> Any:
 
 def _source_inputs(source: GitSource | FileSource | None) -> Any:
     if isinstance(source, GitSource):
-        return [source.tree or source.commit, [[s.path, s.commit] for s in source.submodules]]
+        return [source.tree or source.commit, [[s.path, s.commit] for s in source.submodules if s.used]]
     return (source.sha256 or source.url) if source else None
 
 
