@@ -8,7 +8,7 @@ set". Sets are integers used as bit masks, so thousands of clauses propagate in 
 import datetime as dt
 import itertools
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -377,7 +377,12 @@ def propagate(
     clauses = compiled.clauses
     pending = deque(range(len(clauses)) if only is None else only)
     queued = set(pending)
-    usable = None if only is None else set(only)
+    watch: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] = compiled.watch
+    if only is not None:
+        watch = local = defaultdict(list)
+        for number in only:
+            for axis, _ in clauses[number].literals:
+                local[axis].append(number)
     while pending:
         number = pending.popleft()
         queued.discard(number)
@@ -394,8 +399,8 @@ def propagate(
             if fired is not None:
                 fired.append((number, unit, domains[unit]))
             domains[unit] &= unit_mask
-            for other in compiled.watch[unit]:
-                if other not in queued and (usable is None or other in usable):
+            for other in watch[unit]:
+                if other not in queued:
                     queued.add(other)
                     pending.append(other)
     return None

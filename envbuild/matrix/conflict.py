@@ -87,13 +87,10 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
         core = _minimal_pins(asked, pins, order)
         if core not in found:
-            found[core] = min(
-                (
-                    steps_of(asked, core, clauses)
-                    for clauses in _clause_cores(*asked.of(core), tries=1 if first_only else 3)
-                ),
-                key=len,
-            )
+            compiled, domains = asked.of(core)
+            domains = _possible(asked, core, compiled, domains)
+            cores = _clause_cores(compiled, domains, tries=1 if first_only else 3)
+            found[core] = min((steps_of(asked, core, domains, clauses) for clauses in cores), key=len)
     best = min(found.values(), key=len)
     return Conflict(steps=best, asked=asked, evidence=tuple(evidence))
 
@@ -114,6 +111,22 @@ def _minimal_pins(asked: Asked, pins: Sequence[Pin], order: Sequence[Pin]) -> tu
     return tuple(kept)
 
 
+def _possible(asked: Asked, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
+    """Leave out of `domains` what no cell has whatever is asked, so that no step need speak of it.
+
+    Except where nothing of a pin would remain: then that is the very thing to tell.
+    """
+    anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})
+    if propagate(compiled, anything) is not None:
+        return domains
+    possible = [domain & mask for domain, mask in zip(domains, anything, strict=True)]
+    return possible if all(possible) else domains
+
+
+_LONG = 24
+"""Clauses of a core beyond which another order is not worth its time: a whole axis was ruled out release by release."""
+
+
 def _clause_cores(compiled: Clauses, asked: Sequence[int], *, tries: int) -> list[list[int]]:
     """Return minimal sets of clauses that refuse the domains `asked`, from different orders of propagation."""
     if not all(asked):
@@ -128,6 +141,8 @@ def _clause_cores(compiled: Clauses, asked: Sequence[int], *, tries: int) -> lis
             return [_search_core(compiled, asked)]
         if core not in result:
             result.append(core)
+        if len(core) > _LONG:
+            break
     return result
 
 
@@ -138,12 +153,17 @@ def _propagation_core(compiled: Clauses, asked: Sequence[int], order: Sequence[i
     failed = propagate(compiled, domains, order, fired)
     if failed is None:
         return []
-    needed = {axis for axis, _ in compiled.clauses[failed].literals}
+    # backwards: which removed values the contradiction rests on, and which clauses removed those
+    missing = dict.fromkeys(range(len(asked)), 0)
+    for axis, mask in compiled.clauses[failed].literals:
+        missing[axis] |= mask
     core = [failed]
-    for number, axis, _ in reversed(fired):
-        if axis in needed:
+    for number, axis, before in reversed(fired):
+        literals = dict(compiled.clauses[number].literals)
+        if before & ~literals.pop(axis) & missing[axis]:
             core.append(number)
-            needed.update(a for a, _ in compiled.clauses[number].literals)
+            for other, mask in literals.items():
+                missing[other] |= mask
     core = list(dict.fromkeys(core))
     for number in list(core):
         rest = [other for other in core if other != number]

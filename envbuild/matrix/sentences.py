@@ -22,9 +22,9 @@ class Step:
     pin: Pin | None = None
 
 
-def steps_of(asked: Asked, pins: Sequence[Pin], clauses: Sequence[int]) -> tuple[Step, ...]:
-    """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to."""
-    compiled, domains = asked.of(pins)
+def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]) -> tuple[Step, ...]:
+    """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to in `possible`."""
+    compiled, domains = asked.of(pins)[0], list(possible)
     steps = [
         Step(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
         for pin, _, mask in asked.masks
@@ -70,7 +70,10 @@ def steps_of(asked: Asked, pins: Sequence[Pin], clauses: Sequence[int]) -> tuple
 
 
 def _subject(cause: Cause) -> object:
-    return (cause.rule.id,) if cause.rule else (cause.kind, cause.axis, cause.target)
+    if cause.rule is None:
+        return (cause.kind, cause.axis, cause.target)
+    # rules of one topic between the same axes say the same of different releases
+    return (cause.rule.topic, tuple(cause.rule.when), tuple(cause.rule.needs))
 
 
 def _telling_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
@@ -120,9 +123,12 @@ def _asked_text(compiled: Clauses, pin: Pin, mask: int) -> str:
 
 
 def _versions(releases: Sequence[Release]) -> str:
-    names = [r.version for r in releases]
-    if len(names) > 3:
-        return f"{names[0]} to {names[-1]} ({len(names)} releases)"
+    if len(releases) > 3:
+        return f"{releases[0].version} to {releases[-1].version} ({len(releases)} releases)"
+    return _listed([r.version for r in releases])
+
+
+def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -148,7 +154,12 @@ def _told(
     axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
     first = causes[0]
     if first.rule is not None:
+        rules = list(dict.fromkeys(cause.rule.id for cause in causes if cause.rule))
         text, rule, source = first.rule.why, first.rule.id, first.rule.source
+        if len(rules) > 1:
+            text = (
+                f"{_sentence(compiled, text)} Likewise {'rule' if len(rules) == 2 else 'rules'} {_listed(rules[1:])}."
+            )
     elif first.kind == "derived":
         givers = [n for n in axes if n != first.axis]
         text = (
@@ -171,7 +182,7 @@ def _told(
         else:
             text, source = _release_text(compiled, causes, before)
         rule = "release"
-    consequences = [_left(compiled, axis, before[axis], after[axis]) for axis in touched]
+    consequences = [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
     return Step(
         rule=rule, axes=axes, text=" ".join([_sentence(compiled, text), *filter(None, consequences)]), source=source
     )
@@ -218,14 +229,14 @@ def _filtered_text(
     return f"No {first.axis} {only}goes with {partner}: {examples}", source
 
 
-def _left(compiled: Clauses, axis: int, before: int, after: int) -> str:
+def _left(compiled: Clauses, axis: int, before: int, after: int, *, told: str) -> str:
     name = compiled.names[axis]
     if after == UNUSED:
         return f"So there is no {name} in such a cell."
     if before & UNUSED and before & ~UNUSED == after:
         return f"So {name} must be there."
     releases = _releases_in(compiled, axis, after)
-    if not releases:
+    if not releases or f"{name} {_versions(releases)}" in told:
         return ""
     return f"That leaves {name} {_versions(releases)}."
 
