@@ -30,7 +30,9 @@ def parse(argv):
     parser.add_argument("--nproc", type=int, default=0, help="ranks on this host (default: every GPU, or two on a CPU)")
     parser.add_argument("--nodes", help="hostfile: `host slots=N` per line")
     parser.add_argument("--seed", type=int, help="default: a fresh one, printed")
-    parser.add_argument("--pytest", help="folder that holds a pytest to use (front/ before, back/ behind what is installed)")
+    parser.add_argument(
+        "--pytest", help="folder that holds a pytest to use (front/ before, back/ behind what is installed)"
+    )
     parser.add_argument("--junit", help="write JUnit XML to this file")
     parser.add_argument("-k", dest="keyword", help="as pytest's -k")
     return parser.parse_args(argv)
@@ -91,12 +93,24 @@ class Reporter:
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self.events.say(event="test", id=self._id(report.nodeid), level=level_of(report.nodeid), outcome="failed",
-                            seconds=0.0, reason="does not load: " + str(report.longrepr)[-1500:], figures={}, tables=[])
+            self.events.say(
+                event="test",
+                id=self._id(report.nodeid),
+                level=level_of(report.nodeid),
+                outcome="failed",
+                seconds=0.0,
+                reason="does not load: " + str(report.longrepr)[-1500:],
+                figures={},
+                tables=[],
+            )
 
     @staticmethod
     def _id(nodeid):
-        return nodeid.replace("\\", "/").rsplit("/", 1)[-1] if "::" not in nodeid else nodeid.split("::", 1)[0].rsplit("/", 1)[-1] + "::" + nodeid.split("::", 1)[1]
+        return (
+            nodeid.replace("\\", "/").rsplit("/", 1)[-1]
+            if "::" not in nodeid
+            else nodeid.split("::", 1)[0].rsplit("/", 1)[-1] + "::" + nodeid.split("::", 1)[1]
+        )
 
     @staticmethod
     def _reason(report, outcome):
@@ -148,7 +162,11 @@ def main(argv=None):
 
         info = machine.describe()
     except Exception as error:  # an image whose torch does not even import is a finding, not a crash of the suite
-        events.say(event="verdict", kind="torch-broken", what="torch does not import: {}: {}".format(type(error).__name__, error))
+        events.say(
+            event="verdict",
+            kind="torch-broken",
+            what="torch does not import: {}: {}".format(type(error).__name__, error),
+        )
         return 1
     nproc = args.nproc or (len(info["gpus"]) if device == "cuda" else 2) or 1
     refused = machine.verdict(info, device, 1 if args.nodes else nproc)
@@ -167,17 +185,45 @@ def main(argv=None):
     chosen = [args.level] if args.only else LEVELS[: LEVELS.index(args.level) + 1]
     files = sorted(name for name in os.listdir(HERE) if name.startswith(tuple("test_" + level for level in chosen)))
     files.sort(key=lambda name: LEVELS.index(level_of(name)))
-    start = {"machine": info, "seed": seed, "suite": suite_hash(), "level": args.level, "device": device, "nproc": nproc,
-             "cell_id": expected.cell_id,
-             "launchers": [name for name in ("torchrun", "mpirun", "env") if launch.available(name)], "pytest": pytest.__version__}
-    options = ["-q", "-rs", "--tb=short", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir", HERE, "-c", os.devnull,
-               "--confcutdir", HERE, "-o", "junit_family=xunit2"]
+    start = {
+        "machine": info,
+        "seed": seed,
+        "suite": suite_hash(),
+        "level": args.level,
+        "device": device,
+        "nproc": nproc,
+        "cell_id": expected.cell_id,
+        "launchers": [name for name in ("torchrun", "mpirun", "env") if launch.available(name)],
+        "pytest": pytest.__version__,
+    }
+    options = [
+        "-q",
+        "-rs",
+        "--tb=short",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "--rootdir",
+        HERE,
+        "-c",
+        os.devnull,
+        "--confcutdir",
+        HERE,
+        "-o",
+        "junit_family=xunit2",
+    ]
     if args.junit:
         options += ["--junit-xml", args.junit]
     if args.keyword:
         options += ["-k", args.keyword]
     begin = time.time()
-    print("smoke: seed {} ({}), device {}, {} rank(s), pytest {}".format(seed, expected.cell_id, device, nproc, pytest.__version__))
+    print(
+        "smoke: seed {} ({}), device {}, {} rank(s), pytest {}".format(
+            seed, expected.cell_id, device, nproc, pytest.__version__
+        )
+    )
     code = int(pytest.main(options + [os.path.join(HERE, name) for name in files], plugins=[Reporter(events, start)]))
     events.say(event="end", code=code, seconds=round(time.time() - begin, 3))
     if code in (0, 1):

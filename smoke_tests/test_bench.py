@@ -21,7 +21,9 @@ def test_bench_gemm_ceiling(ceiling, figure):
     """The matrix product through torch."""
     figure("bf16 GEMM 8192", round(ceiling["tflops"], 1), unit="TFLOP/s")
     figure("kernel", ceiling["kernels"][0])
-    assert ceiling["tflops"] > 1.0, "a bf16 matrix product runs at {:.2f} TFLOP/s: not on tensor cores".format(ceiling["tflops"])
+    assert ceiling["tflops"] > 1.0, "a bf16 matrix product runs at {:.2f} TFLOP/s: not on tensor cores".format(
+        ceiling["tflops"]
+    )
 
 
 def test_bench_allreduce(gpu, nproc, seed, figure, table):
@@ -32,10 +34,15 @@ def test_bench_allreduce(gpu, nproc, seed, figure, table):
     for world in [n for n in (2, 4, 8) if n <= nproc]:
         for size in (1 << 24, 1 << 28):
             found = launch.run_ranks(
-                "allreduce", world, args={"device": "cuda", "seed": seed, "bytes": size, "warmup": 3, "turns": 10}, timeout=180
+                "allreduce",
+                world,
+                args={"device": "cuda", "seed": seed, "bytes": size, "warmup": 3, "turns": 10},
+                timeout=180,
             )[0]
             figure("{} ranks, {} MiB".format(world, size >> 20), round(found["bus_gb_s"], 1), unit="GB/s")
-            rows.append([world, size >> 20, "{:.2f}".format(found["seconds"] * 1e3), "{:.1f}".format(found["bus_gb_s"])])
+            rows.append(
+                [world, size >> 20, "{:.2f}".format(found["seconds"] * 1e3), "{:.1f}".format(found["bus_gb_s"])]
+            )
     table("all-reduce, float32", ["ranks", "MiB", "ms", "bus GB/s"], rows)
 
 
@@ -51,13 +58,17 @@ def test_bench_gpt_step(gpu, ceiling, nproc, seed, expected, figure, table):
         if torch.cuda.get_device_capability() >= (8, 9):
             variants.append(("TE FP8", {"kind": "te", "optimizer": adam, "fp8": True}, {}))
         if expected.lists("flash-attn-hopper") and hopper:
-            variants.append(("TE BF16, FA3", {"kind": "te", "optimizer": adam}, {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1"}))
+            variants.append(
+                ("TE BF16, FA3", {"kind": "te", "optimizer": adam}, {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1"})
+            )
     found = {}
     for name, more, env in variants:
         args = dict({"what": "step", "model": MODEL, "batch": BATCH, "turns": TURNS, "seed": seed}, **more)
         found[name] = launch.run_ranks("speed", 1, launcher="env", args=args, env=env, timeout=300)[0]
         if nproc > 1 and name in ("torch SDPA eager", "TE BF16"):
-            found["{}, DDP x{}".format(name, nproc)] = launch.run_ranks("speed", nproc, args=args, env=env, timeout=300)[0]
+            found["{}, DDP x{}".format(name, nproc)] = launch.run_ranks(
+                "speed", nproc, args=args, env=env, timeout=300
+            )[0]
     base = found["torch SDPA eager"]["tokens_per_second"]
     rows = []
     for name, said in found.items():
@@ -71,14 +82,22 @@ def test_bench_gpt_step(gpu, ceiling, nproc, seed, expected, figure, table):
         )  # fmt: skip
     table(
         "GPT step: {layers} layers, hidden {hidden}, sequence {seq}".format(**MODEL)
-        + ", batch {}, {:.2f} B parameters; ceiling {:.0f} TFLOP/s".format(BATCH, list(found.values())[0]["parameters"] / 1e9, ceiling["tflops"]),
+        + ", batch {}, {:.2f} B parameters; ceiling {:.0f} TFLOP/s".format(
+            BATCH, list(found.values())[0]["parameters"] / 1e9, ceiling["tflops"]
+        ),
         ["implementation", "tokens/s", "ms", "TFLOP/s per GPU", "of ceiling", "vs eager", "GiB", "attention kernel"],
         rows,
     )
     for name, said in found.items():
-        assert said["last"] < said["first"], "{}: the loss does not fall ({:.3f} to {:.3f})".format(name, said["first"], said["last"])
+        assert said["last"] < said["first"], "{}: the loss does not fall ({:.3f} to {:.3f})".format(
+            name, said["first"], said["last"]
+        )
     # Far below what a right build gives; below them something fell back.
     if "TE BF16" in found:
-        assert found["TE BF16"]["tokens_per_second"] > 0.9 * base, "TE in BF16 is slower than eager torch: a fused path fell back"
+        assert found["TE BF16"]["tokens_per_second"] > 0.9 * base, (
+            "TE in BF16 is slower than eager torch: a fused path fell back"
+        )
     if "TE FP8" in found:
-        assert found["TE FP8"]["tokens_per_second"] > found["TE BF16"]["tokens_per_second"], "FP8 is not faster than BF16 at these sizes"
+        assert found["TE FP8"]["tokens_per_second"] > found["TE BF16"]["tokens_per_second"], (
+            "FP8 is not faster than BF16 at these sizes"
+        )

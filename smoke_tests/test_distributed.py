@@ -19,8 +19,10 @@ def worlds(nproc):
 
 def _same_data(results, seed, batch, seq):
     strangers = data.name_strangers(results, seed, 0, batch, seq)
-    assert not strangers, "rank {} was given other data: its first batch is not the one that seed {} gives the others".format(
-        ", ".join(str(r) for r in strangers), seed
+    assert not strangers, (
+        "rank {} was given other data: its first batch is not the one that seed {} gives the others".format(
+            ", ".join(str(r) for r in strangers), seed
+        )
     )
 
 
@@ -33,7 +35,9 @@ def _all_equal(results, key, what):
 
 def _ddp(device, seed, world, launcher="torchrun", **more):
     args = dict({"device": device, "seed": seed, "model": MODEL, "batch": BATCH, "steps": STEPS, "lr": LR}, **more)
-    return launch.run_ranks("ddp", world, launcher=launcher, args=args, timeout=300, stall=90, nodes=NODES if launcher != "env" else None)
+    return launch.run_ranks(
+        "ddp", world, launcher=launcher, args=args, timeout=300, stall=90, nodes=NODES if launcher != "env" else None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,9 @@ def _megatron(device, seed, tp=1, pp=1, dp=1, **more):
     args = dict(MEGATRON, device=device, seed=seed, tp=tp, pp=pp, **more)
     if tp * pp * dp > 1:
         args["distributed_optimizer"] = more.get("distributed_optimizer", device == "cuda")
-    return launch.run_ranks("megatron_gpt", tp * pp * dp, args=args, timeout=300, stall=120, nodes=NODES if tp * pp * dp > 1 else None)
+    return launch.run_ranks(
+        "megatron_gpt", tp * pp * dp, args=args, timeout=300, stall=120, nodes=NODES if tp * pp * dp > 1 else None
+    )
 
 
 def _ranks_agree(results):
@@ -120,8 +126,8 @@ def _ranks_agree(results):
         for rank, said in enumerate(results):
             place = tuple(said[axis] for axis in group)
             first = seen.setdefault(place, (rank, said[key]))
-            assert first[1] == said[key], "{} parameters differ between rank {} and rank {}, which must hold the same".format(
-                key, first[0], rank
+            assert first[1] == said[key], (
+                "{} parameters differ between rank {} and rank {}, which must hold the same".format(key, first[0], rank)
             )
     return losses[0]
 
@@ -160,7 +166,9 @@ def test_distributed_megatron_resume(device, nproc, seed, need, tmp_path, figure
         pytest.skip("the distributed optimizer needs a GPU")
     tp, dp = (2, 2) if nproc >= 4 else (1, 2) if nproc >= 2 else (1, 1)
     half = MEGATRON["steps"] // 2
-    whole = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, save=str(tmp_path), save_at=half)
+    whole = _megatron(
+        device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, save=str(tmp_path), save_at=half
+    )
     rest = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, load=str(tmp_path))
     before, after = whole[0]["losses"][half:], rest[0]["losses"]
     assert len(after) == len(before)
@@ -179,7 +187,9 @@ def test_distributed_megatron_sgd(device, nproc, seed, need, tmp_path, figure):
     dp = 2 if nproc >= 2 else 1
     more = {"layers": "local", "optimizer": "sgd", "lr": 2e-3, "distributed_optimizer": False}
     whole = _megatron(device, seed, 1, 1, dp, save=str(tmp_path), save_at=half, **more)
-    assert all(r["optimizer_class"] == "sgd_sai.sgd_sai.SGD_sai" for r in whole), "--optimizer sgd built {}".format(whole[0]["optimizer_class"])
+    assert all(r["optimizer_class"] == "sgd_sai.sgd_sai.SGD_sai" for r in whole), "--optimizer sgd built {}".format(
+        whole[0]["optimizer_class"]
+    )
     losses = whole[0]["losses"]
     assert losses[-1] < losses[0], "the loss does not fall: {}".format(losses)
     rest = _megatron(device, seed, 1, 1, dp, load=str(tmp_path), **more)

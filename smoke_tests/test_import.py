@@ -20,7 +20,9 @@ def _load(name):
     except ImportError as error:
         text = str(error)
         if "undefined symbol" in text:
-            pytest.fail("{} was built against another torch or CUDA than is installed: {}".format(name, text), pytrace=False)
+            pytest.fail(
+                "{} was built against another torch or CUDA than is installed: {}".format(name, text), pytrace=False
+            )
         if "cannot open shared object" in text:
             pytest.fail("{} needs a library that is not here: {}".format(name, text), pytrace=False)
         pytest.fail("{} does not import: {}".format(name, text), pytrace=False)
@@ -65,7 +67,9 @@ def test_import_torch_build(expected, figure):
     figure("torch", torch.__version__)
     named = expected.component("torch").get("version") or expected.cell.get("torch")
     if named:
-        assert installed.same_version(torch.__version__, str(named)), "torch is {}, the cell says {}".format(torch.__version__, named)
+        assert installed.same_version(torch.__version__, str(named)), "torch is {}, the cell says {}".format(
+            torch.__version__, named
+        )
     if expected.is_cuda:
         wanted = ".".join(str(expected.cell["cuda"]).split(".")[:2])
         assert torch.version.cuda, "torch {} is a CPU build, the cell says CUDA {}".format(torch.__version__, wanted)
@@ -103,11 +107,15 @@ def test_import_apex_extensions(need):
 def test_import_apex_is_nvidias(expected):
     """PyPI's apex is a web toolkit of the same name."""
     if installed.version_of("apex") is None:
-        pytest.skip("apex is not installed and the lock lists none" if not expected.lists("apex") else "apex is not installed; its own test says so")
+        pytest.skip(
+            "apex is not installed and the lock lists none"
+            if not expected.lists("apex")
+            else "apex is not installed; its own test says so"
+        )
     module = _load("apex")
-    assert hasattr(module, "optimizers") or os.path.isdir(os.path.join(os.path.dirname(module.__file__), "optimizers")), (
-        "the distribution apex here is not NVIDIA's: {}".format(module.__file__)
-    )
+    assert hasattr(module, "optimizers") or os.path.isdir(
+        os.path.join(os.path.dirname(module.__file__), "optimizers")
+    ), "the distribution apex here is not NVIDIA's: {}".format(module.__file__)
 
 
 def test_import_one_cudnn(need, expected, figure):
@@ -120,7 +128,9 @@ def test_import_one_cudnn(need, expected, figure):
     said = run_ranks("cudnn", 1, launcher="env", timeout=120)[0]
     assert not said["error"], "Transformer Engine does not load beside torch's cuDNN: {}".format(said["error"])
     figure("cuDNN", said["version"])
-    assert len(said["folders"]) == 1, "two cuDNNs in one process, from {}: set CUDNN_HOME to torch's".format(" and ".join(said["folders"]))
+    assert len(said["folders"]) == 1, "two cuDNNs in one process, from {}: set CUDNN_HOME to torch's".format(
+        " and ".join(said["folders"])
+    )
 
 
 def _flash_attention_limits():
@@ -155,10 +165,14 @@ def test_import_flash_attn_within_te_cap(need, figure):
     te = installed.version_of("transformer-engine-torch") or installed.version_of("transformer-engine")
     figure("flash-attn", found)
     assert Version(found) <= Version(limits[1]), (
-        "flash-attn {} is above {}, the newest that Transformer Engine {} accepts: TE would ignore it".format(found, limits[1], te)
+        "flash-attn {} is above {}, the newest that Transformer Engine {} accepts: TE would ignore it".format(
+            found, limits[1], te
+        )
     )
     assert Version(found) >= Version(limits[0]), (
-        "flash-attn {} is below {}, the oldest that Transformer Engine {} accepts: TE would ignore it".format(found, limits[0], te)
+        "flash-attn {} is below {}, the oldest that Transformer Engine {} accepts: TE would ignore it".format(
+            found, limits[0], te
+        )
     )
 
 
@@ -168,11 +182,15 @@ def test_import_flash_attn_hopper_where_te_looks(need, expected):
     need("te")
     distribution = normalise(spec.get("distribution", "flash-attn-3"))
     found = installed.version_of(distribution)
-    assert found is not None, "FA3 is absent: the lock lists flash-attn-hopper, and no distribution {} is installed".format(distribution)
+    assert found is not None, (
+        "FA3 is absent: the lock lists flash-attn-hopper, and no distribution {} is installed".format(distribution)
+    )
     looked_up = flash_attention_3_lookup()
     assert looked_up is not None, "this Transformer Engine looks for no FA3 at all"
     assert normalise(looked_up["distribution"]) == distribution, (
-        "Transformer Engine looks for the distribution {}, what is installed is {}: TE would ignore it".format(looked_up["distribution"], distribution)
+        "Transformer Engine looks for the distribution {}, what is installed is {}: TE would ignore it".format(
+            looked_up["distribution"], distribution
+        )
     )
     _load(looked_up["module"])
 
@@ -205,5 +223,5 @@ def test_import_c_compiler(expected):
         pytest.skip("a CPU cell compiles nothing at run time")
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     assert compiler, "no C compiler is here: torch.compile and TE's Triton kernels fail at run time"
-    version = subprocess.run([compiler, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    version = subprocess.run([compiler, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert version.returncode == 0, "{} does not run: {}".format(compiler, version.stdout)

@@ -28,7 +28,9 @@ def apex_extension(need, gpu):
 
 def _from_extension(module):
     """The extension must be the one that apex's build made, not a module of the same name."""
-    assert module.__file__ and module.__file__.endswith(".so"), "{} is no compiled extension: {}".format(module.__name__, module.__file__)
+    assert module.__file__ and module.__file__.endswith(".so"), "{} is no compiled extension: {}".format(
+        module.__name__, module.__file__
+    )
 
 
 def test_kernels_apex_fused_adam(apex_extension, gpu, close):
@@ -139,7 +141,11 @@ def test_kernels_apex_scaled_softmax(kind, apex_extension, gpu, close):
     import torch
 
     extension, kernel, symbol = {
-        "causal": ("scaled_upper_triang_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_warp", "ScaledUpperTriangMaskedSoftmax"),
+        "causal": (
+            "scaled_upper_triang_masked_softmax_cuda",
+            "scaled_upper_triang_masked_softmax_warp",
+            "ScaledUpperTriangMaskedSoftmax",
+        ),
         "masked": ("scaled_masked_softmax_cuda", "scaled_masked_softmax_warp", "ScaledMaskedSoftmax"),
         "plain": ("scaled_softmax_cuda", "scaled_softmax_warp", "ScaledSoftmax"),
     }[kind]

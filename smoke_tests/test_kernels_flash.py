@@ -107,10 +107,14 @@ def test_kernels_flash_attn_hopper_fp8(dim, need, gpu, close, figure):
         names = kernel_names(run)
         rounded, _ = _reference(*[t.float() for t in low])
         exact, _ = _reference(q, k, v)
-        close("against float64 on the rounded inputs", out[0], rounded, 0.05)  # the probabilities are rounded to E4M3 too
+        close(
+            "against float64 on the rounded inputs", out[0], rounded, 0.05
+        )  # the probabilities are rounded to E4M3 too
         error = relative_error(out[0], exact)
         figure("against float64 on the BF16 inputs", error, bound=0.10)
         assert error <= 0.10, "FP8 attention is {:.3f} off".format(error)
         assert error > 5e-3, "an error of {:.4f} is BF16's: FP8 was not used".format(error)
     found = assert_kernel(names, "FlashAttnFwdSm90", "FA3 FP8 forward")
-    assert any("e4m3" in name or "float_e4m3" in name for name in found), "the FA3 kernel is not an FP8 one: {}".format(found[0][:200])
+    assert any("e4m3" in name or "float_e4m3" in name for name in found), "the FA3 kernel is not an FP8 one: {}".format(
+        found[0][:200]
+    )

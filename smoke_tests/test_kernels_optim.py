@@ -33,7 +33,12 @@ def test_kernels_sgd_sai(need, device, seed, close):
             parameter.grad = grad.clone()
         optimizer.step()
     for index, (mine, right) in enumerate(zip(ours, _sai_reference(start, grads, 1e-2, 0.9, 1e-8, 0.1))):
-        close("update of tensor {}".format(index), mine.double() - start[index].double(), right - start[index].double(), 1e-4)
+        close(
+            "update of tensor {}".format(index),
+            mine.double() - start[index].double(),
+            right - start[index].double(),
+            1e-4,
+        )
 
 
 def test_kernels_sgd_through_megatron(need, device, figure):

@@ -20,7 +20,9 @@ def te(need, gpu):
         import transformer_engine.pytorch as module
     except (ImportError, OSError, RuntimeError) as error:
         pytest.fail("Transformer Engine does not load: {}".format(load_failure(error)), pytrace=False)
-    assert loaded_libraries(r"libtransformer_engine.*\.so"), "libtransformer_engine.so is not loaded: TE runs without its kernels"
+    assert loaded_libraries(r"libtransformer_engine.*\.so"), (
+        "libtransformer_engine.so is not loaded: TE runs without its kernels"
+    )
     return module
 
 
@@ -92,7 +94,9 @@ def _prepare(te, gpu, which):
     module, reference = MODULES[which](te, gpu)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.05 if parameter.dim() > 1 else 0.5) + (parameter.dim() == 1))
+            parameter.copy_(
+                torch.randn_like(parameter) * (0.05 if parameter.dim() > 1 else 0.5) + (parameter.dim() == 1)
+            )
     x = torch.randn(256, 512, device=gpu, dtype=torch.bfloat16)
     exact = {name: p.detach().double().requires_grad_() for name, p in module.named_parameters()}
     xr = x.double().requires_grad_()
@@ -158,15 +162,27 @@ def test_kernels_te_nvrtc(te, gpu, figure):
     context = lambda: _fp8(te, "delayed")  # noqa: E731
     _run(module, x, grad, context)
     names = kernel_names(lambda: _run(module, x, grad, context))
-    compiled, general = matching(names, "cast_transpose_optimized_kernel|transpose_optimized_kernel"), matching(names, "transpose_general_kernel")
+    compiled, general = (
+        matching(names, "cast_transpose_optimized_kernel|transpose_optimized_kernel"),
+        matching(names, "transpose_general_kernel"),
+    )
     figure("NVRTC kernels", short(compiled))
-    asked = os.environ.get("NVTE_CUDA_INCLUDE_DIR") or os.environ.get("CUDA_HOME") or os.environ.get("CUDA_DIR") or "/usr/local/cuda"
+    asked = (
+        os.environ.get("NVTE_CUDA_INCLUDE_DIR")
+        or os.environ.get("CUDA_HOME")
+        or os.environ.get("CUDA_DIR")
+        or "/usr/local/cuda"
+    )
     why = (
         "NVTE_DISABLE_NVRTC is set"
         if os.environ.get("NVTE_DISABLE_NVRTC", "0") not in ("", "0")
-        else "it looked for the CUDA headers under {}; set NVTE_CUDA_INCLUDE_DIR to the folder that holds cuda_runtime.h".format(asked)
+        else "it looked for the CUDA headers under {}; set NVTE_CUDA_INCLUDE_DIR to the folder that holds cuda_runtime.h".format(
+            asked
+        )
     )
-    assert compiled and not general, "TE's run-time compiled kernels did not run ({}): {}".format(why, short(general or names))
+    assert compiled and not general, "TE's run-time compiled kernels did not run ({}): {}".format(
+        why, short(general or names)
+    )
 
 
 def _attention(variant, env, args):
@@ -197,7 +213,9 @@ def test_kernels_te_attention_default(dim, te, gpu, seed, figure):
     result = _attention("default", {}, {"seed": seed, "dim": dim})
     set_here = _switches()
     assert result["path"] != "unfused", "TE ran its unfused attention: {}".format(
-        "{} set in the environment".format(set_here) if set_here else "no fused backend took head dimension {}".format(dim)
+        "{} set in the environment".format(set_here)
+        if set_here
+        else "no fused backend took head dimension {}".format(dim)
     )
     if result["backend"] is not None:
         assert result["backend"]["kind"] == result["path"], "TE reports {} and the profiler saw {}: {}".format(
@@ -210,7 +228,9 @@ def test_kernels_te_attention_default(dim, te, gpu, seed, figure):
 def test_kernels_te_attention_fused(dim, te, gpu, seed, figure):
     """cuDNN's fused attention, asked for alone."""
     result = _attention("fused", {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1"}, {"seed": seed, "dim": dim})
-    assert result["path"] == "fused", "cuDNN's fused attention did not run; TE ran {} ({})".format(result["path"], short(result["kernels"]))
+    assert result["path"] == "fused", "cuDNN's fused attention did not run; TE ran {} ({})".format(
+        result["path"], short(result["kernels"])
+    )
     _check(result, figure)
 
 
@@ -226,11 +246,15 @@ def test_kernels_te_attention_flash(dim, te, gpu, seed, expected, figure):
         pytest.skip("the lock lists no flash-attention for this GPU")
     result = _attention("flash", {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0"}, {"seed": seed, "dim": dim})
     name = "FA3" if hopper else "FA2"
-    assert result["path"] == "flash", "{} is listed, and TE did not use it: it ran {} ({})".format(name, result["path"], short(result["kernels"]))
+    assert result["path"] == "flash", "{} is listed, and TE did not use it: it ran {} ({})".format(
+        name, result["path"], short(result["kernels"])
+    )
     kernels = "FlashAttnFwdSm90" if hopper else "flash_fwd"
     assert_kernel(result["kernels"], kernels, "TE through {}".format(name))
     if result["backend"] is not None:
-        assert str(result["backend"]["detail"]).startswith("3" if hopper else "2"), "TE reports flash-attention {}".format(result["backend"]["detail"])
+        assert str(result["backend"]["detail"]).startswith("3" if hopper else "2"), (
+            "TE reports flash-attention {}".format(result["backend"]["detail"])
+        )
     _check(result, figure)
 
 
@@ -238,9 +262,15 @@ def test_kernels_te_attention_flash(dim, te, gpu, seed, expected, figure):
 def test_kernels_te_attention_fp8(dim, te, gpu, seed, figure):
     """Attention in FP8 (cuDNN or FA3): near float64 as FP8 is, and not BF16."""
     _need_fp8()
-    result = _attention("fp8", {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1"}, {"seed": seed, "dim": dim, "fp8": True})
+    result = _attention(
+        "fp8", {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1"}, {"seed": seed, "dim": dim, "fp8": True}
+    )
     if result.get("refused"):
         pytest.skip("this Transformer Engine has no FP8 attention here: {}".format(result["refused"]))
-    assert result["path"] in ("fused", "flash"), "FP8 attention ran {} ({})".format(result["path"], short(result["kernels"]))
+    assert result["path"] in ("fused", "flash"), "FP8 attention ran {} ({})".format(
+        result["path"], short(result["kernels"])
+    )
     _check(result, figure, bound=0.2)
-    assert result["errors"]["forward"] > 8e-3, "an error of {:.4f} is BF16's: FP8 was not used".format(result["errors"]["forward"])
+    assert result["errors"]["forward"] > 8e-3, "an error of {:.4f} is BF16's: FP8 was not used".format(
+        result["errors"]["forward"]
+    )

@@ -13,7 +13,9 @@ STEPS, BATCH, LR = 12, 8, 3e-3
 def falling(losses):
     """Assert that a training run went the way a right one goes; the start is the entropy of a uniform guess."""
     assert all(math.isfinite(value) for value in losses), "a loss is not finite: {}".format(losses)
-    assert abs(losses[0] - math.log(data.VOCAB)) < 0.5, "the first loss {:.3f} is far from ln({})".format(losses[0], data.VOCAB)
+    assert abs(losses[0] - math.log(data.VOCAB)) < 0.5, "the first loss {:.3f} is far from ln({})".format(
+        losses[0], data.VOCAB
+    )
     assert losses[-1] < losses[0] - 0.3, "the loss does not fall: {}".format(["{:.3f}".format(v) for v in losses])
 
 

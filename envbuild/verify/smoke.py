@@ -590,7 +590,8 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=pump, daemon=True).start()
+    pumping = threading.Thread(target=pump, daemon=True)
+    pumping.start()
     deadline = time.monotonic() + timeout_s
     try:
         for line in _until(lines, deadline):
@@ -606,6 +607,9 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
     finally:
         if started.process.poll() is None:
             started.remove()
+        pumping.join(5)
+        if not pumping.is_alive():
+            stream.close()
 
 
 def _until(lines: "queue.Queue[str | None]", deadline: float) -> Iterator[str]:

@@ -9,15 +9,13 @@ from smokelib.numerics import digest
 VOCAB = 256
 
 
-def other_data(rank):
-    # type: (int) -> bool
+def other_data(rank: int) -> bool:
     """Whether the fault injection gives this rank other data (SMOKE_FAULT=other-data:RANK)."""
     kind, _, which = os.environ.get("SMOKE_FAULT", "").partition(":")
     return kind == "other-data" and int(which or -1) == rank
 
 
-def batch(seed, step, size, seq, rank=0):
-    # type: (int, int, int, int, int) -> torch.Tensor
+def batch(seed: int, step: int, size: int, seq: int, rank: int = 0) -> torch.Tensor:
     """Return the global batch of `step`, [size, seq + 1]: arithmetic progressions modulo the vocabulary, drawn on the CPU."""
     source = torch.Generator().manual_seed(seed * 1009 + step + (7919 if other_data(rank) else 0))
     start = torch.randint(0, VOCAB, (size, 1), generator=source)
@@ -25,8 +23,7 @@ def batch(seed, step, size, seq, rank=0):
     return (start + stride * torch.arange(seq + 1)) % VOCAB
 
 
-def batch_digest(seed, step, size, seq, rank=0):
-    # type: (int, int, int, int, int) -> str
+def batch_digest(seed: int, step: int, size: int, seq: int, rank: int = 0) -> str:
     return digest([batch(seed, step, size, seq, rank)])
 
 

@@ -31,8 +31,7 @@ DISTRIBUTIONS = {
 }
 
 
-def normalise(name):
-    # type: (str) -> str
+def normalise(name: str) -> str:
     """Return a distribution name as PEP 503 writes it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -40,18 +39,16 @@ def normalise(name):
 class Expectation:
     """The lock's side of every comparison."""
 
-    def __init__(self, raw):
-        # type: (Dict[str, Any]) -> None
+    def __init__(self, raw: Dict[str, Any]) -> None:
         self.raw = raw
         self.cell_id = str(raw.get("cell_id", "unknown"))
-        self.cell = dict(raw.get("cell", {}))  # type: Dict[str, Any]
+        self.cell: Dict[str, Any] = dict(raw.get("cell", {}))
         self.flavor = str(raw.get("flavor", "runtime"))
         self.packages = {normalise(k): str(v) for k, v in raw.get("packages", {}).items()}
-        self.components = dict(raw.get("components", {}))  # type: Dict[str, Dict[str, Any]]
+        self.components: Dict[str, Dict[str, Any]] = dict(raw.get("components", {}))
 
     @classmethod
-    def load(cls, path=None):
-        # type: (Optional[str]) -> Expectation
+    def load(cls, path: Optional[str] = None) -> "Expectation":
         """Read the file that ENVBUILD_EXPECTED names."""
         path = path or os.environ.get(ENV_FILE)
         if not path:
@@ -65,16 +62,13 @@ class Expectation:
             raise SystemExit("smoke: {}: an expectation has the keys cell, packages and components".format(path))
         return cls(raw)
 
-    def lists(self, component):
-        # type: (str) -> bool
+    def lists(self, component: str) -> bool:
         return component in self.components
 
-    def component(self, name):
-        # type: (str) -> Dict[str, Any]
+    def component(self, name: str) -> Dict[str, Any]:
         return self.components.get(name) or {}
 
-    def modules(self, name):
-        # type: (str) -> list
+    def modules(self, name: str) -> list:
         spec = self.component(name)
         if "modules" in spec:
             return list(spec["modules"])
@@ -83,13 +77,11 @@ class Expectation:
             modules = [spec["module"]] if name == "flash-attn-hopper" else modules + [spec["module"]]
         return modules
 
-    def distribution(self, name):
-        # type: (str) -> Optional[str]
+    def distribution(self, name: str) -> Optional[str]:
         found = self.component(name).get("distribution") or DISTRIBUTIONS.get(name)
         return normalise(found) if found else None
 
     @property
-    def is_cuda(self):
-        # type: () -> bool
+    def is_cuda(self) -> bool:
         """Whether the cell's torch is a CUDA build."""
         return str(self.cell.get("cuda", "cpu")).lower() not in ("cpu", "none", "")

@@ -25,7 +25,12 @@ class Block(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:  # torch 1.x
             scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-            mixed = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1), float("-inf")).softmax(-1) @ v
+            mixed = (
+                scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1), float("-inf")).softmax(
+                    -1
+                )
+                @ v
+            )
         x = x + self.proj(mixed.transpose(1, 2).reshape(b, s, h))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 

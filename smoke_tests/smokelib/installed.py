@@ -10,16 +10,14 @@ from smokelib.expectation import normalise
 ENV_MOUNTED = "ENVBUILD_SMOKE_PYTEST"  # folder of the mounted pytest: not part of the environment under test
 
 
-def search_path():
-    # type: () -> list
+def search_path() -> list:
     mounted = os.environ.get(ENV_MOUNTED)
     return [p for p in sys.path if not (mounted and os.path.abspath(p).startswith(os.path.abspath(mounted)))]
 
 
-def distributions():
-    # type: () -> Dict[str, str]
+def distributions() -> Dict[str, str]:
     """Return every installed distribution's version by normalised name; the first on the path wins, as in imports."""
-    found = {}  # type: Dict[str, str]
+    found: Dict[str, str] = {}
     for dist in metadata.distributions(path=search_path()):
         name = dist.metadata["Name"]
         if name:
@@ -27,13 +25,11 @@ def distributions():
     return found
 
 
-def version_of(name):
-    # type: (str) -> Optional[str]
+def version_of(name: str) -> Optional[str]:
     return distributions().get(normalise(name))
 
 
-def same_version(installed, expected):
-    # type: (str, str) -> bool
+def same_version(installed: str, expected: str) -> bool:
     """Compare two versions; a local label (+cu130) counts only where both have one.
 
     PyPI's torch wheel says 2.11.0 in its metadata and 2.11.0+cu130 in torch.__version__.

@@ -26,8 +26,7 @@ class RanksFailed(AssertionError):
     """A launch that did not end well; the message names the rank and the cause."""
 
 
-def free_port():
-    # type: () -> int
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -38,8 +37,7 @@ def _die_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def processes_of(run_id):
-    # type: (str) -> List[int]
+def processes_of(run_id: str) -> List[int]:
     """Return the processes that carry this run's mark in their environment: torchrun's and mpirun's children have sessions
     of their own, so a process group alone does not hold them all."""
     needle = "{}={}".format(MARKER, run_id).encode()
@@ -54,8 +52,7 @@ def processes_of(run_id):
     return found
 
 
-def _alive(pid):
-    # type: (int) -> bool
+def _alive(pid: int) -> bool:
     try:
         with open("/proc/{}/stat".format(pid), encoding="utf-8", errors="replace") as handle:
             return handle.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -63,8 +60,7 @@ def _alive(pid):
         return False
 
 
-def kill_all(run_id):
-    # type: (str) -> None
+def kill_all(run_id: str) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         alive = processes_of(run_id)
@@ -77,8 +73,7 @@ def kill_all(run_id):
     raise RanksFailed("processes {} do not die".format(processes_of(run_id)))
 
 
-def read_hostfile(path):
-    # type: (str) -> List[Dict[str, Any]]
+def read_hostfile(path: str) -> List[Dict[str, Any]]:
     """Read lines of `host slots=N` (Open MPI's and DeepSpeed's form); one slot where none is named."""
     hosts = []
     with open(path, encoding="utf-8") as handle:
@@ -92,8 +87,7 @@ def read_hostfile(path):
     return hosts
 
 
-def available(launcher):
-    # type: (str) -> bool
+def available(launcher: str) -> bool:
     if launcher == "torchrun":
         import importlib.util
 
@@ -101,8 +95,9 @@ def available(launcher):
     return launcher == "env" or shutil.which(launcher) is not None
 
 
-def _commands(launcher, worker, world, port, env, nodes):
-    # type: (str, str, int, int, Dict[str, str], Optional[str]) -> List[Dict[str, Any]]
+def _commands(
+    launcher: str, worker: str, world: int, port: int, env: Dict[str, str], nodes: Optional[str]
+) -> List[Dict[str, Any]]:
     script = [os.path.join(HERE, "workers", worker + ".py")]
     python = sys.executable
     if nodes and launcher == "torchrun":
@@ -111,7 +106,24 @@ def _commands(launcher, worker, world, port, env, nodes):
         if any(h["slots"] != slots for h in hosts) or slots * len(hosts) != world:
             raise RanksFailed("torchrun needs the same slots on every host and {} in all".format(world))
         # Only what the ranks need travels: an ssh session inherits nothing.
-        names = [n for n in env if n.startswith(("SMOKE_", "NVTE_", "NCCL_", "CUDA_", "OMP_", "ENVBUILD_", "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "HF_"))]
+        names = [
+            n
+            for n in env
+            if n.startswith(
+                (
+                    "SMOKE_",
+                    "NVTE_",
+                    "NCCL_",
+                    "CUDA_",
+                    "OMP_",
+                    "ENVBUILD_",
+                    "PYTHONPATH",
+                    "LD_LIBRARY_PATH",
+                    "PATH",
+                    "HF_",
+                )
+            )
+        ]
         export = " ".join("{}={}".format(n, shlex.quote(env[n])) for n in sorted(names))
         agent = shlex.split(os.environ.get("SMOKE_RSH", "ssh -tt -o BatchMode=yes -o StrictHostKeyChecking=accept-new"))
         return [
@@ -121,7 +133,15 @@ def _commands(launcher, worker, world, port, env, nodes):
                     h["host"],
                     "cd {} && exec env {} {} -m torch.distributed.run --nnodes {} --nproc_per_node {} --node_rank {} "
                     "--master_addr {} --master_port {} {}".format(
-                        shlex.quote(HERE), export, python, len(hosts), slots, i, hosts[0]["host"], port, " ".join(script)
+                        shlex.quote(HERE),
+                        export,
+                        python,
+                        len(hosts),
+                        slots,
+                        i,
+                        hosts[0]["host"],
+                        port,
+                        " ".join(script),
                     ),
                 ],
                 "env": {},
@@ -132,7 +152,9 @@ def _commands(launcher, worker, world, port, env, nodes):
         argv = [python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(world)]
         return [{"argv": argv + ["--master_addr", "127.0.0.1", "--master_port", str(port)] + script, "env": {}}]
     if launcher == "mpirun":
-        version = subprocess.run(["mpirun", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True).stdout
+        version = subprocess.run(
+            ["mpirun", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ).stdout
         argv = ["mpirun", "-n", str(world)]
         if "Open MPI" in version or "OpenRTE" in version:
             argv += ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
@@ -143,7 +165,10 @@ def _commands(launcher, worker, world, port, env, nodes):
         return [{"argv": argv + [python] + script, "env": {}}]
     if launcher == "env":
         return [
-            {"argv": [python] + script, "env": {"RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r), "MASTER_PORT": str(port)}}
+            {
+                "argv": [python] + script,
+                "env": {"RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r), "MASTER_PORT": str(port)},
+            }
             for r in range(world)
         ]
     raise ValueError(launcher)
@@ -152,18 +177,16 @@ def _commands(launcher, worker, world, port, env, nodes):
 class _Watch:
     """What the ranks have said so far."""
 
-    def __init__(self, world):
-        # type: (int) -> None
-        self.last = {}  # type: Dict[int, Dict[str, Any]]
-        self.results = {r: {} for r in range(world)}  # type: Dict[int, Dict[str, Any]]
-        self.errors = {}  # type: Dict[int, str]
-        self.done = set()  # type: set
-        self.output = []  # type: List[str]
+    def __init__(self, world: int) -> None:
+        self.last: Dict[int, Dict[str, Any]] = {}
+        self.results: Dict[int, Dict[str, Any]] = {r: {} for r in range(world)}
+        self.errors: Dict[int, str] = {}
+        self.done: set = set()
+        self.output: List[str] = []
         self.moved = time.monotonic()
         self.lock = threading.Lock()
 
-    def read(self, stream):
-        # type: (Any) -> None
+    def read(self, stream: Any) -> None:
         for line in stream:
             with self.lock:
                 if not line.startswith(MARK):
@@ -187,14 +210,12 @@ class _Watch:
                     self.done.add(rank)
 
 
-def _list(ranks):
-    # type: (Any) -> str
+def _list(ranks: Any) -> str:
     ranks = sorted(ranks)
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
 
 
-def _hang_message(watch, world, waited, folder):
-    # type: (_Watch, int, float, str) -> str
+def _hang_message(watch: _Watch, world: int, waited: float, folder: str) -> str:
     open_ranks = [r for r in range(world) if r not in watch.done]
     silent = [r for r in open_ranks if r not in watch.last]
     if silent:
@@ -204,7 +225,11 @@ def _hang_message(watch, world, waited, folder):
     others = [r for r in range(world) if r not in behind]
     parts = ["no progress for {:.0f} s: {} stopped at '{}'".format(waited, _list(behind), watch.last[behind[0]]["at"])]
     for rank in others:
-        parts.append("rank {} {}".format(rank, "is done" if rank in watch.done else "waits at '{}'".format(watch.last[rank]["at"])))
+        parts.append(
+            "rank {} {}".format(
+                rank, "is done" if rank in watch.done else "waits at '{}'".format(watch.last[rank]["at"])
+            )
+        )
     if not others:
         parts.append("every rank is there, so a collective did not complete")
     for rank in behind[:8]:
@@ -216,8 +241,16 @@ def _hang_message(watch, world, waited, folder):
     return "; ".join(parts)
 
 
-def run_ranks(worker, world, launcher="torchrun", args=None, env=None, timeout=300.0, stall=120.0, nodes=None):
-    # type: (str, int, str, Optional[Dict[str, Any]], Optional[Dict[str, str]], float, float, Optional[str]) -> List[Dict[str, Any]]
+def run_ranks(
+    worker: str,
+    world: int,
+    launcher: str = "torchrun",
+    args: Optional[Dict[str, Any]] = None,
+    env: Optional[Dict[str, str]] = None,
+    timeout: float = 300.0,
+    stall: float = 120.0,
+    nodes: Optional[str] = None,
+) -> List[Dict[str, Any]]:
     """Run workers/<worker>.py on `world` ranks and return each rank's results in rank order.
 
     Args:
@@ -235,7 +268,9 @@ def run_ranks(worker, world, launcher="torchrun", args=None, env=None, timeout=3
     port = free_port()
     full = dict(os.environ)
     full.update(env or {})
-    full.update({MARKER: run_id, "SMOKE_ARGS": json.dumps(args or {}), "SMOKE_STACKS": folder, "SMOKE_MASTER_PORT": str(port)})
+    full.update(
+        {MARKER: run_id, "SMOKE_ARGS": json.dumps(args or {}), "SMOKE_STACKS": folder, "SMOKE_MASTER_PORT": str(port)}
+    )
     full["PYTHONPATH"] = HERE + (os.pathsep + full["PYTHONPATH"] if full.get("PYTHONPATH") else "")
     full["PYTHONUNBUFFERED"] = "1"
     full.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world)))
@@ -262,6 +297,7 @@ def run_ranks(worker, world, launcher="torchrun", args=None, env=None, timeout=3
             thread.start()
             threads.append(thread)
         _follow(watch, started, world, timeout, stall, folder, local=nodes is None)
+        kill_all(run_id)  # what a rank left behind holds the pipe open
         for thread in threads:
             thread.join(10)
         _judge(watch, started, world)
@@ -270,16 +306,20 @@ def run_ranks(worker, world, launcher="torchrun", args=None, env=None, timeout=3
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
         kill_all(run_id)
-        for process in started:
+        for process, thread in zip(started, threads):
             process.wait()
+            thread.join(10)
+            if not thread.is_alive():
+                process.stdout.close()
         shutil.rmtree(folder, ignore_errors=True)
     return [watch.results[r] for r in range(world)]
 
 
-def _follow(watch, started, world, timeout, stall, folder, local):
-    # type: (_Watch, List[Any], int, float, float, str, bool) -> None
+def _follow(
+    watch: _Watch, started: List[Any], world: int, timeout: float, stall: float, folder: str, local: bool
+) -> None:
     begin = time.monotonic()
-    failed_since = None  # type: Optional[float]
+    failed_since: Optional[float] = None
     while any(process.poll() is None for process in started):
         time.sleep(0.05)
         now = time.monotonic()
@@ -289,10 +329,14 @@ def _follow(watch, started, world, timeout, stall, folder, local):
         if local:
             for rank, pid in pids.items():
                 if rank not in watch.done and rank not in watch.errors and not _alive(pid):
-                    time.sleep(0.3)  # its last words may still be in the pipe
+                    last_words = time.monotonic() + 1.5  # they may still be on their way, through mpirun for one
+                    while time.monotonic() < last_words and rank not in watch.done and rank not in watch.errors:
+                        time.sleep(0.05)
                     with watch.lock:
                         if rank not in watch.done and rank not in watch.errors:
-                            watch.errors[rank] = "died at '{}' without a word{}".format(watch.last[rank]["at"], _exit_note(started, pid))
+                            watch.errors[rank] = "died at '{}' without a word{}".format(
+                                watch.last[rank]["at"], _exit_note(started, pid)
+                            )
                     erred = True
         if erred or any(process.poll() not in (None, 0) for process in started):
             # The others now wait for a rank that is gone; give them a moment to say so, then end it.
@@ -308,8 +352,7 @@ def _follow(watch, started, world, timeout, stall, folder, local):
                 raise RanksFailed(_hang_message(watch, world, now - (moved if now - moved > stall else begin), folder))
 
 
-def _exit_note(started, pid):
-    # type: (List[Any], int) -> str
+def _exit_note(started: List[Any], pid: int) -> str:
     for process in started:
         if process.pid == pid:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -318,8 +361,7 @@ def _exit_note(started, pid):
     return ""
 
 
-def _judge(watch, started, world):
-    # type: (_Watch, List[Any], int) -> None
+def _judge(watch: _Watch, started: List[Any], world: int) -> None:
     tail = "\n".join(watch.output[-25:])
     if watch.errors:
         # A rank that is gone breaks the others' sockets; the one that died silently, or spoke first, is the cause.
@@ -332,5 +374,10 @@ def _judge(watch, started, world):
     codes = [process.poll() for process in started]
     missing = [r for r in range(world) if r not in watch.done]
     if missing or any(codes):
-        where = ", ".join("rank {} at '{}'".format(r, watch.last[r]["at"]) if r in watch.last else "rank {} never started".format(r) for r in missing)
-        raise RanksFailed("the launch ended with {} ({})\n--- output ---\n{}".format(codes, where or "every rank done", tail))
+        where = ", ".join(
+            "rank {} at '{}'".format(r, watch.last[r]["at"]) if r in watch.last else "rank {} never started".format(r)
+            for r in missing
+        )
+        raise RanksFailed(
+            "the launch ended with {} ({})\n--- output ---\n{}".format(codes, where or "every rank done", tail)
+        )

@@ -7,8 +7,7 @@ import re
 from typing import Any, Dict, Optional
 
 
-def driver_version():
-    # type: () -> Optional[str]
+def driver_version() -> Optional[str]:
     """Return the NVIDIA driver's version, from NVML, else from /proc."""
     for name in ("libnvidia-ml.so.1", "libnvidia-ml.so"):
         try:
@@ -26,8 +25,7 @@ def driver_version():
         return None
 
 
-def os_name():
-    # type: () -> str
+def os_name() -> str:
     try:
         with open("/etc/os-release", encoding="utf-8") as handle:
             for line in handle:
@@ -38,12 +36,11 @@ def os_name():
     return platform.system()
 
 
-def describe():
-    # type: () -> Dict[str, Any]
+def describe() -> Dict[str, Any]:
     """Describe the machine without its name: GPUs, driver, operating system, Python and torch."""
     import torch
 
-    info = {
+    info: Dict[str, Any] = {
         "os": os_name(),
         "arch": platform.machine(),
         "cpus": os.cpu_count(),
@@ -52,7 +49,7 @@ def describe():
         "cuda": torch.version.cuda,
         "driver": driver_version(),
         "gpus": [],
-    }  # type: Dict[str, Any]
+    }
     try:
         info["cudnn"] = torch.backends.cudnn.version()
     except RuntimeError as error:  # headers and library of different versions
@@ -75,15 +72,17 @@ def describe():
     return info
 
 
-def verdict(info, device, nproc):
-    # type: (Dict[str, Any], str, int) -> Optional[Dict[str, str]]
+def verdict(info: Dict[str, Any], device: str, nproc: int) -> Optional[Dict[str, str]]:
     """Return why this host cannot run the tests on `device` with `nproc` ranks, or None when it can."""
     if device != "cuda":
         return None
     import torch
 
     if not torch.version.cuda:
-        return {"kind": "no-cuda-build", "what": "torch {} is a CPU build, the tests were asked to run on GPUs".format(torch.__version__)}
+        return {
+            "kind": "no-cuda-build",
+            "what": "torch {} is a CPU build, the tests were asked to run on GPUs".format(torch.__version__),
+        }
     if not torch.cuda.is_available():
         if info["driver"] is None:
             return {"kind": "no-gpu", "what": "no NVIDIA GPU is visible here (no driver answers)"}
@@ -97,7 +96,13 @@ def verdict(info, device, nproc):
                 "kind": "driver-too-old",
                 "what": "driver {} is too old for torch {}: {}".format(info["driver"], torch.__version__, reason),
             }
-        return {"kind": "no-gpu", "what": "driver {} is there but no GPU can be used: {}".format(info["driver"], reason)}
+        return {
+            "kind": "no-gpu",
+            "what": "driver {} is there but no GPU can be used: {}".format(info["driver"], reason),
+        }
     if len(info["gpus"]) < nproc:
-        return {"kind": "too-few-gpus", "what": "{} ranks were asked for, this host shows {} GPUs".format(nproc, len(info["gpus"]))}
+        return {
+            "kind": "too-few-gpus",
+            "what": "{} ranks were asked for, this host shows {} GPUs".format(nproc, len(info["gpus"])),
+        }
     return None

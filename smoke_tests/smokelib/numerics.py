@@ -6,8 +6,7 @@ import math
 import torch
 
 
-def relative_error(out, ref):
-    # type: (torch.Tensor, torch.Tensor) -> float
+def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     """Return the norm of the difference over the norm of the reference, in float64; anything not finite is infinite."""
     out64, ref64 = out.detach().double(), ref.detach().double().to(out.device)
     if out64.shape != ref64.shape:
@@ -17,8 +16,7 @@ def relative_error(out, ref):
     return float((out64 - ref64).norm() / ref64.norm().clamp_min(1e-30))
 
 
-def attention(q, k, v, causal=True):
-    # type: (torch.Tensor, torch.Tensor, torch.Tensor, bool) -> torch.Tensor
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True) -> torch.Tensor:
     """Reference attention on [batch, seq, heads, dim], in the precision of its inputs."""
     scale = 1.0 / math.sqrt(q.shape[-1])
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * scale
@@ -28,8 +26,7 @@ def attention(q, k, v, causal=True):
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 
 
-def rotate(t, freqs):
-    # type: (torch.Tensor, torch.Tensor) -> torch.Tensor
+def rotate(t: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
     """Reference rotary embedding on [seq, batch, heads, dim]: rotate the first freqs.shape[-1] channels, pass the rest."""
     width = freqs.shape[-1]
     head, rest = t[..., :width], t[..., width:]
@@ -44,5 +41,7 @@ def digest(tensors):
     for tensor in tensors:
         data = tensor.detach().cpu().contiguous()
         sha.update(str((tuple(data.shape), data.dtype)).encode())
-        sha.update(data.view(torch.uint8).numpy().tobytes() if data.numel() and data.dim() else str(data.tolist()).encode())
+        sha.update(
+            data.view(torch.uint8).numpy().tobytes() if data.numel() and data.dim() else str(data.tolist()).encode()
+        )
     return sha.hexdigest()[:16]

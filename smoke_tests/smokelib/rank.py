@@ -101,6 +101,7 @@ def init_process_group(rank, device):
         torch.cuda.set_device(rank.local)
     rank.at("init")
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", timeout=datetime.timedelta(seconds=float(os.environ.get("SMOKE_RANK_TIMEOUT", "300")))
+        "nccl" if device == "cuda" else "gloo",
+        timeout=datetime.timedelta(seconds=float(os.environ.get("SMOKE_RANK_TIMEOUT", "300"))),
     )
     return torch.device("cuda", rank.local) if device == "cuda" else torch.device("cpu")

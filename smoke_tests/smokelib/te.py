@@ -20,8 +20,7 @@ def _sources():
             yield os.path.join(pytorch, "attention.py")
 
 
-def flash_attention_3_lookup():
-    # type: () -> Optional[Dict[str, str]]
+def flash_attention_3_lookup() -> Optional[Dict[str, str]]:
     """Return the distribution that this TE asks for FA3, and the module that it then imports; None when it asks for none.
 
     Read from TE's source: it does `get_pkg_version("flash-attn-3")` (or `flashattn-hopper`) and, if that is found,
@@ -52,19 +51,19 @@ def autocast(te, recipe):
     return te.fp8_autocast(enabled=True, fp8_recipe=recipe)
 
 
-def load_failure(error):
-    # type: (BaseException) -> str
+def load_failure(error: BaseException) -> str:
     """Return why TE does not load, in the words of who has to mend it."""
     text = "{}: {}".format(type(error).__name__, error)
     if "libcudnn" in text:
-        text += " (two cuDNNs: TE takes the system's before torch's; set CUDNN_HOME to the folder of torch's, {})".format(
-            torch_cudnn_folder() or "nvidia/cudnn in site-packages"
+        text += (
+            " (two cuDNNs: TE takes the system's before torch's; set CUDNN_HOME to the folder of torch's, {})".format(
+                torch_cudnn_folder() or "nvidia/cudnn in site-packages"
+            )
         )
     return text
 
 
-def torch_cudnn_folder():
-    # type: () -> Optional[str]
+def torch_cudnn_folder() -> Optional[str]:
     """Return the folder of the cuDNN that came with torch's wheels, or None where torch has none of its own."""
     spec = importlib.util.find_spec("nvidia")
     for root in list(spec.submodule_search_locations or []) if spec else []:

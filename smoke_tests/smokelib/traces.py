@@ -7,8 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 
-def kernel_names(function):
-    # type: (Callable[[], Any]) -> List[str]
+def kernel_names(function: Callable[[], Any]) -> List[str]:
     """Run `function` once under the profiler and return the names of the GPU kernels that it launched, in first-seen order."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -16,7 +15,7 @@ def kernel_names(function):
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         function()
         torch.cuda.synchronize()
-    names = []  # type: List[str]
+    names: List[str] = []
     for event in trace.events():
         if "cuda" in str(getattr(event, "device_type", "")).lower() and not event.name.startswith(("Memcpy", "Memset")):
             if event.name not in names:
@@ -26,36 +25,31 @@ def kernel_names(function):
     return names
 
 
-def matching(names, pattern):
-    # type: (List[str], str) -> List[str]
+def matching(names: List[str], pattern: str) -> List[str]:
     return [name for name in names if re.search(pattern, name)]
 
 
-def short(names, limit=8):
-    # type: (List[str], int) -> str
+def short(names: List[str], limit: int = 8) -> str:
     """Return kernel names fit for a message."""
     cut = [re.sub(r"^void ", "", name)[:80] for name in names[:limit]]
     return "; ".join(cut) + ("; … {} more".format(len(names) - limit) if len(names) > limit else "")
 
 
-def assert_kernel(names, pattern, what):
-    # type: (List[str], str, str) -> List[str]
+def assert_kernel(names: List[str], pattern: str, what: str) -> List[str]:
     """Assert that a kernel whose name matches `pattern` ran; `what` says which path that proves."""
     found = matching(names, pattern)
     assert found, "{}: no kernel named like /{}/ ran; instead: {}".format(what, pattern, short(names))
     return found
 
 
-def loaded_libraries(pattern):
-    # type: (str) -> List[str]
+def loaded_libraries(pattern: str) -> List[str]:
     """Return the shared libraries mapped into this process whose path matches `pattern`."""
     with open("/proc/self/maps", encoding="utf-8") as handle:
         paths = {line.split(None, 5)[5].strip() for line in handle if len(line.split(None, 5)) == 6}
     return sorted(path for path in paths if re.search(pattern, path))
 
 
-def te_reported_backend():
-    # type: () -> Optional[Dict[str, Any]]
+def te_reported_backend() -> Optional[Dict[str, Any]]:
     """Return the attention backend that TE last chose, or None where this TE keeps no such record.
 
     TE keeps it in a module dictionary `_attention_backends` (1.7 on); the module moved between releases.

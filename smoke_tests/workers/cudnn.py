@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from smokelib import rank as ranks, te, traces
+from smokelib import rank as ranks
+from smokelib import te, traces
 
 
 def body(rank):

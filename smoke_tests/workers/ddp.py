@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from smokelib import data, gpt, rank as ranks
+from smokelib import data, gpt
+from smokelib import rank as ranks
 from smokelib.numerics import digest
 
 
@@ -44,7 +45,9 @@ def train(rank):
                 {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1},
                 os.path.join(args["save"], "ddp.pt"),
             )
-    rank.result(losses=losses, parameters=digest(model.parameters()), backend=dist.get_backend(), world=dist.get_world_size())
+    rank.result(
+        losses=losses, parameters=digest(model.parameters()), backend=dist.get_backend(), world=dist.get_world_size()
+    )
     rank.at("barrier")
     dist.barrier()
     dist.destroy_process_group()

@@ -13,11 +13,11 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core asks 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from smokelib import data, rank as ranks
+from smokelib import data
+from smokelib import rank as ranks
 from smokelib.numerics import digest
 
 
@@ -93,7 +93,9 @@ def place(args, model):
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
-        name = re.sub(r"decoder\.layers\.(\d+)\.", lambda m: "decoder.layers.{}.".format(int(m.group(1)) + offset), name)
+        name = re.sub(
+            r"decoder\.layers\.(\d+)\.", lambda m: "decoder.layers.{}.".format(int(m.group(1)) + offset), name
+        )
         sharded = tp > 1 and getattr(parameter, "tensor_model_parallel", False)
         shape = list(parameter.shape)
         dim = getattr(parameter, "partition_dim", 0)
@@ -161,7 +163,9 @@ def train_gpu(rank, args, model, device, config):
 
     wide = args.get("distributed_optimizer", False)
     wrapped = Float16Module(config, model)
-    wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=wide), wrapped)
+    wrapped = DistributedDataParallel(
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=wide), wrapped
+    )
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=args["optimizer"], lr=args["lr"], min_lr=args["lr"], weight_decay=0.01, clip_grad=0.0, bf16=True,
@@ -282,7 +286,11 @@ def train(rank):
         losses, optimizer = train_gpu(rank, args, model, device, config)
     else:
         losses, optimizer = train_cpu(rank, args, model, device)
-    rank.result(losses=losses, tp=parallel_state.get_tensor_model_parallel_rank(), pp=parallel_state.get_pipeline_model_parallel_rank())
+    rank.result(
+        losses=losses,
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+    )
     rank.result(optimizer_class=inner_class(optimizer) if optimizer else "torch.optim.Adam", **digests(model))
     if device.type == "cuda":
         from smokelib.traces import te_reported_backend

@@ -4,7 +4,8 @@ import contextlib
 
 import torch
 
-from smokelib import gpt, rank as ranks, traces
+from smokelib import gpt, traces
+from smokelib import rank as ranks
 
 VOCAB = 32000
 
@@ -124,7 +125,11 @@ def step(rank, args):
     tokens = args["batch"] * model_args["seq"] * rank.world
     rank.result(
         tokens_per_second=tokens / seconds,
-        tflops=tokens * flops_per_token(model_args["hidden"], model_args["layers"], model_args["seq"]) / seconds / 1e12 / rank.world,
+        tflops=tokens
+        * flops_per_token(model_args["hidden"], model_args["layers"], model_args["seq"])
+        / seconds
+        / 1e12
+        / rank.world,
         step_ms=seconds * 1e3,
         parameters=parameters,
         first=first,

@@ -2,7 +2,9 @@
 
 import torch
 
-from smokelib import numerics, rank as ranks, te as te_recipes, traces
+from smokelib import numerics, traces
+from smokelib import rank as ranks
+from smokelib import te as te_recipes
 
 
 def path_of(names):
@@ -10,7 +12,9 @@ def path_of(names):
     if traces.matching(names, r"FlashAttn(Fwd|Bwd)Sm\d+|flash_(fwd|bwd)|flash::"):
         if not traces.matching(names, r"cudnn_generated|fort_native_sdpa"):
             return "flash"
-    if traces.matching(names, r"cudnn_generated.*(sdpa|fmha|attention|flash)|fort_native_sdpa|mha_(fprop|bprop|fwd|bwd)"):
+    if traces.matching(
+        names, r"cudnn_generated.*(sdpa|fmha|attention|flash)|fort_native_sdpa|mha_(fprop|bprop|fwd|bwd)"
+    ):
         return "fused"
     return "unfused"
 
@@ -23,7 +27,9 @@ def body(rank):
     torch.manual_seed(args["seed"])
     seq, batch, heads, dim = 256, 2, 8, args["dim"]
     module = te.DotProductAttention(heads, dim, attn_mask_type="causal", qkv_format="sbhd").cuda()
-    q, k, v = (torch.randn(seq, batch, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(seq, batch, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
     grad = torch.randn(seq, batch, heads * dim, device="cuda", dtype=torch.bfloat16)
     out = []
 
@@ -33,7 +39,9 @@ def body(rank):
         if args.get("fp8"):
             from transformer_engine.common import recipe
 
-            low = recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=4, amax_compute_algo="max", fp8_dpa=True)
+            low = recipe.DelayedScaling(
+                fp8_format=recipe.Format.HYBRID, amax_history_len=4, amax_compute_algo="max", fp8_dpa=True
+            )
             with te_recipes.autocast(te, low):
                 out[:] = [module(q, k, v)]
         else:
@@ -56,7 +64,12 @@ def body(rank):
     errors = {"forward": numerics.relative_error(out[0], right)}
     for name, mine, reference in zip("qkv", (q, k, v), exact):
         errors["d" + name] = numerics.relative_error(mine.grad, reference.grad.transpose(0, 1))
-    rank.result(errors=errors, path=path_of(names), backend=traces.te_reported_backend(), kernels=[name[:150] for name in names[:16]])
+    rank.result(
+        errors=errors,
+        path=path_of(names),
+        backend=traces.te_reported_backend(),
+        kernels=[name[:150] for name in names[:16]],
+    )
 
 
 if __name__ == "__main__":

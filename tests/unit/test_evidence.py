@@ -1,0 +1,208 @@
+"""Evidence records: what they keep, what they leave out, and that an edited one is noticed."""
+
+import getpass
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import DataError, HostError
+from envbuild.verify.evidence import (
+    Evidence,
+    age,
+    content_id,
+    evidence_for,
+    from_report,
+    load_evidence,
+    read_evidence,
+    record_evidence,
+)
+from envbuild.verify.smoke import Outcome, SmokeReport
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"
+
+
+def report(**changes) -> SmokeReport:
+    fields = {
+        "target": {"kind": "image", "reference": "registry.example/me/img:1", "digest": "sha256:aa"},
+        "cell_id": CELL,
+        "cell": {"cuda": "13.0"},
+        "lock_digest": "sha256:11",
+        "level": "kernels",
+        "device": "cuda",
+        "nproc": 1,
+        "verdict": "passed",
+        "reason": "",
+        "suite": "sha256:22",
+        "seed": 7,
+        "machine": {
+            "gpus": [{"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8}] * 2,
+            "driver": "580.159.04",
+            "torch": "2.11.0+cu130",
+            "cuda": "13.0",
+            "python": "3.12.3",
+        },
+        "launchers": ["torchrun"],
+        "tests": (
+            Outcome(
+                id="test_a.py::test_b",
+                level="kernels",
+                outcome="passed",
+                seconds=1.5,
+                figures={"error": {"value": 1e-3, "bound": 8e-3}},
+            ),
+        ),
+        "seconds": 2.0,
+        "log": "/home/someone/.cache/envbuild/logs/smoke.log",
+    }
+    return SmokeReport(**(fields | changes))
+
+
+def record(**changes) -> Evidence:
+    when = changes.pop("now", NOW)
+    return from_report(report(**changes), now=when)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    written = record()
+    path = record_evidence(written, tmp_path)
+    assert load_evidence(tmp_path) == (written,)
+    assert path.name == f"20261120T120000Z-{written.id.removeprefix('sha256:')[:16]}.json"
+    assert written.gpus[0].count == 2
+    assert written.tests[0].figures == {"error": {"value": 1e-3, "bound": 8e-3}}
+
+
+def test_no_folder_is_no_evidence(tmp_path: Path) -> None:
+    assert load_evidence(tmp_path / "absent") == ()
+
+
+@pytest.mark.parametrize("change", ["verdict", "figure", "added"])
+def test_an_edited_record_is_refused(tmp_path: Path, change: str) -> None:
+    path = record_evidence(record(verdict="failed", reason="slow"), tmp_path)
+    raw = json.loads(path.read_text())
+    if change == "verdict":
+        raw["verdict"] = "passed"
+    elif change == "figure":
+        raw["tests"][0]["figures"]["error"]["value"] = 0.0
+    else:
+        raw["adopted"] = {"torch": "2.11.0"}
+    path.write_text(json.dumps(raw))
+    with pytest.raises(DataError, match="was edited") as caught:
+        load_evidence(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_an_edited_record_with_a_matching_id_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = record_evidence(record(verdict="failed", reason="slow"), tmp_path)
+    raw = json.loads(path.read_text())
+    raw["verdict"] = "passed"
+    raw["id"] = content_id(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(DataError, match="was edited"):
+        read_evidence(path)
+
+
+def test_reformatting_is_no_edit(tmp_path: Path) -> None:
+    path = record_evidence(record(), tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=4, sort_keys=True))
+    assert read_evidence(path) == record()
+
+
+def test_what_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(DataError, match="does not load"):
+        load_evidence(tmp_path)
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(DataError, match="does not load"):
+        load_evidence(tmp_path)
+
+
+def test_records_are_never_replaced(tmp_path: Path) -> None:
+    record_evidence(record(), tmp_path)
+    with pytest.raises(DataError, match="there already"):
+        record_evidence(record(), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(HostError, match="cannot be written"):
+        record_evidence(record(), blocked / "evidence")
+
+
+def test_no_names_or_paths_of_the_machine(tmp_path: Path) -> None:
+    host, user = "gpu-node-17.example.org", "annabel"
+    text = (
+        f"{host}:4242 [0] NCCL WARN from 10.11.12.13 in /home/{user}/env/lib/python3.12/site-packages/torch/nn/x.py, "
+        f"127.0.0.1 is fine, {socket.gethostname()} ran it"
+    )
+    test = Outcome(id="t", level="step", outcome="failed", seconds=0.0, reason=text)
+    kept = from_report(report(reason=text, verdict="failed", tests=(test,)), now=NOW, nodes=[host])
+    path = record_evidence(kept, tmp_path)
+    for word in (host, user, "10.11.12.13", "registry.example", "/home/", ".cache"):
+        assert word not in path.read_text(), word
+    if len(socket.gethostname()) > 2 and socket.gethostname() != "localhost":
+        assert socket.gethostname() not in kept.reason
+    assert "torch/nn/x.py" in kept.reason
+    assert "127.0.0.1 is fine" in kept.reason
+    assert getpass.getuser() == "root" or getpass.getuser() not in kept.reason
+
+
+def test_a_bare_host_is_described_without_its_interpreter() -> None:
+    target = {"kind": "host", "interpreter": "/home/a/venv/bin/python", "os": "Ubuntu 24.04", "python": "3.12.3"}
+    assert record(target=target).target == {"kind": "host", "os": "Ubuntu 24.04", "python": "3.12.3"}
+
+
+def test_never_verified() -> None:
+    standing = evidence_for([record()], cell_id="another")
+    assert (standing.status, standing.describe()) == ("never", "never verified")
+
+
+def test_verified_in_words() -> None:
+    standing = evidence_for([record()], cell_id=CELL, suite="sha256:22", lock_digest="sha256:11")
+    assert standing.describe(NOW + timedelta(days=3, hours=5)) == "verified on H200, driver 580, 3 days ago"
+    eight = evidence_for([record(nproc=8)], cell_id=CELL)
+    assert eight.describe(NOW) == "verified on 8x H200, driver 580, just now"
+    cpu = evidence_for([record(device="cpu", machine={"gpus": []})], cell_id=CELL)
+    assert cpu.describe(NOW + timedelta(minutes=1)) == "verified on CPU, 1 minute ago"
+
+
+def test_another_suite_or_lock_makes_stale() -> None:
+    suite = evidence_for([record()], cell_id=CELL, suite="sha256:new")
+    assert suite.status == "stale"
+    assert suite.describe(NOW).endswith("but the smoke suite has changed since")
+    lock = evidence_for([record()], cell_id=CELL, suite="sha256:22", lock_digest="sha256:new")
+    assert lock.describe(NOW).endswith("but the lock has changed since")
+
+
+def test_the_newest_run_that_is_not_stale_decides() -> None:
+    good = record()
+    bad = record(verdict="failed", reason="test_x: TE ran its unfused attention\nmore", now=NOW + timedelta(hours=1))
+    failed = evidence_for([good, bad], cell_id=CELL, suite="sha256:22")
+    assert failed.status == "failed"
+    assert failed.describe(NOW + timedelta(hours=1)).endswith("just now: test_x: TE ran its unfused attention")
+    later = record(now=NOW + timedelta(hours=2))
+    assert evidence_for([good, bad, later], cell_id=CELL).status == "verified"
+    # An older run of the present suite beats a newer run of another one.
+    other = record(suite="sha256:old", now=NOW + timedelta(hours=3))
+    assert evidence_for([good, other], cell_id=CELL, suite="sha256:22").record == good
+
+
+def test_a_gpu_run_counts_before_a_later_cpu_run() -> None:
+    cpu = record(device="cpu", machine={"gpus": []}, now=NOW + timedelta(days=1))
+    assert evidence_for([record(), cpu], cell_id=CELL).record == record()
+
+
+def test_a_host_that_lacks_something_says_nothing_of_the_cell() -> None:
+    assert evidence_for([record(verdict="host", reason="no GPU")], cell_id=CELL).status == "never"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(5, "just now"), (60, "1 minute ago"), (7300, "2 hours ago"), (86400 * 40, "1 month ago"), (-5, "just now")],
+)
+def test_age(seconds: int, words: str) -> None:
+    assert age(NOW, NOW + timedelta(seconds=seconds)) == words

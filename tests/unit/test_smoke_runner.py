@@ -1,0 +1,411 @@
+"""The smoke runner: verdicts from what the suite says, JUnit, the suite's hash, the watched launch of ranks."""
+
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from envbuild.errors import HostError, SmokeError, UsageError
+from envbuild.verify import smoke
+from envbuild.verify.smoke import Level, Outcome
+
+SUITE = Path(__file__).parents[2] / "smoke_tests"
+
+
+def said(*events: dict) -> smoke._Collected:
+    collected = smoke._Collected(lambda _: None)
+    for event in events:
+        collected.line(smoke.MARK + json.dumps(event) + "\n")
+    return collected
+
+
+def ended(name: str, outcome: str = "passed", reason: str = "") -> dict:
+    return {"event": "test", "id": name, "level": "step", "outcome": outcome, "seconds": 1.0, "reason": reason}
+
+
+START = {"event": "collected", "total": 2, "machine": {"gpus": []}, "seed": 3, "nproc": 2, "launchers": ["env"]}
+END = {"event": "end", "code": 0}
+
+
+def test_all_passed() -> None:
+    assert said(START, ended("a"), ended("b", "skipped", "no GPU"), END).judge(0, 60) == ("passed", "")
+
+
+def test_a_failure_is_named_with_its_cause() -> None:
+    collected = said(START, ended("a", "failed", "amp_C is missing\nlong tail"), ended("b", "failed", "x"), END)
+    assert collected.judge(1, 60) == ("failed", "a: amp_C is missing (and 1 more)")
+
+
+def test_out_of_memory_is_the_hosts_verdict() -> None:
+    reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    verdict, text = said(START, ended("a", "failed", reason), END).judge(1, 60)
+    assert verdict == "host"
+    assert text.startswith("out of memory in a: ")
+    # Beside a failure of another kind it is a failure.
+    both = said(START, ended("a", "failed", reason), ended("b", "failed", "wrong"), END)
+    assert both.judge(1, 60)[0] == "failed"
+
+
+@pytest.mark.parametrize("kind", ["no-gpu", "too-few-gpus", "driver-too-old"])
+def test_what_the_suite_says_of_the_host(kind: str) -> None:
+    collected = said({"event": "verdict", "kind": kind, "what": "driver 470 is too old", "machine": {"gpus": []}})
+    assert collected.judge(3, 60) == ("host", "driver 470 is too old")
+
+
+def test_a_broken_torch_is_the_images_fault() -> None:
+    collected = said({"event": "verdict", "kind": "torch-broken", "what": "torch does not import: x"})
+    assert collected.judge(1, 60) == ("failed", "torch does not import: x")
+
+
+def test_a_timeout_names_the_test() -> None:
+    collected = said(START, {"event": "begin", "id": "test_x", "level": "step"})
+    collected.timed_out = True
+    assert collected.judge(None, 90) == ("hung", "test_x did not end within 90 s")
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "word"),
+    [(139, "failed", "segmentation fault"), (137, "host", "memory"), (-9, "host", "memory"), (5, "failed", "code 5")],
+)
+def test_a_suite_that_dies(code: int, verdict: str, word: str) -> None:
+    found, text = said(START, {"event": "begin", "id": "test_x", "level": "step"}).judge(code, 60)
+    assert found == verdict
+    assert "in test_x" in text
+    assert word in text
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0", "driver is too old"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "cannot see"),
+        ("write /x: no space left on device", "disk is full"),
+    ],
+)
+def test_what_the_engine_says(line: str, word: str) -> None:
+    collected = smoke._Collected(lambda _: None)
+    collected.line(line + "\n")
+    verdict, text = collected.judge(125, 60)
+    assert verdict == "host"
+    assert word in text
+
+
+def test_a_run_that_collects_nothing_does_not_pass() -> None:
+    assert said(START, END).judge(5, 60)[0] == "failed"
+
+
+def test_lines_that_are_not_events_are_harmless() -> None:
+    seen: list = []
+    collected = smoke._Collected(seen.append)
+    for line in ("@smoke {", "noise", "@smoke " + json.dumps(START), '@smoke {"event": "later"}'):
+        collected.line(line + "\n")
+    assert [event["event"] for event in seen] == ["collected"]
+
+
+def _report(verdict: str, tests: tuple[Outcome, ...] = (), reason: str = "why") -> smoke.SmokeReport:
+    return smoke.SmokeReport(
+        target={"kind": "image", "reference": "img:1", "digest": None},
+        cell_id="cell",
+        cell={},
+        lock_digest=None,
+        level="step",
+        device="cpu",
+        nproc=2,
+        verdict=verdict,
+        reason=reason,
+        suite="sha256:0",
+        seed=1,
+        machine={},
+        launchers=[],
+        tests=tests,
+        seconds=1.0,
+        log="log",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error", "code"), [("failed", SmokeError, 7), ("hung", SmokeError, 7), ("host", HostError, 8)]
+)
+def test_verdicts_raise_with_their_exit_code(verdict: str, error: type, code: int) -> None:
+    with pytest.raises(error, match="why") as caught:
+        _report(verdict).raise_for_verdict()
+    assert caught.value.exit_code == code
+
+
+def test_a_pass_raises_nothing() -> None:
+    _report("passed").raise_for_verdict()
+    with pytest.raises(KeyboardInterrupt):
+        _report("interrupted").raise_for_verdict()
+
+
+def test_junit(tmp_path: Path) -> None:
+    tests = (
+        Outcome(id="a", level="step", outcome="passed", seconds=1.0, figures={"f": {"value": 2}}),
+        Outcome(id="b", level="step", outcome="failed", seconds=1.0, reason="bad \x1b[31mred\x00\nline two"),
+        Outcome(id="c", level="step", outcome="skipped", seconds=0.0, reason="no GPU"),
+    )
+    smoke.write_junit(_report("hung", tests), tmp_path / "deep" / "j.xml")
+    root = ET.parse(tmp_path / "deep" / "j.xml").getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("skipped"), root.get("errors")) == ("3", "1", "1", "1")
+    assert root.find("testcase[@name='b']/failure").get("message") == "bad [31mred"
+    assert root.find("testcase[@name='a']/properties/property").get("value") == '{"value": 2}'
+    assert root.find("testcase[@name='run']/error").get("message") == "why"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "level", "device"),
+    [("13.0", Level.KERNELS, "cuda"), ("13.0", Level.IMPORT, "cpu"), ("cpu", Level.DISTRIBUTED, "cpu")],
+)
+def test_the_cell_decides_where_to_run(cuda: str, level: Level, device: str) -> None:
+    assert smoke.default_device({"cell": {"cuda": cuda}}, level) == device
+
+
+def test_read_expected(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    with pytest.raises(UsageError, match="cannot be read"):
+        smoke.read_expected(path)
+    path.write_text('{"cell": {}}')
+    with pytest.raises(UsageError, match="no expectation"):
+        smoke.read_expected(path)
+
+
+def test_the_suite_hash_sees_every_change(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.py").write_text("2")
+    first = smoke.suite_hash(tmp_path)
+    (tmp_path / "notes.md").write_text("x")
+    assert smoke.suite_hash(tmp_path) == first
+    (tmp_path / "sub" / "b.py").write_text("3")
+    second = smoke.suite_hash(tmp_path)
+    (tmp_path / "sub" / "b.py").rename(tmp_path / "b.py")
+    assert len({first, second, smoke.suite_hash(tmp_path)}) == 3
+
+
+def test_the_suite_and_the_runner_agree_on_the_hash() -> None:
+    script = f"import sys; sys.path.insert(0, {str(SUITE)!r}); import run; print(run.suite_hash())"
+    out = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == smoke.suite_hash(SUITE)
+
+
+def test_the_suite_parses_on_python_38_and_never_imports_envbuild() -> None:
+    import ast
+
+    files = [path for path in SUITE.rglob("*.py") if "__pycache__" not in path.parts]
+    assert len(files) > 15
+    for path in files:
+        tree = ast.parse(path.read_text(), feature_version=(3, 8))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "envbuild" for name in names), path
+
+
+def test_nodes_with_an_image_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="bare hosts"):
+        smoke.run_smoke(
+            smoke.ImageTarget(reference="x"), expected={}, level=Level.STEP, nodes=tmp_path / "h", settings=object()
+        )
+
+
+def test_follow_stops_a_run_that_never_ends() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; print('alive', flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    log, collected = io.StringIO(), said(START)
+    started = smoke._Started(process=process, remove=lambda: (process.kill(), process.wait()))
+    began = time.monotonic()
+    assert smoke._follow(started, collected, log, 0.5) is None
+    assert time.monotonic() - began < 10
+    assert collected.timed_out
+    assert process.poll() is not None
+    assert "alive" in log.getvalue()
+
+
+# --- the suite's own launcher -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SUITE))
+    try:
+        yield importlib.import_module("smokelib.launch")
+    finally:
+        sys.path.remove(str(SUITE))
+
+
+WORKER = """
+import os, signal, subprocess, sys, time
+from smokelib import rank as ranks
+def body(rank):
+    rank.at("first")
+    what = rank.args.get(str(rank.rank))
+    if what == "raise":
+        raise ValueError("broken weights")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "leave":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    if what == "stall":
+        time.sleep(600)
+    rank.at("second")
+    if what == "wait":
+        time.sleep(600)
+    rank.result(rank=rank.rank, world=rank.world)
+ranks.main(body)
+"""
+
+
+@pytest.fixture
+def ranks(launch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Start ranks of WORKER; afterwards nothing that carried its mark may be alive."""
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    (workers / "w.py").write_text(WORKER)
+    (tmp_path / "smokelib").symlink_to(SUITE / "smokelib")
+    monkeypatch.setattr(launch, "HERE", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    marks: list[str] = []
+    kill = launch.kill_all
+    monkeypatch.setattr(launch, "kill_all", lambda run: (marks.append(run), kill(run)))
+
+    def start(count: int, stall: float = 60, **what: str):
+        return launch.run_ranks("w", count, launcher="env", args=what, timeout=60, stall=stall)
+
+    yield start
+    assert marks
+    assert [launch.processes_of(mark) for mark in marks] == [[]] * len(marks)
+
+
+def test_ranks_report_in_order(ranks) -> None:
+    assert ranks(3) == [{"rank": number, "world": 3} for number in range(3)]
+
+
+def test_a_rank_that_raises_is_named(launch, ranks) -> None:
+    with pytest.raises(launch.RanksFailed, match=r"rank 1 failed: ValueError: broken weights \(w\.py:\d+ in body\)"):
+        ranks(2, **{"1": "raise"})
+
+
+def test_a_rank_that_is_killed_is_named_and_the_rest_ended(launch, ranks) -> None:
+    with pytest.raises(launch.RanksFailed, match=r"rank 1 failed: died at 'first' without a word \(killed by signal 9"):
+        ranks(2, **{"0": "wait", "1": "die"})
+
+
+def test_a_hang_names_the_rank_that_never_came(launch, ranks) -> None:
+    with pytest.raises(
+        launch.RanksFailed, match=r"rank 1 stopped at 'first'; rank 0 waits at 'second'; rank 1 is in .*w\.py"
+    ):
+        ranks(2, stall=1.5, **{"0": "wait", "1": "stall"})
+
+
+def test_a_process_that_a_rank_left_is_ended(ranks) -> None:
+    assert ranks(1, **{"0": "leave"}) == [{"rank": 0, "world": 1}]
+
+
+def test_hostfile(launch, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# two nodes\nnode1 slots=8\n\nnode2 slots=8 # second\nnode3\n")
+    assert launch.read_hostfile(str(path)) == [
+        {"host": "node1", "slots": 8},
+        {"host": "node2", "slots": 8},
+        {"host": "node3", "slots": 1},
+    ]
+    path.write_text("\n")
+    with pytest.raises(launch.RanksFailed, match="names no host"):
+        launch.read_hostfile(str(path))
+
+
+def test_nodes_are_started_over_ssh(launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1 slots=2\nnode2 slots=2\n")
+    monkeypatch.setenv("SMOKE_RSH", "ssh -p 2222")
+    env = {"SMOKE_ARGS": "{}", "PATH": "/bin", "SECRET_TOKEN": "x"}
+    commands = launch._commands("torchrun", "w", 4, 1234, env, str(path))
+    assert [command["argv"][:4] for command in commands] == [["ssh", "-p", "2222", f"node{i}"] for i in (1, 2)]
+    assert "--node_rank 1 --master_addr node1 --master_port 1234" in commands[1]["argv"][4]
+    assert "SECRET_TOKEN" not in commands[0]["argv"][4]
+    with pytest.raises(launch.RanksFailed, match="and 3 in all"):
+        launch._commands("torchrun", "w", 3, 1, env, str(path))
+
+
+def test_versions(launch) -> None:
+    same = importlib.import_module("smokelib.installed").same_version
+    assert same("2.11.0", "2.11.0+cu130")
+    assert same("2.11.0+cu130", "2.11.0+cu130")
+    assert not same("2.11.0+cu126", "2.11.0+cu130")
+    assert not same("2.11.1", "2.11.0")
+
+
+def test_the_mounted_pytest_is_not_part_of_the_environment(launch, tmp_path: Path, monkeypatch) -> None:
+    installed = importlib.import_module("smokelib.installed")
+    folder = tmp_path / "mounted" / "back" / "ghost-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ghost\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    assert installed.version_of("ghost") == "1.0"
+    monkeypatch.setenv(installed.ENV_MOUNTED, str(tmp_path / "mounted"))
+    assert installed.version_of("ghost") is None
+
+
+def test_fa3_is_looked_up_as_te_does(launch, tmp_path: Path, monkeypatch) -> None:
+    """TE's own source says which distribution it asks for, and which module it then imports."""
+    te = importlib.import_module("smokelib.te")
+    folder = tmp_path / "attention"
+    folder.mkdir()
+    (folder / "backends.py").write_text(
+        "try:\n    v = PkgVersion(get_pkg_version('flash-attn-3'))\nexcept E:\n    pass\nelse:\n"
+        "    from flash_attn_3.flash_attn_interface import flash_attn_func as flash_attn_func_v3\n"
+    )
+    monkeypatch.setattr(te, "_sources", lambda: [str(folder / "backends.py")])
+    assert te.flash_attention_3_lookup() == {
+        "distribution": "flash-attn-3",
+        "module": "flash_attn_3.flash_attn_interface",
+    }
+    monkeypatch.setattr(te, "_sources", list)
+    assert te.flash_attention_3_lookup() is None
+
+
+def test_nothing_of_the_launch_survives_a_killed_parent(launch, tmp_path: Path) -> None:
+    """SIGKILL to whoever launched the ranks takes the ranks along."""
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    (workers / "w.py").write_text(WORKER)
+    (tmp_path / "smokelib").symlink_to(SUITE / "smokelib")
+    script = f"from smokelib import launch; launch.HERE = {str(tmp_path)!r}\n"
+    script += "launch.run_ranks('w', 2, launcher='env', args={'0': 'wait', '1': 'wait'}, timeout=60)"
+    env = {**os.environ, "PYTHONPATH": str(SUITE), "PYTHONDONTWRITEBYTECODE": "1", "KILLED_PARENT_TEST": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", script], env=env)
+    needle = f"KILLED_PARENT_TEST={tmp_path}".encode()
+
+    def alive() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in {parent.pid, os.getpid()}:
+                try:
+                    if needle in (entry / "environ").read_bytes().split(b"\0") and launch._alive(int(entry.name)):
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    deadline = time.monotonic() + 20
+    while len(alive()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # the ranks have set their parent-death signal
+    assert len(alive()) == 2
+    parent.kill()
+    parent.wait()
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive() == []
