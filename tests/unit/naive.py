@@ -28,6 +28,7 @@ class Naive:
             extra = Release(version=version, source="run:test")
             matrix = replace(matrix, releases={**matrix.releases, axis: (*matrix.releases[axis], extra)})
         self.matrix = matrix
+        self._releases = {(axis, r.version): r for axis, rs in matrix.releases.items() for r in rs}
         self._matching = {}
         self._scores = {}
         self.cells = list(self._search({}, [n for n, a in matrix.axes.items() if a.use != "derived"]))
@@ -52,7 +53,7 @@ class Naive:
         return cell[axis] is None or cell[axis] in self.versions(axis, spec)
 
     def release(self, axis, version):
-        return next(r for r in self.matrix.releases[axis] if r.version == version)
+        return self._releases[axis, version]
 
     def release_holds(self, cell, release):
         return (
@@ -90,7 +91,9 @@ class Naive:
             if self.matrix.axes[axis].use != "always":
                 options.append(None)
             for version in options:
-                yield from self._search({**partial, axis: version}, rest)
+                now = {**partial, axis: version}
+                if self._may_go_on(now):
+                    yield from self._search(now, rest)
             return
         cell = dict(partial)
         chosen = [self.release(axis, v) for axis, v in partial.items() if v is not None]
@@ -112,6 +115,16 @@ class Naive:
                 self.rule_holds(cell, rule) for rule in self.matrix.rules
             ):
                 yield cell
+
+    def _may_go_on(self, partial):
+        """Give up early where two chosen releases already exclude each other; the whole cell is checked anyway."""
+        return all(
+            partial[other] is None or partial[other] in self.versions(other, spec)
+            for axis, version in partial.items()
+            if version is not None
+            for other, spec in self.release(axis, version).needs.items()
+            if other in partial
+        )
 
     # --- a request ---
 

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from naive import Naive
 from random_matrix import random_evidence, random_matrix, random_request
 
 from envbuild.errors import NoCellError, UsageError
-from envbuild.matrix.cell import NONE
+from envbuild.matrix.cell import NONE, Pin, Request
+from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve
 
 MATRICES, REQUESTS, CHUNKS = 250, 40, 10
@@ -35,6 +37,53 @@ def test_answers_are_optimal_and_refusals_are_minimal(chunk):
     # the mix stays worth running
     assert checked["solved"] > 100
     assert checked["refused"] > 100
+
+
+@pytest.mark.parametrize("chunk", range(6))
+def test_parts_of_the_shipped_matrix(chunk):
+    generator = random.Random(chunk)
+    matrix = part_of(load_matrix(), generator)
+    naive = Naive(matrix)
+    assert naive.cells
+    outcomes = [
+        check(matrix, naive, real_request(generator, matrix), (), explain=generator.random() < 0.2) for _ in range(50)
+    ]
+    assert outcomes.count("solved") > 5
+    assert outcomes.count("refused") > 2
+
+
+def part_of(matrix, generator):
+    """Keep the releases of a few real cells and some others, and every rule."""
+    kept = {axis: set() for axis in matrix.axes}
+    asked = generator.choice(["flash-attn", "flash-attn-hopper", "megatron", "deepspeed"])
+    te = generator.choice(matrix.releases["te"]).version
+    for pins in ((Pin(axis=asked, spec="auto", origin="--x"),), (Pin(axis="te", spec=te, origin="--te"),)):
+        try:
+            cell = solve(matrix, Request(pins=pins)).cell
+        except NoCellError:
+            continue
+        for axis, version in cell.versions.items():
+            kept[axis].add(version)
+    for axis in ("torch", "te", "apex", "gpu", "python", asked):
+        kept[axis].add(generator.choice(matrix.releases[axis]).version)
+    return replace(
+        matrix,
+        releases={
+            axis: releases
+            if matrix.axes[axis].use == "derived"
+            else tuple(r for r in releases if r.version in kept[axis])
+            for axis, releases in matrix.releases.items()
+        },
+    )
+
+
+def real_request(generator, matrix):
+    axes = [axis for axis, releases in matrix.releases.items() if releases]
+    pins = []
+    for axis in generator.sample(axes, generator.randint(0, 4)):
+        versions = [r.version for r in matrix.releases[axis]]
+        pins.append(Pin(axis=axis, spec=generator.choice([*versions, *versions, "auto", "none"]), origin=f"--{axis}"))
+    return Request(pins=tuple(pins), prefer="newest" if generator.random() < 0.2 else "proven")
 
 
 def check(matrix, naive, request, evidence, *, explain):
