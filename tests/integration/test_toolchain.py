@@ -1,0 +1,127 @@
+"""PyPI's CUDA 13 toolchain, through the build's own stages: one kernel is compiled, and a failing compile is told."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.road import asked_from
+from envbuild.engine.build import Builder, _Run
+from envbuild.engine.progress import Watch
+from envbuild.pipeline import lock_for
+from envbuild.plan.dockerfile import dockerfile
+from envbuild.plan.plan import plan_of
+
+CELL = ("--cuda", "13.0", "--te", "2.12", "--apex", "none")
+
+KERNEL = """
+#include <torch/extension.h>
+__global__ void twice(float* x, long n) { long i = blockIdx.x * 256L + threadIdx.x; if (i < n) x[i] *= 2; }
+void launch(torch::Tensor x) { twice<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), x.numel()); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &launch); }
+"""
+SETUP = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+setup(name="one", version="1.0", ext_modules=[CUDAExtension("one_kernel", ["one.cu"])], cmdclass={"build_ext": BuildExtension})
+"""
+STAGES = """
+FROM builder AS build-one
+ENV TORCH_CUDA_ARCH_LIST="9.0"
+RUN --mount=type=bind,from=recipe,source=/build-wheel,target=/run/envbuild/recipe/build-wheel \
+    --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \
+    --mount=type=bind,from=src-one,target=/src,rw \
+    --mount=type=bind,from=uv,target=/run/envbuild/uv \
+    sh /run/envbuild/recipe/build-wheel one one_kernel
+FROM scratch AS wheel-one
+COPY --from=build-one /out/ /
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return {"ENVBUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="module")
+def built(engine, cache, tmp_path_factory):
+    """The one-kernel wheel, built in the CUDA 13 cell's builder against the CUDA 13 cell's torch."""
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cache.items():
+            patch.setenv(name, value)
+        asked = asked_from(
+            {"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, flavor=None, sources=()
+        )
+    locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=False, note=lambda _: None)
+    plan = plan_of(asked.matrix, locked)
+    builder = Builder(settings=asked.settings, plan=plan, client=engine, on_change=lambda *_: None, note=lambda _: None)
+    context = folder / "context"
+    context.mkdir()
+    with (folder / "log").open("w") as log:
+        run = _Run(builder, context, folder / "secrets", Watch(log=log), folder / "log")
+        run.prepare()
+    source = folder / "source"
+    source.mkdir()
+    (source / "one.cu").write_text(KERNEL)
+    (source / "setup.py").write_text(SETUP)
+    (context / "Dockerfile").write_text(dockerfile(plan) + STAGES)
+    command = [
+        "docker",
+        "buildx",
+        "build",
+        "--target",
+        "wheel-one",
+        "--output",
+        f"type=local,dest={folder / 'out'}",
+        "--progress=plain",
+    ]
+    for name, place in {**run.contexts, "src-one": str(source)}.items():
+        command += ["--build-context", f"{name}={place}"]
+    for name, place in run.secrets.items():
+        command += ["--secret", f"id={name},src={place}"]
+    done = subprocess.run([*command, str(context)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "out"
+
+
+def test_one_kernel_compiles_for_hopper(built):
+    record = json.loads((built / "record.json").read_text())
+    assert record["extensions"] == ["one_kernel"]
+    assert "cuda_13.0" in record["nvcc"]
+    assert record["gcc"].startswith("12.")
+
+
+def test_the_wheel_holds_machine_code_for_the_cells_gpu(built):
+    (wheel,) = built.glob("*.whl")
+    body = subprocess.run(["unzip", "-p", str(wheel), "*.so"], capture_output=True, check=True).stdout
+    assert b".nv_fatbin" in body
+    assert b"sm_90" in body
+
+
+def test_a_failing_compile_names_stage_log_and_error(built, engine, cache, tmp_path):
+    """The last stages of the same cell, with a source that does not compile."""
+    folder = tmp_path / "broken-1.0"
+    folder.mkdir()
+    (folder / "setup.py").write_text(SETUP.replace("one.cu", "bad.cu"))
+    (folder / "bad.cu").write_text("__global__ void k() { this is no C++; }\n")
+    with tarfile.open(tmp_path / "broken-1.0.tar.gz", "w:gz") as tar:
+        tar.add(folder, arcname="broken-1.0")
+    context = tmp_path / "context"
+    context.mkdir()
+    (tmp_path / "broken-1.0.tar.gz").rename(context / "broken-1.0.tar.gz")
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", "image", *CELL, "--tag", "envbuild-test:broken", "--build-context", f"src-te={context}"],
+        env=os.environ | cache, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "stage build-te failed" in done.stderr
+    assert "bad.cu" in done.stderr
+    log = Path(done.stderr.split("the whole log is in ")[1].splitlines()[0])
+    assert "bad.cu" in log.read_text()
+    assert not [t for i in engine.image.list() for t in i.repo_tags if t == "envbuild-test:broken"]
+    assert not list((Path(cache["ENVBUILD_CACHE_DIR"]) / "wheels").glob("te-*"))
