@@ -196,7 +196,10 @@ def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None
 
 
 def _explained(solution: "Solution", choices: "tuple[Choice, ...]", verdict: "DriverVerdict | None") -> str:
-    lines = [solution.cell.id]
+    from envbuild.matrix.order import ORDER_IN_WORDS
+
+    prefer = solution.request.prefer
+    lines = [solution.cell.id, "", f"the order: {ORDER_IN_WORDS[prefer]}"]
     by_axis = {choice.axis: choice for choice in choices}
     for name in _sorted_axes(list(by_axis)):
         choice = by_axis[name]

@@ -243,8 +243,9 @@ class Rule(Model):
 
     `requires` refuses a cell; `inert` says that `component` would be ignored and refuses a cell that holds it;
     `tested-with` only ranks. A rule applies where every axis of `when` is in use and matches. It then demands all of
-    `needs` (where those axes are in use), one whole alternative of `any_of`, the axes in `with`, none of `without`,
-    and one major.minor on the axes of `same`.
+    `needs`, one whole alternative of `any_of` (both hold for an axis that is not in use), the axes in `with`, none of
+    `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule applies only beside its
+    `component`.
     """
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")

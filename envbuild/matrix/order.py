@@ -25,6 +25,17 @@ from envbuild.matrix.clauses import UNUSED, Clauses, propagate
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.program import Program
 
+_NEWEST = (
+    "as many default components as possible, then{} the newest, then an OS' own Python, then the order of the lists"
+)
+ORDER_IN_WORDS = {
+    "newest": _NEWEST.format(""),
+    "proven": _NEWEST.format(
+        " evidence of the highest level for what was left open, then versions tested together, then the smallest spread "
+        "of release dates, then"
+    ),
+}
+"""The stated order in one line, by what the request prefers."""
 SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
 """The axes that evidence speaks of."""
 

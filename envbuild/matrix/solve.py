@@ -128,8 +128,10 @@ def _reasons(
                 {f"{n} {r.version}" for rule in together for n in rule.when if n != name and (r := chosen[n])}
             )
             reason = f"tested together with {', '.join(others)} ({together[0].id})"
+        elif release.date is None and axis.dated:
+            reason = "the best that the rules allow"
         elif axis.dated and asked.request.prefer == "proven":
-            reason = "nearest in date to the rest" if axis.dated else ""
+            reason = "nearest in date to the rest"
         elif axis.scheme == "name":
             reason = "the first listed that fits"
         else:
