@@ -135,6 +135,12 @@ def test_nearest_changes_the_cheapest_pin(matrix):
     assert list(first.changed) == ["cuda"]
 
 
+def test_nearest_changes_the_fewest_pins_before_the_cheapest(matrix):
+    ruled = with_rules(matrix, requires("volta-apex", when={"gpu": "sm_70"}, needs={"apex": "25.05"}))
+    nearest = conflict_of(ruled, gpu="v100", te="2.6", apex="25.08").nearest
+    assert [set(near.changed) for near in nearest] == [{"gpu"}, {"te", "apex"}]
+
+
 def choices(matrix, **pins):
     wanted = request(**pins)
     solution = solve(matrix, wanted)
