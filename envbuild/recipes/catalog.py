@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from envbuild.matrix.load import explain_validation, read_toml
-from envbuild.matrix.model import Model, Source
+from envbuild.matrix.model import AxisName, Model, Source, Spec
 from envbuild.paths import data_dir
 
 
@@ -38,6 +38,10 @@ class Variable(Model):
     instead: str | None = None
     """The variable that is read, where this one is mistaken for it."""
     when: Literal["build", "run", "both"] = "run"
+    only_with: dict[AxisName, Spec] = {}
+    """Axes on which it is read; elsewhere nothing reads it."""
+    toolkit: bool = False
+    """Whether it names the CUDA toolkit's folder or compiler."""
     source: Source
 
 

@@ -1,0 +1,297 @@
+"""Finding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envbuild.errors import UsageError
+from envbuild.matrix.asked import read_request
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.conflict import Conflict, explain_conflict
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import Release
+from envbuild.matrix.packages import impostors
+from envbuild.matrix.program import solvable
+from envbuild.matrix.spec import matches, version_key
+from envbuild.recipes.catalog import findings_catalog, variables
+from envbuild.recipes.read import Recipe, Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        line: the line to look at first.
+        lines: every line that takes part.
+        rule: a rule of the matrix, or a kind of finding of matrices/recipes/findings.toml.
+        rules: every rule of the matrix that takes part, in the order of the argument.
+        why: what is wrong.
+        source: where that is known from.
+        todo: what to do.
+
+    """
+
+    line: int
+    lines: tuple[int, ...]
+    rule: str
+    rules: tuple[str, ...] = ()
+    why: str
+    source: str
+    todo: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as the object that `--json` prints."""
+        return {
+            "line": self.line,
+            "lines": list(self.lines),
+            "rule": self.rule,
+            "rules": list(self.rules),
+            "why": self.why,
+            "source": self.source,
+            "todo": self.todo,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found in a recipe, by line."""
+
+    findings: tuple[Finding, ...]
+    statements: tuple[Statement, ...]
+    """What the recipe states, as it was understood."""
+    unknown: tuple[Statement, ...]
+    """Statements of releases that the matrix does not list: nothing is said of them."""
+
+
+def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
+    """Return every finding in `recipe`."""
+    understood = {s: _as_released(matrix, s) for s in recipe.statements}
+    known = [read for read in understood.values() if _is_known(matrix, read)]
+    found = [
+        # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
+        *_contradictions(matrix, [s for s in known if s.axis != "gcc" or recipe.kind == "toml"]),
+        *(_compilers(matrix, known) if recipe.kind != "toml" else ()),
+        *_by_itself(matrix, recipe),
+        *(_by_pattern(recipe) if recipe.kind != "toml" else ()),
+        *_by_variable(matrix, recipe, known),
+    ]
+    found.sort(key=lambda finding: (finding.line, finding.rule))
+    return Report(
+        findings=tuple(found),
+        statements=tuple(recipe.statements),
+        unknown=tuple(s for s, read in understood.items() if read not in known),
+    )
+
+
+def _as_released(matrix: Matrix, statement: Statement) -> Statement:
+    """Return the statement with its release spelled as the matrix has it."""
+    releases = matrix.releases.get(statement.axis, ())
+    if statement.newest:
+        # what pip or git would bring today, as far as the matrix knows
+        listed = [r for r in releases if r.date and (statement.axis != "torch" or r.facts.index == "pypi")]
+        return replace(statement, spec=max(listed, key=lambda r: (r.date, r.version)).version) if listed else statement
+    for release in releases:
+        if getattr(release.facts, "pypi", None) == statement.spec and release.version != statement.spec:
+            return replace(statement, spec=release.version)
+    return statement
+
+
+def _pin(statement: Statement) -> Pin:
+    # an extension's nvcc has to be torch's CUDA, so what is said of one is asked of the other
+    axis = "cuda" if statement.axis == "nvcc" else statement.axis
+    minor = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec) if statement.axis == "nvcc" else None
+    return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=f"line {statement.line}")
+
+
+_CUDA_RECIPE = Pin(axis="cuda", spec=">=1", origin="(a recipe for GPUs)")
+"""Leaves the CPU builds of torch out, which no recipe means that does not say so."""
+
+
+def _is_known(matrix: Matrix, statement: Statement) -> bool:
+    try:
+        read_request(matrix, Request(pins=(_pin(statement),)))
+    except UsageError:
+        return False
+    return True
+
+
+def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
+    # the same thing said on several lines is one statement; the first line speaks for it
+    distinct = list({(s.axis, s.spec, s.path): s for s in reversed(statements)}.values())[::-1]
+    told: set[frozenset[int]] = set()
+    clashes: dict[int, int] = {}
+    alone = set()
+    for number, statement in enumerate(distinct):
+        if _conflict(matrix, [statement]):
+            alone.add(number)
+    for a, b in itertools.combinations(range(len(distinct)), 2):
+        conflict = None if {a, b} & alone else _conflict(matrix, [distinct[a], distinct[b]])
+        if conflict is not None:
+            told.add(frozenset((a, b)))
+            clashes[a] = clashes.get(a, 0) + 1
+            clashes[b] = clashes.get(b, 0) + 1
+            yield _told(matrix, conflict, [distinct[a], distinct[b]])
+    rest = _without_clashes(range(len(distinct)), told, clashes)
+    while (conflict := _conflict(matrix, [distinct[n] for n in rest])) is not None:
+        pins = set(conflict.pins)
+        members = [n for n in rest if _pin(distinct[n]) in pins]
+        yield _told(matrix, conflict, [distinct[n] for n in members])
+        rest.remove(members[-1])
+
+
+def _without_clashes(numbers: Sequence[int], told: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:
+    """Leave out the statements that contradict most others, until no pair of the rest does."""
+    rest = list(numbers)
+    while any(pair <= set(rest) for pair in told):
+        worst = max((n for pair in told if pair <= set(rest) for n in pair), key=lambda n: (clashes[n], n))
+        rest.remove(worst)
+    return rest
+
+
+def _conflict(matrix: Matrix, statements: Sequence[Statement]) -> Conflict | None:
+    own = tuple(_pin(s) for s in statements)
+    gpu = () if any(pin.axis == "cuda" and pin.spec in {"cpu", "none"} for pin in own) else (_CUDA_RECIPE,)
+    asked = read_request(matrix, Request(pins=(*own, *gpu)))
+    pins = [pin for pin, _, _ in asked.masks]
+    return None if solvable(*asked.of(pins)) else explain_conflict(asked, first_only=True)
+
+
+def _told(matrix: Matrix, conflict: Conflict, members: Sequence[Statement]) -> Finding:
+    catalog = findings_catalog()
+    lines = tuple(sorted({s.line for s in members}))
+    rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
+    named = " and ".join(
+        f"{s.axis} {s.spec} (line {s.line}{', where none is named' if s.newest else ''})" for s in members
+    )
+    by_path = next((s for s in members if s.path), None)
+    axes = {s.axis for s in members}
+    same = len(axes) == 1 or axes == {"nvcc", "cuda"}
+    if by_path and same:
+        kind = catalog["recipe-path-other-cuda"]
+        return Finding(
+            line=by_path.line, lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
+        )
+    if same:
+        kind = catalog["recipe-stated-twice"]
+        return Finding(
+            line=lines[-1], lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
+        )
+    # that a CPU build of torch would not do either is beside the point
+    cpu = {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
+    steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
+    # the step that refuses comes last; its rule is what the finding is known by
+    deciding = [(step.rule, step.source) for step in rules if step.rule not in cpu]
+    if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
+        deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
+    rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
+    return Finding(
+        line=lines[-1],
+        lines=lines,
+        rule=rule,
+        rules=tuple(dict.fromkeys(name for name, _ in deciding)),
+        why=f"{named} do not go together. " + " ".join(step.text for step in steps),
+        source=source,
+        todo=f"change one of the lines {', '.join(map(str, lines))}"
+        if len(lines) > 1
+        else "change one of the two versions",
+    )
+
+
+def _compilers(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield compilers that the recipe installs beside the OS' own and that its nvcc refuses.
+
+    A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
+    """
+    compilers = [s for s in statements if s.axis == "gcc"]
+    for gcc, cuda in itertools.product(compilers, [s for s in statements if s.axis in {"nvcc", "cuda"}]):
+        for rule in matrix.rules:
+            if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
+                continue
+            stated = Release(version=_pin(cuda).spec, source=rule.source)
+            applies = version_key(stated.version) is not None and matches(
+                matrix.axes["nvcc"], rule.when["nvcc"], stated
+            )
+            found = Release(version=gcc.spec, source=rule.source)
+            if applies and not matches(matrix.axes["gcc"], rule.needs["gcc"], found):
+                lines = tuple(sorted({gcc.line, cuda.line}))
+                yield Finding(
+                    line=gcc.line,
+                    lines=lines,
+                    rule=rule.id,
+                    rules=(rule.id,),
+                    why=f"gcc {gcc.spec} (line {gcc.line}) and {cuda.axis} {cuda.spec} (line {cuda.line}): {rule.why}",
+                    source=rule.source,
+                    todo="install an older gcc, or leave the OS' own",
+                )
+
+
+def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
+    catalog = findings_catalog()
+    for noted in recipe.noted:
+        kind = catalog[noted.rule]
+        yield _finding(kind.id, noted.line, f"{noted.what}: {kind.why}")
+    known = impostors(matrix)
+    for name, line in recipe.packages:
+        if name in known:
+            impostor = known[name]
+            yield Finding(
+                line=line,
+                lines=(line,),
+                rule="recipe-impostor",
+                why=impostor.why,
+                source=impostor.source,
+                todo=f"install {impostor.instead} at a commit",
+            )
+
+
+def _finding(rule: str, line: int, why: str, *, source: str | None = None, todo: str | None = None) -> Finding:
+    kind = findings_catalog()[rule]
+    return Finding(line=line, lines=(line,), rule=rule, why=why, source=source or kind.source, todo=todo or kind.todo)
+
+
+def _by_pattern(recipe: Recipe) -> Iterator[Finding]:
+    for kind in findings_catalog().values():
+        if kind.pattern is None:
+            continue
+        pattern = re.compile(kind.pattern)
+        for number, line in enumerate(recipe.lines, 1):
+            if not line.lstrip().startswith("#") and pattern.search(line):
+                yield _finding(kind.id, number, kind.why)
+
+
+def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:
+    catalog = variables()
+    for name, _, line in recipe.variables:
+        variable = catalog.get(name)
+        if variable is None:
+            continue
+        if variable.read_by is None:
+            todo = f"set {variable.instead}" if variable.instead else None
+            yield _finding("recipe-unread-variable", line, f"nothing reads {name}", source=variable.source, todo=todo)
+        elif variable.toolkit and recipe.kind == "dockerfile" and recipe.toolkit is False:
+            yield _finding(
+                "recipe-toolkit-variable", line, f"{name}: {findings_catalog()['recipe-toolkit-variable'].why}"
+            )
+        for axis, spec in variable.only_with.items():
+            stated = [s for s in known if s.axis == axis]
+            if stated and not any(_may_be(matrix, s, spec) for s in stated):
+                yield _finding(
+                    "recipe-unread-variable",
+                    line,
+                    f"{axis} {stated[0].spec} (line {stated[0].line}) does not read {name}: it is read by {variable.read_by}",
+                    source=variable.source,
+                )
+
+
+def _may_be(matrix: Matrix, statement: Statement, spec: Any) -> bool:
+    axis = matrix.axes[statement.axis]
+    if matrix.has(statement.axis, statement.spec):  # a tag, not the beginning of other versions
+        return matches(axis, spec, matrix.release(statement.axis, statement.spec))
+    return any(
+        matches(axis, statement.spec, release) and matches(axis, spec, release)
+        for release in matrix.releases[statement.axis]
+    )

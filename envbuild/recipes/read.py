@@ -1,0 +1,483 @@
+"""Reading a recipe: what a Dockerfile, a requirements file, a shell script or a TOML of axes states, line by line."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tomli
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import DataError
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName
+
+Kind = Literal["dockerfile", "requirements", "shell", "toml"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One release that a line states of an axis; `path` when it is only named by a search path."""
+
+    axis: AxisName
+    spec: str
+    line: int
+    text: str
+    path: bool = False
+    newest: bool = False
+    """No version is named, so it is whatever is newest on the day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A line that is wrong by itself, and the kind of finding that it is."""
+
+    rule: str
+    line: int
+    what: str
+
+
+@dataclass
+class Recipe:
+    """What a recipe states."""
+
+    kind: Kind
+    lines: list[str]
+    statements: list[Statement] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
+    variables: list[tuple[str, str, int]] = field(default_factory=list)
+    """Environment variables: name, value, line."""
+    packages: list[tuple[str, int]] = field(default_factory=list)
+    """Python distributions that come from an index, by normalised name, and their lines."""
+    toolkit: bool | None = None
+    """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
+
+    def state(self, axis: AxisName, spec: str, line: int, *, path: bool = False, newest: bool = False) -> None:
+        """Add a statement, once per line."""
+        text = self.lines[line - 1].strip()
+        found = Statement(axis=axis, spec=spec, line=line, text=text, path=path, newest=newest)
+        if found not in self.statements:
+            self.statements.append(found)
+
+    def note(self, rule: str, line: int, what: str) -> None:
+        """Add a finding that needs no matrix."""
+        self.noted.append(Noted(rule=rule, line=line, what=what))
+
+
+_PACKAGES = {
+    "torch": "torch",
+    "transformer-engine": "te",
+    "transformer-engine-torch": "te",
+    "flash-attn": "flash-attn",
+    "deepspeed": "deepspeed",
+    "megatron-core": "megatron",
+}
+_REPOSITORIES = {
+    "megatron-lm": "megatron",
+    "transformerengine": "te",
+    "apex": "apex",
+    "flash-attention": "flash-attn",
+    "deepspeed": "deepspeed",
+}
+_TAG = re.compile(r"^(?:core_|core-|release-)?v?(\d+(?:\.\d+)+(?:[.-]?(?:post|rc|a|b)\d+)?)$")
+_COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
+_CUDA_FOLDER = re.compile(r"\bcuda-(\d+\.\d+)\b")
+_ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
+_TOOLKIT_PACKAGE = re.compile(r"^cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?-(\d+)-(\d+)$")
+_ITEM = re.compile(
+    r"(?P<what>CUDA(?: Toolkit)?|nvcc|(?:NVIDIA )?driver|Python|PyTorch|torch|Transformer Engine|TE|DeepSpeed|gcc|cuDNN)"
+    r"[ =:]+v?(?P<version>\d+(?:\.\d+)*)(?P<open>\.x)?(?P<least> or (?:newer|later|higher|above)|\+)?",
+    re.IGNORECASE,
+)
+_SAID = {
+    "cuda": "cuda",
+    "cuda toolkit": "nvcc",
+    "nvcc": "nvcc",
+    "driver": "driver",
+    "nvidia driver": "driver",
+    "python": "python",
+    "pytorch": "torch",
+    "torch": "torch",
+    "transformer engine": "te",
+    "te": "te",
+    "deepspeed": "deepspeed",
+    "gcc": "gcc",
+    "cudnn": "cudnn",
+}
+_PIP = re.compile(r"(?:^|\s)(?:uv\s+)?(?:python[\d.]*\s+-m\s+)?pip[\d.]*\s+(?:install|wheel)\s")
+
+
+def read_recipe(matrix: Matrix, path: Path) -> Recipe:
+    """Read the recipe at `path`; its name and its first lines say of which kind it is.
+
+    Raises:
+        DataError: it cannot be read, or is no text.
+
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the recipe cannot be read: {error}", where=str(path)) from error
+    recipe = Recipe(kind=_kind(path, text), lines=text.splitlines())
+    if recipe.kind == "toml":
+        _read_toml(matrix, recipe, path, text)
+    elif recipe.kind == "requirements":
+        for number, line in enumerate(recipe.lines, 1):
+            _pip(recipe, re.sub(r"\s+#.*$", "", line).split() if not line.lstrip().startswith("#") else [], number)
+    else:
+        _Script(matrix, recipe).read()
+    return recipe
+
+
+def _kind(path: Path, text: str) -> Kind:
+    name = path.name.lower()
+    if path.suffix == ".toml":
+        return "toml"
+    if name.startswith(("dockerfile", "containerfile")) or path.suffix in {".dockerfile", ".containerfile"}:
+        return "dockerfile"
+    if path.suffix == ".in" or (path.suffix == ".txt" and "requirements" in name):
+        return "requirements"
+    return "dockerfile" if re.search(r"^FROM \S+", text, re.MULTILINE) else "shell"
+
+
+def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
+    try:
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise DataError(f"the recipe is no TOML: {error}", where=str(path)) from error
+    if "stated" in data and "repository" in data:
+        from envbuild.stacks import load_stack
+
+        table: dict[str, object] = dict(load_stack(str(path)).axes)
+    else:
+        table = data.get("axes", data)
+    for axis, spec in table.items():
+        if axis not in matrix.axes or not isinstance(spec, str):
+            raise DataError(
+                f"{axis} is no axis with a version",
+                where=str(path),
+                hint="axes: " + ", ".join(sorted(matrix.axes)),
+            )
+        pattern = re.compile(rf'^\s*"?{re.escape(axis)}"?\s*=')
+        line = next((n for n, content in enumerate(recipe.lines, 1) if pattern.match(content)), 1)
+        recipe.state(axis, spec, line)
+
+
+def _pip(recipe: Recipe, words: list[str], line: int) -> None:
+    """Read the arguments of a `pip install`, or one line of a requirements file."""
+    names: list[tuple[str, str]] = []
+    indexes: list[str] = []
+    takes_value = {"-i", "-f", "-c", "-r", "-t", "--index-url", "--extra-index-url", "--find-links", "--index",
+                   "--constraint", "--requirement", "--target", "--global-option", "--config-settings",
+                   "--config-setting", "--python", "-C"}  # fmt: skip
+    words = [word for word in words if word]
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word.startswith("-"):
+            option, equals, value = word.partition("=")
+            if option in takes_value and not equals:
+                value = words[place] if place < len(words) else ""
+                place += 1
+            if option in {"-i", "-f", "--index-url", "--extra-index-url", "--find-links", "--index"}:
+                indexes.append(value)
+        elif "git+" in word or (word == "@" and place < len(words)):
+            url = words[place] if word == "@" else word
+            place += word == "@"
+            _git_requirement(recipe, url, _line_of(recipe, url, line))
+            if word == "@" and names:
+                names.pop()
+        elif not re.match(r"^[./]|^https?:|\.whl$", word):
+            names.append((word, word))
+    for name, text in names:
+        _requirement(recipe, name, _line_of(recipe, text, line), indexes)
+
+
+def _git_requirement(recipe: Recipe, url: str, line: int) -> None:
+    found = re.search(r"git\+[a-z]+://[^\s@#]+?/([A-Za-z0-9_.-]+?)(?:\.git)?(?:@([^#\s]+))?(?:#(\S*))?$", url)
+    if found is None:
+        return
+    name, ref, fragment = found[1].lower(), found[2], found[3] or ""
+    _source(recipe, name, ref, line, hopper="subdirectory=hopper" in fragment)
+
+
+def _source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: bool = False) -> None:
+    """Note a source tree of `name` at `ref`: what it pins, or that it pins nothing."""
+    tag = _TAG.match(ref) if ref else None
+    if ref is None or not (tag or _COMMIT.match(ref)):
+        what = f"{name} at {ref}, a branch that moves" if ref else f"{name} at no commit"
+        recipe.note("recipe-unpinned-source", line, what)
+        if name == "apex" and ref is None:
+            recipe.state("apex", "any", line, newest=True)
+        return
+    axis = _REPOSITORIES.get(name)
+    if axis == "flash-attn" and hopper:
+        axis = "flash-attn-hopper"
+    if axis:
+        recipe.state(axis, tag[1] if tag else ref, line)
+
+
+def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> None:
+    try:
+        wanted = Requirement(text.strip("'\""))
+    except InvalidRequirement:
+        return
+    name = canonicalize_name(wanted.name)
+    recipe.packages.append((name, line))
+    axis = _PACKAGES.get(name)
+    if axis is None:
+        return
+    spec = str(wanted.specifier)
+    if not spec:
+        recipe.note("recipe-unpinned-package", line, f"{name} without a version")
+        if axis == "torch" and not any("download.pytorch.org" in index for index in indexes):
+            recipe.state("torch", "any", line, newest=True)
+    else:
+        exact = re.fullmatch(r"===?([^,*]+)", spec)
+        recipe.state(axis, exact[1] if exact else spec, line)
+    for index in indexes if axis == "torch" else ():
+        variant = re.search(r"/(cu(\d+)(\d)|cpu)/?$", index)
+        if variant:
+            recipe.state("cuda", "cpu" if variant[1] == "cpu" else f"{variant[2]}.{variant[3]}", line)
+
+
+def _line_of(recipe: Recipe, text: str, first: int) -> int:
+    """Return the line of `text` in a command that begins at line `first` and may go on over several."""
+    number = first
+    while number <= len(recipe.lines):
+        if text in recipe.lines[number - 1]:
+            return number
+        if not recipe.lines[number - 1].rstrip().endswith("\\"):
+            break
+        number += 1
+    return first
+
+
+@dataclass
+class _Clone:
+    name: str
+    line: int
+    folder: str
+    ref: str | None = None
+    hopper: bool = False
+
+
+class _Script:
+    """A Dockerfile or a shell script, read from top to bottom."""
+
+    def __init__(self, matrix: Matrix, recipe: Recipe) -> None:
+        self.matrix = matrix
+        self.recipe = recipe
+        self.values: dict[str, str] = {}
+        self.clones: list[_Clone] = []
+        self.inside: _Clone | None = None
+
+    def read(self) -> None:
+        for number, text in self._logical():
+            stripped = text.strip()
+            if stripped.startswith("#"):
+                self._comment(stripped, number)
+            elif self.recipe.kind == "dockerfile":
+                self._instruction(stripped, number)
+            else:
+                self._shell(stripped, number)
+        for clone in self.clones:
+            _source(self.recipe, clone.name, clone.ref, clone.line, hopper=clone.hopper)
+
+    def _logical(self) -> Iterator[tuple[int, str]]:
+        """Yield lines with their continuations joined, each with its first line's number."""
+        begun, parts = 0, list[str]()
+        for number, line in enumerate(self.recipe.lines, 1):
+            if parts and line.lstrip().startswith("#"):
+                continue  # docker drops comments within a command
+            begun = begun or number
+            if line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
+                parts.append(line.rstrip()[:-1])
+                continue
+            yield begun, " ".join([*parts, line])
+            begun, parts = 0, []
+        if parts:
+            yield begun, " ".join(parts)
+
+    def _comment(self, text: str, line: int) -> None:
+        """Read a comment that lists versions and says nothing else: `# CUDA 12.4 or newer, Python 3.10`."""
+        said = re.sub(r"^#+\s*|[.\s]+$", "", text)
+        said = re.sub(
+            r"^(?:needs|requires|requirements|assumes|tested (?:on|with)|prerequisites|host)\b:?\s*",
+            "",
+            said,
+            flags=re.IGNORECASE,
+        )
+        items = [re.sub(r"^with ", "", item.strip()) for item in re.split(r",|;|\band\b", said) if item.strip()]
+        found = [_ITEM.fullmatch(item) for item in items]
+        for match in found if items and all(found) else ():
+            if match:
+                axis = _SAID[match["what"].lower()]
+                version = match["version"]
+                self.recipe.state(axis, f">={version}" if match["least"] else version, line)
+
+    def _instruction(self, text: str, line: int) -> None:
+        word, _, rest = text.partition(" ")
+        word, rest = word.upper(), rest.strip()
+        if word == "FROM":
+            self._from(self._expand(re.sub(r"^--platform=\S+\s+", "", rest).split()[0]), line)
+        elif word in {"ENV", "ARG"}:
+            self._assign(rest, line, environment=word == "ENV")
+        elif word == "RUN":
+            self.inside = None
+            self._shell(re.sub(r"^(?:--\S+\s+)*", "", rest), line)
+
+    def _from(self, image: str, line: int) -> None:
+        self.inside = None
+        name, _, tag = image.rpartition(":") if ":" in image.rsplit("/", 1)[-1] else (image, "", "")
+        name = name.removeprefix("docker.io/").removeprefix("library/")
+        self.recipe.toolkit = None
+        if name in {"nvidia/cuda", "nvcr.io/nvidia/cuda"}:
+            self.recipe.toolkit = "-devel-" in tag
+            os = re.search(r"ubuntu(\d+\.\d+)", tag)
+            if os:
+                self.recipe.state("os", f"ubuntu{os[1]}", line)
+            version = re.match(r"\d+\.\d+(?:\.\d+)?", tag)
+            if version and self.recipe.toolkit:
+                self.recipe.state("nvcc", version[0], line)
+        elif name == "nvcr.io/nvidia/pytorch":
+            self.recipe.toolkit = True
+            self.recipe.state("base", "ngc-" + tag.removesuffix("-py3"), line)
+        elif name == "python" and (version := re.match(r"\d+\.\d+", tag)):
+            self.recipe.toolkit = False
+            self.recipe.state("python", version[0], line)
+        elif name in {"ubuntu", "debian"} and tag:
+            self.recipe.toolkit = False
+            suite = tag.removesuffix("-slim")
+            self.recipe.state(
+                "os", suite if suite.isalpha() else f"{name}{suite.split('.')[0] if name == 'debian' else suite}", line
+            )
+
+    def _expand(self, text: str) -> str:
+        def value(match: re.Match[str]) -> str:
+            return self.values.get(match[1] or match[2], match[0])
+
+        return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::?-[^}]*)?\}|([A-Za-z_]\w*))", value, text)
+
+    def _assign(self, text: str, line: int, *, environment: bool) -> None:
+        words = _words(text)
+        if words and "=" not in words[0] and len(words) > 1:  # ENV NAME value
+            words = [f"{words[0]}={' '.join(words[1:])}"]
+        for word in words:
+            match = _ASSIGNMENT.match(word)
+            if match is None:
+                continue
+            name, value = match[1], self._expand(match[2])
+            self.values[name] = value
+            if environment:
+                self._variable(name, value, _line_of(self.recipe, f"{name}=", line))
+
+    def _variable(self, name: str, value: str, line: int) -> None:
+        self.recipe.variables.append((name, value, line))
+        for version in dict.fromkeys(_CUDA_FOLDER.findall(value)):
+            self.recipe.state("nvcc", version, line, path=True)
+        if name in {"TORCH_CUDA_ARCH_LIST", "NVTE_CUDA_ARCHS"}:
+            archs = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
+            digits = re.sub(r"\D", "", archs[0]) if len(archs) == 1 else ""
+            if digits and self.matrix.has("gpu", f"sm_{digits}"):
+                self.recipe.state("gpu", f"sm_{digits}", line)
+
+    def _shell(self, text: str, line: int) -> None:
+        for part in re.split(r"&&|\|\||;(?!;)|\|", text):
+            command = self._expand(re.sub(r"\s#\s.*$", "", part).strip().strip("()").strip())
+            if command:
+                self._command(command, line)
+
+    def _command(self, command: str, line: int) -> None:
+        words = _words(command)
+        while words and (words[0] in {"export", "sudo", "then", "do", "else", "set"} or _ASSIGNMENT.match(words[0])):
+            match = _ASSIGNMENT.match(words[0])
+            if match:
+                exported = command.lstrip().startswith("export ")
+                self.values[match[1]] = match[2]
+                if exported or len(words) > 1 or match[1].isupper():
+                    self._variable(match[1], match[2], _line_of(self.recipe, f"{match[1]}=", line))
+            words = words[1:]
+        if not words:
+            return
+        if _PIP.search(" " + command + " "):
+            _pip(self.recipe, words[words.index("install" if "install" in words else "wheel") + 1 :], line)
+        elif words[0] == "git":
+            self._git(words[1:], line)
+        elif words[0] in {"cd", "pushd"} and len(words) > 1:
+            self._cd(words[1])
+        elif words[0] in {"apt-get", "apt"} and "install" in words:
+            self._apt(words, line)
+        elif words[0] in {"conda", "mamba"}:
+            self._conda(words, line)
+        elif words[:2] == ["pyenv", "install"] and len(words) > 2:
+            self.recipe.state("python", ".".join(words[2].split(".")[:2]), line)
+
+    def _git(self, words: list[str], line: int) -> None:
+        target = self.clones[-1] if self.clones else None
+        if words[:1] == ["-C"] and len(words) > 2:
+            target = next((c for c in self.clones if words[1].rstrip("/").endswith(c.folder)), None)
+            words = words[2:]
+        elif self.inside is not None:
+            target = self.inside
+        plain = [w for w in words[1:] if not w.startswith("-")]
+        if words[:1] == ["clone"]:
+            ref = next((words[i + 1] for i, w in enumerate(words[:-1]) if w in {"-b", "--branch"}), None)
+            ref = ref or next((w.partition("=")[2] for w in words if w.startswith("--branch=")), None)
+            places = [w for w in plain if w != ref and not w.isdigit()]
+            url = next((w for w in places if "/" in w and (":" in w)), "")
+            if url:
+                name = url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+                folder = places[places.index(url) + 1] if places.index(url) + 1 < len(places) else name
+                number = _line_of(self.recipe, name, line)
+                self.clones.append(_Clone(name.lower(), number, folder.rstrip("/").rsplit("/", 1)[-1], ref))
+        elif words[:1] in (["checkout"], ["switch"], ["reset"]) and plain and target:
+            target.ref = plain[0]
+            target.line = _line_of(self.recipe, plain[0], line)
+
+    def _cd(self, place: str) -> None:
+        parts = place.rstrip("/").split("/")
+        for clone in self.clones:
+            if clone.folder in parts:
+                self.inside = clone
+        if parts[-1] == "hopper":
+            for clone in self.clones:
+                clone.hopper = clone.hopper or clone.name == "flash-attention"
+        elif place in {"..", "-", "/", "~"}:
+            self.inside = None
+
+    def _apt(self, words: list[str], line: int) -> None:
+        for word in words[words.index("install") + 1 :]:
+            number = _line_of(self.recipe, word, line)
+            toolkit = _TOOLKIT_PACKAGE.match(word)
+            python = re.match(r"^python(3\.\d+)(?:-dev|-venv)?$", word)
+            if toolkit:
+                self.recipe.toolkit = True
+                self.recipe.state("nvcc", f"{toolkit[1]}.{toolkit[2]}", number)
+            elif python:
+                self.recipe.state("python", python[1], number)
+            elif word in {"openmpi-bin", "libopenmpi-dev"}:
+                self.recipe.state("mpi", "openmpi", number)
+            elif word in {"mpich", "libmpich-dev"}:
+                self.recipe.state("mpi", "mpich", number)
+            elif gcc := re.match(r"^g(?:cc|\+\+)-(\d+)$", word):
+                self.recipe.state("gcc", gcc[1], number)
+
+    def _conda(self, words: list[str], line: int) -> None:
+        for word in words:
+            found = re.match(r"^(python|pytorch-cuda|pytorch|cuda-toolkit|cuda-nvcc)={1,2}(\d+(?:\.\d+)*)", word)
+            axes = {"python": "python", "pytorch-cuda": "cuda", "pytorch": "torch"}
+            if found:
+                version = ".".join(found[2].split(".")[:2]) if found[1] == "python" else found[2]
+                self.recipe.state(axes.get(found[1], "nvcc"), version, _line_of(self.recipe, word, line))
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that closes elsewhere
+        return text.split()

@@ -1,0 +1,211 @@
+"""`envbuild check`: recipes in the style of the five stacks' guides, and one that contradicts nothing."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from envbuild.cli.check import check
+from envbuild.errors import DataError
+from envbuild.matrix.load import load_matrix
+from envbuild.recipes.catalog import findings_catalog, variables
+from envbuild.recipes.check import check_recipe
+from envbuild.recipes.read import read_recipe
+
+RECIPES = Path(__file__).parent.parent / "data" / "recipes"
+
+# recipe -> (line, rule) of everything that is wrong in it
+EXPECTED = {
+    "megatron-gpt3.sh": [
+        (4, "recipe-stated-twice"),
+        (8, "recipe-path-other-cuda"),
+        (11, "driver-floor-13"),
+        (11, "nvcc-is-cuda"),
+        (11, "nvcc-is-cuda"),
+        (11, "recipe-unpinned-package"),
+        (11, "torch-python-2.15.0"),
+        (12, "recipe-unpinned-source"),
+        (16, "te-cuda-2.x"),
+        (16, "te-cuda-2.x"),
+        (17, "recipe-unpinned-source"),
+    ],
+    "llama3-70b.Dockerfile": [
+        (7, "recipe-unread-variable"),
+        (8, "recipe-unread-variable"),
+        (11, "recipe-unpinned-package"),
+        (15, "recipe-unread-variable"),
+        (15, "recipe-unread-variable"),
+        (17, "fa3-lookup-fa3"),
+        (19, "recipe-impostor"),
+        (20, "recipe-key-in-image"),
+        (22, "recipe-cpus-per-rank"),
+    ],
+    "llm-jp.sh": [
+        (6, "recipe-unpinned-source"),
+        (8, "recipe-unpinned-package"),
+        (9, "gcc-cuda-11.8"),
+        (13, "recipe-user-path"),
+    ],
+    "gpt2-3d.Dockerfile": [
+        (2, "deepspeed-torch-2"),
+        (3, "recipe-unpinned-source"),
+        (4, "recipe-hostfile-in-image"),
+        (5, "recipe-key-in-image"),
+        (6, "gpu-cuda-sm90"),
+        (9, "recipe-port-with-host-network"),
+        (10, "recipe-local-rank-flag"),
+    ],
+    "alcf-requirements.txt": [
+        (6, "recipe-impostor"),
+        (7, "recipe-impostor"),
+        (9, "recipe-unpinned-source"),
+        (11, "te-cuda-2.x"),
+        (11, "te-torch-2.1"),
+    ],
+    "axes.toml": [
+        (5, "te-core-cu13"),
+        (6, "apex-cuda-13"),
+        (7, "gpu-cuda-sm70"),
+        (8, "fa2-ampere"),
+        (8, "te-flash-attn-2.6"),
+    ],
+    "clean.Dockerfile": [],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_finds_exactly_what_is_wrong(name):
+    done = CliRunner().invoke(check, [str(RECIPES / name), "--json"], standalone_mode=False)
+    answer = json.loads(done.stdout)
+    assert [(f["line"], f["rule"]) for f in answer["findings"]] == EXPECTED[name]
+    assert done.return_value == (4 if EXPECTED[name] else 0)
+    assert not answer["unknown"]
+    known = {rule.id for rule in load_matrix().rules} | set(findings_catalog())
+    for finding in answer["findings"]:
+        assert finding["rule"] in known
+        assert finding["line"] in finding["lines"]
+        assert all(finding[key] for key in ("why", "source", "todo"))
+
+
+def test_every_recipe_is_expected():
+    assert {path.name for path in RECIPES.iterdir()} == set(EXPECTED)
+
+
+def _findings(tmp_path, name, text):
+    matrix = load_matrix()
+    path = tmp_path / name
+    path.write_text(text)
+    return [(f.line, f.rule) for f in check_recipe(matrix, read_recipe(matrix, path)).findings]
+
+
+def _statements(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return [(s.line, s.axis, s.spec) for s in read_recipe(load_matrix(), path).statements]
+
+
+def test_lines_of_a_long_command_are_its_own(tmp_path):
+    text = (
+        "FROM ubuntu:22.04\nRUN apt-get update \\\n && apt-get install -y python3.10-dev \\\n      cuda-toolkit-12-6\n"
+    )
+    assert _statements(tmp_path, "Dockerfile", text) == [
+        (1, "os", "ubuntu22.04"),
+        (3, "python", "3.10"),
+        (4, "nvcc", "12.6"),
+    ]
+
+
+def test_variables_are_put_in(tmp_path):
+    text = "TORCH=2.8.0\npip install torch==${TORCH} --index-url https://download.pytorch.org/whl/cu126\n"
+    assert _statements(tmp_path, "install.sh", text) == [(2, "torch", "2.8.0"), (2, "cuda", "12.6")]
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "spec"),
+    [
+        ("pip install git+https://github.com/NVIDIA/TransformerEngine.git@v2.6", "te", "2.6"),
+        ("pip install 'te @ git+https://github.com/NVIDIA/TransformerEngine@c90a7207'", "te", "c90a7207"),
+        ("git clone -b core_v0.12.3 https://github.com/NVIDIA/Megatron-LM.git", "megatron", "0.12.3"),
+        ("git clone https://github.com/NVIDIA/apex && cd apex && git reset --hard e74a67bb", "apex", "e74a67bb"),
+        ("git clone https://github.com/NVIDIA/apex /opt/apex\ngit -C /opt/apex checkout 25.08", "apex", "25.08"),
+        ("pip install git+https://github.com/Dao-AILab/flash-attention@27f501d#subdirectory=hopper", "flash-attn-hopper", "27f501d"),
+        ("conda install -y pytorch-cuda=12.1 -c nvidia", "cuda", "12.1"),
+        ("# needs CUDA 12.4 or newer", "cuda", ">=12.4"),
+        ("# driver 550.54.14", "driver", "550.54.14"),
+        ("uv pip install 'deepspeed==0.10.0'", "deepspeed", "0.10.0"),
+    ],
+)  # fmt: skip
+def test_reads(tmp_path, text, axis, spec):
+    assert (axis, spec) in [(a, s) for _, a, s in _statements(tmp_path, "x.sh", text)]
+    assert not [rule for _, rule in _findings(tmp_path, "x.sh", text)]
+
+
+def test_prose_is_not_taken_for_a_statement(tmp_path):
+    assert (
+        _statements(tmp_path, "x.sh", "# CUDA 11.8 was tried and failed\n# see CUDA 13's notes\necho CUDA 12.4\n") == []
+    )
+
+
+def test_three_that_fit_in_pairs_and_not_together(tmp_path):
+    # TE 2.6 goes with 0.12.3, and 0.12.3 with apex-free cells of older TE: the three need apex's fused RoPE
+    text = '[axes]\nmegatron = "0.12.3"\nte = "2.6"\napex = "none"\n'
+    assert (2, "fused-rope-mcore-0.12") in {(2, r) for _, r in _findings(tmp_path, "cell.toml", text)}
+
+
+def test_toolkit_variables_of_a_base_without_toolkit(tmp_path):
+    text = "FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\nENV CUDA_HOME=/usr/local/cuda\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(2, "recipe-toolkit-variable")]
+    assert _findings(tmp_path, "Dockerfile", text.replace("runtime", "cudnn-devel")) == []
+
+
+def test_stack_file_is_a_recipe():
+    matrix = load_matrix()
+    stacks = Path(__file__).parents[2] / "matrices" / "stacks"
+    for path in stacks.glob("*.toml"):
+        assert not check_recipe(matrix, read_recipe(matrix, path)).findings, path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.toml", b"cuda = \n", "no TOML"),
+        ("a.toml", b'colour = "red"\n', "colour is no axis"),
+        ("a.sh", b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_bad_file(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_recipe(load_matrix(), path)
+
+
+def test_unknown_version_is_said_and_not_judged(tmp_path):
+    path = tmp_path / "requirements.txt"
+    path.write_text("torch==99.0\n")
+    done = CliRunner().invoke(check, [str(path)], standalone_mode=False)
+    assert done.return_value == 0
+    assert "the matrix lists no torch 99.0; not checked" in done.stderr
+
+
+def test_catalog_patterns_match_what_they_are_for():
+    lines = {
+        "recipe-cpus-per-rank": "mpirun --cpus-per-rank 15 x",
+        "recipe-nvidia-docker2": "apt-get install -y nvidia-docker2",
+        "recipe-port-with-host-network": "docker run --network=host -p 22:22 image",
+        "recipe-user-path": "LIBEXT = $(shell ~/.pyenv/versions/3.11.4/bin/python3-config --extension-suffix)",
+        "recipe-hostfile-in-image": "COPY conf/hostfile /job/",
+        "recipe-key-in-image": "COPY id_ed25519 /root/.ssh/",
+        "recipe-local-rank-flag": "python -m torch.distributed.launch x.py",
+    }
+    patterns = {rule.id: rule.pattern for rule in findings_catalog().values() if rule.pattern}
+    assert set(lines) == set(patterns)
+    for rule, line in lines.items():
+        assert [found for found, pattern in patterns.items() if re.search(pattern, line)] == [rule]
+
+
+def test_variables_are_read_or_say_what_is():
+    assert all(v.read_by or v.instead for v in variables().values())
+    assert all(v.instead in variables() for v in variables().values() if v.instead)

@@ -1,0 +1,278 @@
+"""The five stacks as data, and what a user's own stack file may get wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import DataError, NoCellError, UsageError
+from envbuild.lock.inputs import inputs_of
+from envbuild.lock.make import Locked, unlocked
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.load import load_matrix
+from envbuild.matrix.solve import solve
+from envbuild.matrix.spec import matches
+from envbuild.patching import load_patches
+from envbuild.plan.dockerfile import dockerfile
+from envbuild.plan.plan import plan_of
+from envbuild.recipes.catalog import findings_catalog
+from envbuild.stacks import load_stack, stack_names
+
+FIVE = ("alcf", "gpt2-3d", "llama3-70b", "llm-jp", "megatron-gpt3")
+STACKS = Path(__file__).parents[2] / "matrices" / "stacks"
+
+
+def _solution(stack, **flags):
+    pins = [Pin(axis=a, spec=s, origin=f"stack {stack.name}") for a, s in stack.axes.items()]
+    pins += [Pin(axis=a, spec=s, origin=f"--{a}") for a, s in flags.items()]
+    return solve(load_matrix(), Request(pins=tuple(pins)))
+
+
+def _plan(stack):
+    matrix = load_matrix()
+    inputs = inputs_of(matrix, _solution(stack).cell, stack=stack, flavor=stack.flavor)
+    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={}), stack)
+
+
+def test_the_five_are_shipped():
+    assert stack_names() == FIVE
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_resolves_to_what_was_stated_but_for_the_corrections(name):
+    matrix, stack = load_matrix(), load_stack(name)
+    cell = _solution(stack).cell
+    corrected = {c.item: c.instead for c in stack.corrections if c.item in stack.stated}
+    for axis, stated in stack.stated.items():
+        spec = corrected.get(axis, stated)
+        if spec == "none":
+            assert axis not in cell.versions
+        elif matrix.has(axis, cell.versions[axis]):
+            assert spec == "any" or matches(matrix.axes[axis], spec, matrix.release(axis, cell.versions[axis]))
+        else:  # an exact driver of an open axis
+            assert cell.versions[axis] == spec
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_a_correction_names_a_rule_that_speaks_against_what_was_stated(name):
+    matrix, stack = load_matrix(), load_stack(name)
+    rules = {rule.id: rule for rule in matrix.rules}
+    for correction in stack.corrections:
+        assert correction.rule in rules or correction.rule in findings_catalog()
+        assert correction.stated != correction.instead
+        rule = rules.get(correction.rule)
+        if rule and correction.item in stack.stated:
+            named = {*rule.when, *rule.needs, *rule.same, *rule.with_}
+            # the rule is of the corrected axis, or of one that it is bound to
+            assert correction.item in named or correction.item in {"torch", "cuda", "deepspeed", "python"}
+
+
+def test_stated_inert_build_is_refused_by_the_rule_that_the_correction_names():
+    stack = load_stack("llama3-70b")
+    pins = tuple(Pin(axis=a, spec=s, origin="stated") for a, s in stack.stated.items())
+    with pytest.raises(NoCellError) as caught:
+        solve(load_matrix(), Request(pins=pins))
+    assert "fa3-lookup-fa3" in {step.rule for step in caught.value.conflict.steps}
+
+
+def test_megatron_is_the_commit_of_its_axis():
+    for name in ("llama3-70b", "megatron-gpt3"):
+        stack = load_stack(name)
+        assert _solution(stack).cell.commits["megatron"] == stack.repository.commit
+
+
+def test_gpt2_3d_cannot_reach_hopper_and_says_so():
+    with pytest.raises(NoCellError, match="sm_90"):
+        _solution(load_stack("gpt2-3d"), gpu="h100")
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_patches_exist_and_know_the_pin(name):
+    stack, known = load_stack(name), load_patches()
+    assert bool(stack.patches) == (name != "megatron-gpt3")
+    for patch in stack.patches:
+        assert stack.repository.commit in {revision.commit for revision in known[patch].revisions}
+        assert name in known[patch].stacks
+
+
+def test_every_patch_is_in_a_stack():
+    used = {(patch, name) for name in FIVE for patch in load_stack(name).patches}
+    assert used == {(patch.name, stack) for patch in load_patches().values() for stack in patch.stacks}
+
+
+def test_second_pin_of_llm_jp_needs_no_patch():
+    stack = load_stack("llm-jp@deepspeed-multi-node")
+    assert stack.repository.commit.startswith("6740c1e1")
+    assert stack.patches == ()
+    assert _solution(stack).cell == _solution(load_stack("llm-jp")).cell
+    with pytest.raises(UsageError, match="no pin 'main'"):
+        load_stack("llm-jp@main")
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_dockerfile_checks_out_patches_compiles_and_checks(name):
+    stack = load_stack(name)
+    text = dockerfile(_plan(stack))
+    repository = stack.repository
+    assert f"ADD {repository.url}#{repository.commit} /" in text
+    assert f"FROM builder AS tree-{repository.name}\n" in text
+    assert ("sh /run/envbuild/recipe/patch-tree\n" in text) == bool(stack.patches)
+    assert f"FROM tree-{repository.name} AS compiled-{repository.name}" in text
+    assert "FROM stack AS image" in text
+    for step in stack.steps:
+        assert (f"sh /run/envbuild/recipe/check-{step.name}" in text) == bool(step.check)
+    for build in stack.builds:
+        assert f"AS wheel-{build.name}\n" in text
+
+
+def test_impostors_are_never_installed_from_the_index():
+    for name in FIVE:
+        plan = _plan(load_stack(name))
+        for python_set in plan.lock.python:
+            names = {re.split(r"[<>=!\[ ]", r)[0] for r in python_set.requirements}
+            assert not names & {"apex", "ezpz", "flash-attn-3"}
+
+
+def test_another_megatron_pin_compiles_no_kernel_again():
+    stack = load_stack("llama3-70b")
+    other = stack.model_copy(
+        update={
+            "repository": stack.repository.model_copy(update={"commit": "64cb6bd7a155c4e742514ed1024407fb97d0a367"})
+        }
+    )
+    before = {s.name: s.key for s in _plan(stack).stages}
+    after = {s.name: s.key for s in _plan(other).stages}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"tree-megatron-lm", "compiled-megatron-lm", "stack", "image"}
+
+
+def test_another_patch_changes_the_tree_and_no_wheel():
+    stack = load_stack("llama3-70b")
+    other = stack.model_copy(update={"patches": ("fix-convert",)})
+    before = {s.name: s.key for s in _plan(stack).stages}
+    after = {s.name: s.key for s in _plan(other).stages}
+    assert not {n for n in before if n.startswith("wheel-") and before[n] != after[n]}
+    assert before["tree-megatron-lm"] != after["tree-megatron-lm"]
+
+
+def test_devel_flavor_starts_from_the_base_with_the_compiler():
+    plan = _plan(load_stack("llm-jp"))
+    assert {i.reference for i in plan.lock.images} == {"docker.io/nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"}
+    assert "/usr/local/cuda/bin" in plan.environment["PATH"]
+    assert "nvidia" not in _plan(load_stack("megatron-gpt3")).lock.images[0].reference
+
+
+def test_ngc_stack_takes_torch_from_its_image():
+    plan = _plan(load_stack("gpt2-3d"))
+    assert not plan.has("torch")
+    assert plan.brought == ("numpy", "torch")
+    assert [c.axis for c in plan.components] == ["deepspeed"]
+    text = dockerfile(plan)
+    assert 'ENV PATH="/opt/venv/bin:$PATH"' in text
+    assert "ENVBUILD_SYSTEM_SITE=1" in text
+
+
+def test_a_changed_stack_does_not_go_with_its_old_lock():
+    matrix, stack = load_matrix(), load_stack("llm-jp")
+    inputs = inputs_of(matrix, _solution(stack).cell, stack=stack, flavor=stack.flavor)
+    locked = Locked(lock=unlocked(matrix, inputs), pylocks={})
+    assert plan_of(matrix, locked, stack).lock.stack == "llm-jp"
+    changed = stack.model_copy(update={"environment": {"X": "1"}})
+    with pytest.raises(Exception, match="has changed since this lock was made"):
+        plan_of(matrix, locked, changed)
+
+
+# -- a user's own file ------------------------------------------------------------------------------------------------
+
+
+def _own(tmp_path, *changes, source="llm-jp"):
+    text = (STACKS / f"{source}.toml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_own_file_of_the_same_schema(tmp_path):
+    stack = load_stack(_own(tmp_path, ('name = "llm-jp"', 'name = "mine"')))
+    assert stack.name == "mine"
+    assert _solution(stack).cell == _solution(load_stack("llm-jp")).cell
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[stated]", 'colour = "red"\n[stated]', "colour"),
+        ('commit = "a43b9cb5904e6cca211278f8b2f07f0e82d65c82"', 'commit = "a43b9cb"', "repository.commit"),
+        (
+            'commit = "a43b9cb5904e6cca211278f8b2f07f0e82d65c82"',
+            f'commit = "{"1" * 40}"',
+            "patch makefile is for another revision: it knows hpc/fujii/new-mds",
+        ),
+        ('patches = ["makefile"]', 'patches = ["nonsuch"]', "there is no patch 'nonsuch'"),
+        ('patches = ["makefile"]', 'patches = ["sgd"]', "patch sgd is for https://github.com/NVIDIA/Megatron-LM"),
+        ('[[steps]]\nname = "helpers"\n', "[[steps]]\n", "steps.0.name"),
+        ('run = "make -C megatron/data"\ncompiles = true\n', "compiles = true\n", "compiles, so it needs `run`"),
+        ('keep = ["megatron/data/helpers*.so"]\n', "", "`keep` for the files"),
+        ('version = "3.1.4"\n', "", "give either `version` or both"),
+        ('"numpy<1.24"', '"numpy<<1.24"', "is no requirement"),
+        ('stated = "3.10.10 or 3.11.4"', 'stated = "3.9"', "says that the makers stated '3.9'"),
+        ('name = "mpirun"\n', 'name = "mpirum"\n', "launchers.1.name"),
+        ("[stated]", "[stated", "cannot be read"),
+    ],
+)
+def test_bad_stack_file(tmp_path, old, new, message):
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_stack(_own(tmp_path, (old, new)))
+
+
+def test_two_patches_on_one_hunk(tmp_path):
+    folder = tmp_path / "patches" / "megatron-deepspeed-llm-jp"
+    folder.mkdir(parents=True)
+    source = Path(__file__).parents[2] / "patches" / folder.name
+    manifest = (source / "manifest.toml").read_text()
+    entry = manifest[manifest.index("[[patch]]") :]
+    (folder / "manifest.toml").write_text(manifest + entry.replace('name = "makefile"', 'name = "again"'))
+    for name in ("makefile", "again"):
+        (folder / f"{name}.patch").write_bytes((source / "makefile.patch").read_bytes())
+    with pytest.raises(DataError, match=r"the patches again and makefile both change megatron/data/Makefile"):
+        load_patches(tmp_path / "patches")
+
+
+def test_a_pin_that_does_not_exist(tmp_path):
+    stack = load_stack(_own(tmp_path, ('apex = "23.07"', 'apex = "23.99"')))
+    with pytest.raises(UsageError, match=r"no release of apex matches '23.99'"):
+        _solution(stack)
+
+
+def test_an_axis_that_does_not_exist(tmp_path):
+    stack = load_stack(_own(tmp_path, ('apex = "23.07"', 'apecks = "23.07"')))
+    with pytest.raises(UsageError, match="no axis 'apecks'"):
+        _solution(stack)
+
+
+def test_pins_that_contradict(tmp_path):
+    stack = load_stack(_own(tmp_path, ('te = "none"', 'te = "2.6"')))
+    with pytest.raises(NoCellError, match="TE 2 needs CUDA 12"):
+        _solution(stack)
+
+
+def test_a_correction_by_no_rule(tmp_path):
+    stack = load_stack(_own(tmp_path, ('rule = "own-python-ubuntu22.04"', 'rule = "because"')))
+    with pytest.raises(DataError, match="the rule 'because', which does not exist"):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+def test_a_build_that_is_an_axis(tmp_path):
+    stack = load_stack(_own(tmp_path, ('name = "mpi4py"', 'name = "apex"')))
+    with pytest.raises(DataError, match="the build apex is an axis of the matrix"):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+def test_no_such_stack():
+    with pytest.raises(UsageError, match="there is no stack 'llama4'"):
+        load_stack("llama4")
+    with pytest.raises(UsageError, match=r"there is no stack './nowhere.toml'"):
+        load_stack("./nowhere.toml")
