@@ -155,6 +155,11 @@ def main(argv=None):
     from smokelib.expectation import Expectation
 
     expected = Expectation.load()
+    for path in reversed(expected.paths):
+        sys.path.insert(1, path)
+        os.environ["PYTHONPATH"] = path + (
+            os.pathsep + os.environ["PYTHONPATH"] if os.environ.get("PYTHONPATH") else ""
+        )
     device = args.device or ("cuda" if expected.is_cuda and args.level != "import" else "cpu")
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1, 2**20)
     try:

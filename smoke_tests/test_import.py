@@ -52,10 +52,13 @@ def test_import_component(component, expected):
     if distribution and distribution != "torch" and spec.get("source") != "base":
         found = installed.version_of(distribution)
         assert found is not None, "{}: the distribution {} is not installed".format(component, distribution)
-        if spec.get("version"):
-            assert installed.same_version(found, spec["version"]), "{}: {} is {}, the lock says {}".format(
+        # apex calls itself 0.1 whatever the commit, and a hopper build's release is its commit.
+        if spec.get("version") and component not in ("apex", "flash-attn-hopper"):
+            assert installed.of_release(found, spec["version"]), "{}: {} is {}, the lock says {}".format(
                 component, distribution, found, spec["version"]
             )
+    if component == "stack":
+        assert os.path.isdir(spec["path"]), "the stack's repository is not at {}".format(spec["path"])
     for module in expected.modules(component):
         _load(module)
 
@@ -82,7 +85,7 @@ def test_import_torch_build(expected, figure):
 def test_import_apex_extensions(need):
     """Every extension that apex was built with loads; without them apex imports and its fused kernels are gone."""
     spec = need("apex")
-    names = list(spec.get("extensions", []))
+    names = list(spec.get("extensions") or (["amp_C", "fused_layer_norm_cuda"] if spec.get("source") == "base" else []))
     assert names, "the lock lists apex without its extensions; nothing says what a right build holds"
     import torch  # noqa: F401  (the extensions link against torch's libraries)
 
@@ -195,11 +198,9 @@ def test_import_flash_attn_hopper_where_te_looks(need, expected):
     _load(looked_up["module"])
 
 
-def test_import_megatron_helpers(need, expected):
-    """Megatron's compiled data helpers import, where the lock says that they were built."""
-    spec = need("megatron")
-    if not spec.get("helpers"):
-        pytest.skip("the lock does not list Megatron's compiled helpers")
+def test_import_megatron_helpers(need):
+    """Megatron's compiled data helpers import: their build may fail in silence, and the first batch then fails."""
+    need("megatron")
     _load("megatron.core.datasets.helpers_cpp")
 
 

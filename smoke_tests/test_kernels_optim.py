@@ -2,6 +2,9 @@
 
 import pytest
 
+from smokelib import launch
+from test_step import MEGATRON
+
 
 def _sai_reference(parameters, grads, lr, momentum, eps, decay):
     """SGD_sai as its authors define it (1.0.3), in float64: the step scale is set once, from the first gradient."""
@@ -41,18 +44,14 @@ def test_kernels_sgd_sai(need, device, seed, close):
         )
 
 
-def test_kernels_sgd_through_megatron(need, device, figure):
-    """Megatron-core's `sgd` branch, patched, builds SGD_sai with the configured momentum."""
+def test_kernels_sgd_through_megatron(need, gpu, seed, figure):
+    """The patched Megatron's `sgd` builds SGD_sai, and its updates are those of its definition in float64."""
     spec = need("megatron")
     need("sgd-sai")
     if "sgd" not in spec.get("patches", []):
         pytest.skip("the lock's Megatron does not carry the sgd patch")
-    if device != "cuda":
-        pytest.skip("megatron-core's optimizer setup needs a GPU; the distributed level runs it")
-    import inspect
-
-    import megatron.core.optimizer as module
-
-    source = inspect.getsource(module)
-    assert "SGD_sai" in source, "megatron.core.optimizer does not name SGD_sai: the sgd patch is not in this tree"
-    figure("megatron.core.optimizer", "patched")
+    args = dict(MEGATRON, seed=seed, device="cuda", layers="local", optimizer="sgd", steps=3)
+    said = launch.run_ranks("megatron_gpt", 1, launcher="env", args=args, timeout=240)[0]
+    assert said["optimizer_class"] == "sgd_sai.sgd_sai.SGD_sai", "`sgd` built {}".format(said["optimizer_class"])
+    figure("largest error of an update", said["update_error"], bound=1e-4)
+    assert said["update_error"] <= 1e-4, "an update is {:.3g} off SGD_sai's definition".format(said["update_error"])

@@ -391,6 +391,7 @@ def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
             "name": inputs.stack.name,
             "path": inputs.stack.repository.path,
             "commit": inputs.stack.repository.commit,
+            "patches": list(inputs.stack.patches),
         }
     elif "megatron" in lock.cell:
         components["megatron"] = {

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 ENV_FILE = "ENVBUILD_EXPECTED"
 
@@ -63,10 +63,23 @@ class Expectation:
         return cls(raw)
 
     def lists(self, component: str) -> bool:
-        return component in self.components
+        """Whether the lock lists a component: as one, as an axis of its cell, or as a plain package."""
+        if component in self.components or self.cell.get(component) not in (None, "", "none"):
+            return True
+        return DISTRIBUTIONS.get(component) in self.packages
 
     def component(self, name: str) -> Dict[str, Any]:
-        return self.components.get(name) or {}
+        found = dict(self.components.get(name) or {})
+        if name == "megatron" and "stack" in self.components:
+            # A stack trains from its repository, which holds megatron.core.
+            found = dict(self.components["stack"], **found)
+        return found
+
+    @property
+    def paths(self) -> List[str]:
+        """Folders that are to be on the module path, beside site-packages: a stack's repository."""
+        path = (self.components.get("stack") or {}).get("path")
+        return [str(path)] if path else []
 
     def modules(self, name: str) -> list:
         spec = self.component(name)

@@ -1,6 +1,7 @@
 """What is installed here, without the pytest that was mounted beside it."""
 
 import os
+import re
 import sys
 from importlib import metadata
 from typing import Dict, Optional
@@ -37,3 +38,14 @@ def same_version(installed: str, expected: str) -> bool:
     left, _, left_local = installed.partition("+")
     right, _, right_local = expected.partition("+")
     return left == right and (not left_local or not right_local or left_local == right_local)
+
+
+def of_release(installed: str, release: str) -> bool:
+    """Whether a distribution's version is of a release: the same, or its post-release (2.6.0.post1 is of 2.6.0 and 2.6)."""
+    digits = re.match(r"\d+(\.\d+)*", installed)
+    wanted = re.match(r"\d+(\.\d+)*$", release.partition("+")[0])
+    if not digits or not wanted:
+        return same_version(installed, release)
+    left, right = digits.group().split("."), wanted.group().split(".")
+    size = max(len(left), len(right))
+    return left + ["0"] * (size - len(left)) == right + ["0"] * (size - len(right))

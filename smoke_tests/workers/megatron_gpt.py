@@ -175,6 +175,7 @@ def train_gpu(rank, args, model, device, config):
     )  # fmt: skip
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
+    shadow = SaiShadow(inner(optimizer)) if args["optimizer"] == "sgd" and not args.get("load") else None
     schedule = get_forward_backward_func()
     first = load(rank, args, wrapped, optimizer) if args.get("load") else 0
     group = parallel_state.get_data_parallel_group()
@@ -212,15 +213,50 @@ def train_gpu(rank, args, model, device, config):
             losses.append(float(mean) / dist.get_world_size(group))
         if args.get("save") and step + 1 == args["save_at"]:
             save(rank, args, wrapped, optimizer, step + 1)
+    if shadow:
+        rank.result(update_error=shadow.worst)
     return losses, optimizer
 
 
-def inner_class(optimizer):
-    """The name of the torch optimizer inside megatron-core's wrappers."""
+def inner(optimizer):
+    """The torch optimizer inside megatron-core's wrappers."""
     while hasattr(optimizer, "chained_optimizers"):
         optimizer = optimizer.chained_optimizers[0]
-    kind = type(getattr(optimizer, "optimizer", optimizer))
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def inner_class(optimizer):
+    kind = type(inner(optimizer))
     return "{}.{}".format(kind.__module__, kind.__name__)
+
+
+class SaiShadow:
+    """Follows SGD_sai in float64 through megatron-core's wrappers: `worst` is the largest relative error of an update."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.worst, self.scale, self.buffer = optimizer, 0.0, {}, {}
+        self.step, optimizer.step = optimizer.step, self.follow
+
+    def follow(self, *args, **kwargs):
+        right = []
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                grad, before = p.grad.double(), p.detach().double().clone()
+                if p not in self.scale:
+                    self.scale[p] = grad.norm() / (grad.std().nan_to_num() + group["eps"])
+                    self.buffer[p] = grad
+                else:
+                    self.buffer[p] = group["momentum"] * self.buffer[p] + (1 - group["momentum"]) * grad
+                step = -group["lr"] * (group["weight_decay"] * before + self.scale[p] * self.buffer[p])
+                right.append((p, before, step))
+        done = self.step(*args, **kwargs)
+        for p, before, step in right:
+            self.worst = max(
+                self.worst, float((p.detach().double() - before - step).norm() / step.norm().clamp_min(1e-30))
+            )
+        return done
 
 
 def _sharded(wrapped, optimizer, loading):

@@ -409,3 +409,30 @@ def test_nothing_of_the_launch_survives_a_killed_parent(launch, tmp_path: Path) 
     while alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive() == []
+
+
+def test_releases(launch) -> None:
+    of = importlib.import_module("smokelib.installed").of_release
+    assert of("2.6.0.post1", "2.6.0")
+    assert of("2.6.0.post1", "2.6")
+    assert of("0.16.1", "0.16.1")
+    assert not of("2.1", "2.10")
+    assert not of("2.12.1", "2.12.0")
+
+
+def test_what_the_lock_lists(launch) -> None:
+    expectation = importlib.import_module("smokelib.expectation").Expectation(
+        {
+            "cell": {"cuda": "12.6", "megatron": "0.12.3", "mpi": "openmpi-5.0.5", "deepspeed": "none"},
+            "packages": {"sgd_sai": "1.0.3"},
+            "components": {
+                "stack": {"path": "/workspace/megatron-lm", "patches": ["sgd"]},
+                "apex": {"extensions": ["amp_C"]},
+            },
+        }
+    )
+    assert all(expectation.lists(name) for name in ("apex", "megatron", "mpi", "sgd-sai"))
+    assert not any(expectation.lists(name) for name in ("te", "deepspeed", "flash-attn"))
+    assert expectation.component("megatron")["patches"] == ["sgd"]
+    assert expectation.paths == ["/workspace/megatron-lm"]
+    assert expectation.is_cuda
