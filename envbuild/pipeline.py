@@ -4,14 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from envbuild.engine.build import Builder, Built, find_built
+from envbuild.engine.build import Builder, Built, find_built, kept_wheel
 from envbuild.engine.registry import find_digest, pull_verified, push
 from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, current_os, make_lock, write_lock
 from envbuild.lock.model import Lock, Missing
+from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.settings import Settings
@@ -44,7 +46,7 @@ def lock_for(
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
     if not locked.lock.complete:
-        raise unreachable(locked.lock.missing)
+        raise UnreachableError(locked.lock.missing)
     folder = own_locks(settings) / lock_name(inputs)
     write_lock(locked, folder)
     return locked, folder
@@ -73,13 +75,40 @@ def renewed(
     return again, folder
 
 
-def unreachable(missing: tuple[Missing, ...]) -> HostError:
-    """Return the error that names what this machine cannot reach, and how to supply each."""
-    lines = "".join(f"\n  - {m.what}\n      held by {m.host}; {_supply(m)}" for m in missing)
-    return HostError(
-        f"{len(missing)} inputs of this cell cannot be had from here{lines}",
-        hint="supply them as said, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
-    )
+class UnreachableError(HostError):
+    """Inputs that this machine cannot reach, and how to supply each."""
+
+    def __init__(self, missing: tuple[Missing, ...]) -> None:
+        lines = "".join(f"\n  - {m.what}\n      held by {m.host}; {_supply(m)}" for m in missing)
+        super().__init__(
+            f"{len(missing)} inputs of this cell cannot be had from here{lines}",
+            hint="supply them as said, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
+        )
+        self.missing = missing
+
+
+def require_sources(settings: Settings, plan: Plan) -> None:
+    """Bring every source tree that the build will compile into the cache.
+
+    Raises:
+        UnreachableError: neither the site's folder nor an upstream has one of them.
+        LockError: one is not what the lock names.
+
+    """
+    store = SourceStore(settings=settings)
+    missing = []
+    for component in plan.components:
+        source = next((s for s in plan.lock.sources if s.name == component.axis), None)
+        if source is None or kept_wheel(settings, plan, component.axis):
+            continue
+        try:
+            store.checkout(source)
+        except HostError as error:
+            what = f"source tree of {source.name} at {source.commit}"
+            host = urlsplit(source.url).hostname or source.url
+            missing.append(Missing(what=what, host=host, why=error.what, component=source.name))
+    if missing:
+        raise UnreachableError(tuple(missing))
 
 
 def _supply(missing: Missing) -> str:

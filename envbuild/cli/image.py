@@ -12,6 +12,8 @@ from envbuild.cli.road import Asked, asked_from, road_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from python_on_whales import DockerClient
+
     from envbuild.engine.build import Built
     from envbuild.lock.make import Locked
     from envbuild.pipeline import Made
@@ -75,7 +77,9 @@ def image(
         note(line)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
-    asked, found, left_out = _with_lock(asked, settings, flags, lock_file, flavor, sources, locked_only=locked)
+    asked, found, left_out = _with_lock(
+        asked, settings, client, tag, flags, lock_file, flavor, sources, locked_only=locked
+    )
     from envbuild.cli.show import StageDisplay
 
     display: list[StageDisplay] = []
@@ -135,6 +139,8 @@ def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
 def _with_lock(
     asked: Asked,
     settings: "Settings",
+    client: "DockerClient",
+    tag: str | None,
     flags: dict[str, Any],
     lock_file: Path | None,
     flavor: str | None,
@@ -143,10 +149,11 @@ def _with_lock(
     locked_only: bool,
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
-    from envbuild.errors import HostError
+    from envbuild.engine.build import find_built
     from envbuild.lock.find import check_fits, require_complete
-    from envbuild.lock.make import make_lock, read_lock
-    from envbuild.pipeline import lock_for
+    from envbuild.lock.make import read_lock
+    from envbuild.pipeline import UnreachableError, lock_for, require_sources
+    from envbuild.plan.plan import plan_of
 
     if lock_file is not None:
         named = read_lock(lock_file)
@@ -154,20 +161,20 @@ def _with_lock(
         require_complete(named.lock, str(lock_file))
         return asked, (named, lock_file), {}
     try:
-        return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note), {}
-    except HostError:
-        if locked_only:
+        found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note)
+        plan = plan_of(asked.matrix, found[0], asked.stack)
+        if find_built(client, plan, tag or f"envbuild:{plan.cell.id}") is None:
+            require_sources(settings, plan)
+    except UnreachableError as error:
+        lacking = {m.component: m.host for m in error.missing}
+        droppable = all(
+            axis and asked.matrix.axes[axis].use == "default" and not _was_asked(flags, axis) for axis in lacking
+        )
+        if locked_only or not droppable:
             raise
-        unasked = {
-            t.name
-            for t in asked.inputs.trees
-            if asked.matrix.axes[t.name].use == "default" and not _was_asked(flags, t.name)
-        }
-        missing = make_lock(settings, asked.matrix, asked.inputs, note=lambda _: None).lock.missing
-        lacking = {m.what.split()[3] for m in missing if m.what.startswith("source tree of ")}
-        if not missing or len(lacking) != len(missing) or not lacking <= unasked:
-            raise
-    left_out = {m.what.split()[3]: f"its source is out of reach ({m.host}), and nobody asked for it" for m in missing}
+    else:
+        return asked, found, {}
+    left_out = {axis: f"its source is out of reach ({host}), and nobody asked for it" for axis, host in lacking.items()}
     for name, why in left_out.items():
         note(f"{name} is left out: {why}; `--{name} auto` insists on it")
     again = {**flags, **{"axis_" + name.replace("-", "_"): "none" for name in left_out}}

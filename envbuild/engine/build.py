@@ -110,6 +110,12 @@ def find_built(client: "DockerClient", plan: Plan, tag: str) -> Built | None:
     return Built(tag=tag, digest=image.id, size=image.size)
 
 
+def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
+    """Return the folder of the wheel that an earlier build made from the same inputs, or None."""
+    folder = settings.cache_dir / "wheels" / f"{axis}-{plan.stage(f'wheel-{axis}').key[:32]}"
+    return folder if (folder / "record.json").is_file() else None
+
+
 def write_context(plan: Plan, folder: Path) -> None:
     """Write Dockerfile and bake file to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -281,9 +287,7 @@ class _Run:
         return folder
 
     def _kept_wheel(self, axis: str) -> Path | None:
-        """Return the folder of the wheel that an earlier build made from the same inputs."""
-        folder = self.b._root("wheels") / f"{axis}-{self.plan.stage(f'wheel-{axis}').key[:32]}"  # noqa: SLF001
-        return folder if self.b.cache and not self.b.substitutes and (folder / "record.json").is_file() else None
+        return kept_wheel(self.settings, self.plan, axis) if self.b.cache and not self.b.substitutes else None
 
     def wheel(self, axis: str) -> None:
         """Have the wheel of `axis`: the one kept for its key, or a new one."""

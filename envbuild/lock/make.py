@@ -165,8 +165,8 @@ class _Maker:
         )
         return Locked(lock=lock, pylocks=self.pylocks)
 
-    def _miss(self, what: str, error: Exception, host: str) -> None:
-        self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0]))
+    def _miss(self, what: str, error: Exception, host: str, component: str = "") -> None:
+        self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0], component=component))
 
     def _image(self, image: BaseImage) -> BaseImage:
         if image.digest:
@@ -256,9 +256,8 @@ class _Maker:
             folder = store.plain_folder(plain)
             if folder is not None:
                 return plain.model_copy(update={"tree": store.tree_of(folder)})
-            self._miss(
-                f"source tree of {wanted.name} at {wanted.commit}", error, urlsplit(wanted.url).hostname or wanted.url
-            )
+            host = urlsplit(wanted.url).hostname or wanted.url
+            self._miss(f"source tree of {wanted.name} at {wanted.commit}", error, host, component=wanted.name)
             return plain
 
     def _python(self, files: tuple[FileSource, ...]) -> tuple[PythonSet, ...]:

@@ -105,6 +105,8 @@ class Missing(Model):
     what: str
     host: str
     why: str = ""
+    component: str = ""
+    """The component whose source tree it is, when it is one."""
 
 
 class Lock(Model):
