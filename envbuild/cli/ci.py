@@ -1,0 +1,54 @@
+"""`envbuild ci`: the cells to verify, as the matrix of a workflow."""
+
+from typing import Any
+
+import click
+
+from envbuild.cli.axes import axis_options, request_from
+from envbuild.cli.output import emit, json_option, note
+
+GITHUB_LIMIT = 256
+"""Jobs that GitHub runs of one matrix."""
+
+
+@click.command()
+@axis_options
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=GITHUB_LIMIT,
+    show_default=True,
+    help="At most so many cells; GitHub takes 256 jobs a matrix. The list begins with the most telling ones.",
+)
+@json_option
+def ci(limit: int, as_json: bool, **flags: Any) -> None:
+    """List the cells to verify: the documented ones, every stack, then a pairwise cover of cuda, torch and te.
+
+    The flags narrow it: `envbuild ci --cuda 13.0 --limit 20`. Every pair of minor releases that some cell holds is in at
+    least one cell of the whole list. --json prints what a GitHub workflow takes as `strategy.matrix`, and nothing else:
+    {"include": [{"id", "args", "stack"}, …]}, where `args` are flags for `envbuild image`.
+    """
+    from envbuild.evidence_refs import evidence_refs
+    from envbuild.matrix.coverage import cells_to_verify
+    from envbuild.matrix.load import load_matrix
+    from envbuild.stacks import load_stack, stack_names
+
+    stack = flags["stack"]
+    found = cells_to_verify(
+        load_matrix(),
+        {name: load_stack(name).axes for name in ([stack] if stack else stack_names())},
+        request_from({**flags, "stack": None}),
+        stack=stack,
+        evidence=evidence_refs(),
+        limit=limit,
+    )
+
+    def human() -> str:
+        from envbuild.cli.show import table
+
+        return table([(v.cell.id, v.args, v.why) for v in found.cells], indent="")
+
+    # Another key beside `include` would be an axis to GitHub.
+    answer = {"include": [{"id": v.cell.id, "args": v.args, "stack": v.stack or ""} for v in found.cells]}
+    emit(answer, as_json=as_json, human=human)
+    note(f"{len(found.cells)} cells hold {found.covered} of the {found.pairs} pairs of cuda, torch and te")

@@ -1,0 +1,133 @@
+"""The cells worth verifying: what people are told to build, every stack, and a pairwise cover of cuda, torch and te.
+
+Most failures of such an environment come from two components that do not go together. So instead of every combination,
+every pair of minor releases that some cell holds is verified in at least one cell; the pairs decide the order, so that
+any first part of the list covers the most it can.
+"""
+
+import itertools
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.errors import NoCellError
+from envbuild.matrix.cell import Cell, Pin, Request
+from envbuild.matrix.enumerate import enumerate_cells
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.order import EvidenceRef
+from envbuild.matrix.solve import solve
+from envbuild.matrix.spec import public_version, version_key
+
+AXES = ("cuda", "torch", "te")
+"""The axes whose pairs are covered."""
+
+# What README and Makefile name: the default image, the one without a GPU, and the headline cell of the documentation.
+_NAMED: tuple[Mapping[AxisName, str], ...] = (
+    {"cuda": "13.0", "te": "2.12"},
+    {"cuda": "cpu"},
+    {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"},
+)
+
+Pair = tuple[AxisName, str, AxisName, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A cell to verify, and the flags that ask for it."""
+
+    cell: Cell
+    args: str
+    """Flags of `resolve`, `lock` or `image`, safe to paste into a shell."""
+    stack: str | None
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """The cells to verify, the most telling first, and how many pairs they cover."""
+
+    cells: tuple[Verification, ...]
+    pairs: int
+    """Pairs of minor releases of cuda, torch and te that some cell holds."""
+    covered: int
+
+
+def cells_to_verify(
+    matrix: Matrix,
+    stacks: Mapping[str, Mapping[AxisName, str]],
+    within: Request,
+    *,
+    stack: str | None = None,
+    evidence: Sequence[EvidenceRef] = (),
+    limit: int | None = None,
+) -> Coverage:
+    """Return the cells to verify: named ones, stacks, then the pairwise cover; each cell once.
+
+    Args:
+        matrix: where to look.
+        stacks: the pins of each stack, by its name.
+        within: what every cell must satisfy besides; a stack or a named cell that cannot is left out.
+        stack: one of `stacks`, when every cell is to hold it.
+        evidence: what the solver ranks by.
+        limit: at most so many cells.
+
+    Raises:
+        UsageError: a pin names an unknown axis, or matches no release.
+
+    """
+    found: dict[tuple[str | None, str], Verification] = {}  # a stack is no part of a cell's id
+
+    def stack_pins(name: str | None) -> tuple[Pin, ...]:
+        return tuple(Pin(axis=a, spec=s, origin=f"stack {name}") for a, s in stacks[name].items()) if name else ()
+
+    def add(own: Mapping[AxisName, str], why: str, name: str | None = stack) -> None:
+        stated = tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in own.items())
+        request = Request(pins=(*stack_pins(name), *stated, *within.pins), prefer=within.prefer)
+        try:
+            cell = solve(matrix, request, evidence).cell
+        except NoCellError:
+            return
+        words = ["--stack", name] if name else []
+        for pin in (*stated, *(pin for pin in within.pins if pin.axis not in own)):
+            words += [f"--{pin.axis}", pin.spec]
+        if within.prefer != "proven":
+            words += ["--prefer", within.prefer]
+        found.setdefault((name, cell.id), Verification(cell=cell, args=shlex.join(words), stack=name, why=why))
+
+    for name in [stack] if stack else sorted(stacks):
+        add({}, f"the stack {name}", name)
+    for named in _NAMED:
+        add(named, "named in the documentation")
+
+    held = sorted(enumerate_cells(matrix, AXES, (*stack_pins(stack), *within.pins)), key=_newest_first)
+    pairs_of = [_pairs(versions) for versions in held]
+    every = frozenset[Pair]().union(*pairs_of)
+    left = every.difference(*(_pairs(verification.cell.versions) for verification in found.values()))
+    while left and (limit is None or len(found) < limit):
+        best = max(range(len(held)), key=lambda i: len(pairs_of[i] & left))  # of equals the first, which is the newest
+        covered = pairs_of[best] & left
+        add(held[best], f"{len(covered)} pairs that no cell before it holds")
+        left -= covered
+    cells = tuple(found.values())[:limit]
+    covered = every.intersection(frozenset[Pair]().union(*(_pairs(v.cell.versions) for v in cells)))
+    return Coverage(cells=cells, pairs=len(every), covered=len(covered))
+
+
+def _minor(version: str) -> str:
+    parsed = public_version(version)
+    return version if parsed is None else f"{parsed.major}.{parsed.minor}"
+
+
+def _pairs(versions: Mapping[AxisName, str]) -> frozenset[Pair]:
+    used = [(axis, _minor(versions[axis])) for axis in AXES if axis in versions]
+    return frozenset((*one, *other) for one, other in itertools.combinations(used, 2))
+
+
+def _newest_first(versions: Mapping[AxisName, str]) -> tuple[object, ...]:
+    key: list[object] = []
+    for axis in (axis for axis in AXES if axis in versions):
+        parsed = version_key(versions[axis])
+        # names (cpu) come after every version
+        key.append((0, tuple(-part for part in parsed.release), versions[axis]) if parsed else (1, (), versions[axis]))
+    return tuple(key)
