@@ -160,6 +160,8 @@ class Stack(Model):
     python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Requirements beside the cell's own components."""
     builds: tuple[Build, ...] = ()
+    tools: tuple[str, ...] = ()
+    """Programs of dockerfiles/tools that the image gets in /usr/local/bin."""
     environment: dict[str, str] = {}
     """Environment of the image; `{site}` is the environment's site-packages."""
     patches: tuple[str, ...] = ()
@@ -201,6 +203,8 @@ class Stack(Model):
             include={"repository", "flavor", "system", "python", "builds", "environment", "steps"},
         )
         parts["patches"] = [patch.digest for patch in patches_of(self)]
+        if self.tools:
+            parts["tools"] = tools_of(self)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -236,6 +240,23 @@ def _chosen(stack: Stack, known: Mapping[str, "Patch"]) -> Iterable["Patch"]:
         yield patch
 
 
+def tools_of(stack: Stack) -> dict[str, str]:
+    """Return the stack's programs, name -> text.
+
+    Raises:
+        DataError: there is no such program.
+
+    """
+    folder = data_dir("dockerfiles") / "tools"
+    known = sorted(path.name for path in folder.iterdir())
+    for name in stack.tools:
+        if name not in known:
+            raise DataError(
+                f"there is no tool {name!r}", where=f"stack {stack.name}: tools", hint="the tools: " + ", ".join(known)
+            )
+    return {name: (folder / name).read_text() for name in stack.tools}
+
+
 def stack_names() -> tuple[str, ...]:
     """Return the names of the stacks that this installation ships."""
     return tuple(sorted(path.stem for path in (data_dir("matrices") / "stacks").glob("*.toml")))
@@ -266,6 +287,7 @@ def load_stack(name_or_file: str) -> Stack:
     if pin:
         stack = _at(stack, pin)
     patches_of(stack)
+    tools_of(stack)
     return stack
 
 

@@ -18,7 +18,7 @@ from envbuild.matrix.model import MpiFacts
 from envbuild.patching import apply_script
 from envbuild.paths import data_dir
 from envbuild.plan.components import Component
-from envbuild.stacks import Stack, Step, patches_of
+from envbuild.stacks import Stack, Step, patches_of, tools_of
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
@@ -313,6 +313,7 @@ def _stack_stages(add: Callable[..., Stage], lock: Lock, stack: Stack, env: Stag
         path=repository.path,
         steps=[s.model_dump(mode="json") for s in stack.steps],
         environment=dict(stack.environment),
+        **({"tools": tools_of(stack)} if stack.tools else {}),
     )
 
 
@@ -359,6 +360,8 @@ def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
     lists["lock/expected.json"] = json.dumps(expected(matrix, lock, inputs), indent=1, sort_keys=True) + "\n"
     for patch in patches_of(inputs.stack) if inputs.stack else ():
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
+    for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
+        lists[f"tools/{name}"] = text
     for name, text in sorted(locked.pylocks.items()):
         lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
     return lists
