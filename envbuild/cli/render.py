@@ -10,6 +10,7 @@ from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
     from envbuild.lock.make import Locked
+    from envbuild.lock.model import Lock
     from envbuild.plan.plan import Plan
 
 
@@ -40,7 +41,7 @@ def render(
     from envbuild.plan.plan import plan_of
 
     asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
-    plan = plan_of(asked.matrix, _locked(asked, lock_file, unlocked=unlocked), asked.stack)
+    plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(
         {
@@ -76,8 +77,8 @@ def _text(plan: "Plan", form: str) -> str:
     return dockerfile(plan)
 
 
-def _locked(asked: Asked, lock_file: Path | None, *, unlocked: bool) -> "Locked":
-    from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
+def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
+    from envbuild.lock.find import check_fits, find_lock, incomplete, needed
     from envbuild.lock.make import Locked, read_lock
     from envbuild.lock.make import unlocked as without_hashes
 
@@ -85,7 +86,7 @@ def _locked(asked: Asked, lock_file: Path | None, *, unlocked: bool) -> "Locked"
         named = read_lock(lock_file)
         check_fits(named.lock, asked.inputs, str(lock_file))
         if not unlocked:
-            require_complete(named.lock, str(lock_file))
+            _require_complete(named.lock, str(lock_file), form)
         return named
     if unlocked:
         return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
@@ -93,5 +94,18 @@ def _locked(asked: Asked, lock_file: Path | None, *, unlocked: bool) -> "Locked"
     if found is None:
         raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")
     locked, place = found
-    require_complete(locked.lock, str(place))
+    _require_complete(locked.lock, str(place), form)
     return locked
+
+
+def _require_complete(lock: "Lock", where: str, form: str) -> None:
+    """Raise LockError when the lock lacks a hash that the rendered text would state."""
+    from envbuild.lock.find import incomplete
+
+    missing = lock.missing
+    if form == "shell":
+        from envbuild.plan.shell import missing_for_script
+
+        missing = missing_for_script(lock)
+    if missing:
+        raise incomplete(missing, where)

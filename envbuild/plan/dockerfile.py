@@ -2,9 +2,13 @@
 
 import json
 from functools import cache
+from typing import TYPE_CHECKING
 
 from envbuild.paths import data_dir
 from envbuild.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def envquote(value: str) -> str:
@@ -22,7 +26,8 @@ def envpath(value: str) -> str:
 
 
 @cache
-def _template(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def template(name: str) -> "Template":
+    """Return a template of dockerfiles/."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     env = Environment(
@@ -40,7 +45,7 @@ def _template(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 def dockerfile(plan: Plan) -> str:
     """Return the Dockerfile: one self-contained text, the same for the same lock everywhere."""
-    text: str = _template("Dockerfile.j2").render(plan=plan)
+    text: str = template("Dockerfile.j2").render(plan=plan)
     return text
 
 

@@ -1,0 +1,121 @@
+"""Plan -> one POSIX shell script that makes the same environment on a bare host, without root and without containers."""
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envbuild.errors import UsageError
+from envbuild.lock.model import Lock, Missing
+from envbuild.matrix.spec import version_key
+from envbuild.paths import data_dir
+from envbuild.plan.dockerfile import template
+from envbuild.plan.plan import Plan
+
+_HELPERS = ("bring", "adopt", "record", "uv-by-pip")
+# What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
+_NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
+# Set by the script itself, or read by container tools alone.
+_NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME")
+
+
+def script(plan: Plan) -> str:
+    """Return the script: one self-contained text, the same for the same lock everywhere.
+
+    Raises:
+        UsageError: the cell's torch exists inside an image alone.
+
+    """
+    if plan.brought:
+        raise UsageError(
+            f"torch {plan.cell.versions['torch']} of this cell exists inside {plan.cell.versions['base']} alone, and no host has it",
+            where="--format shell",
+            hint="render it as a Dockerfile, or ask for a cell with another --base",
+        )
+    moved = _moved(plan)
+    paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME"}
+    lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
+    text: str = template("shell.j2").render(
+        plan=plan,
+        missing=missing_for_script(plan.lock),
+        torch=_torch(plan.lock),
+        cuda=_toolkit(plan),
+        moved=list(moved.items()),
+        recipes={n: text for n, text in plan.recipes.items() if n != "os-install"},
+        verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text() for n in _HELPERS} | lists,
+        keys=_keys(plan),
+        environment={
+            n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE and not n.startswith("NVIDIA_")
+        },
+        repository=_here(plan.stack.repository.path, paths) if plan.stack else None,
+        here=_expander(paths),
+        sh=shlex.quote,
+    )
+    return text
+
+
+def missing_for_script(lock: Lock) -> tuple[Missing, ...]:
+    """Return what a lock lacks of what the script pins; images and OS packages are the host's own affair here."""
+    return tuple(m for m in lock.missing if not m.what.startswith(("digest of ", "OS packages on ")))
+
+
+def _torch(lock: Lock) -> str:
+    """Return torch's version as the lock's wheel states it, or the cell's where there is no wheel yet."""
+    found = lock.python_set("torch")
+    return (
+        next((p.version for p in found.packages if p.name == "torch"), lock.cell["torch"])
+        if found
+        else lock.cell["torch"]
+    )
+
+
+def _toolkit(plan: Plan) -> str | None:
+    """Return major.minor of the CUDA toolkit that compiling takes, or None when nothing is compiled with one."""
+    cell = plan.cell.versions
+    if cell["cuda"] == "cpu" or not (plan.components or plan.compiled_steps or plan.lock.flavor == "devel"):
+        return None
+    parsed = version_key(cell.get("nvcc", cell["cuda"]))
+    return ".".join(str(n) for n in parsed.release[:2]) if parsed else cell["cuda"]
+
+
+def _moved(plan: Plan) -> dict[str, str]:
+    """Return where the image's own folders lie on a host, as shell text."""
+    moved: dict[str, str] = {}
+    if plan.mpi and plan.mpi.prefix:
+        moved[plan.mpi.prefix] = "$prefix/mpi"
+    if plan.stack:
+        path = plan.stack.repository.path
+        moved[path] = "$prefix/" + path.rstrip("/").rsplit("/", 1)[-1]
+    return moved
+
+
+def _here(value: str, paths: Mapping[str, str]) -> str:
+    """Return `value` as a double-quoted word in which the image's paths are those of the host."""
+    quoted = re.sub(r'([\\"$`])', r"\\\1", value)
+    for image, host in paths.items():
+        quoted = quoted.replace(image, host)
+    return f'"{quoted}"'
+
+
+def _expander(paths: Mapping[str, str]) -> Callable[[str], str]:
+    return lambda value: _here(value, paths)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def _keys(plan: Plan) -> dict[str, str]:
+    """Return a key per step over the stage's inputs that the script brings; the script adds what it found of the host."""
+    keys = {s.name: _digest({k: v for k, v in s.inputs.items() if k not in _NOT_OF_A_HOST}) for s in plan.stages}
+    keys |= {name: _digest(plan.lists.get(f"python.{name}.txt")) for name in ("tools", "toolchain")}
+    wheels = [keys[f"wheel-{c.axis}"] for c in plan.components]
+    keys["env"] = _digest([keys["env"], wheels, plan.placed])
+    if plan.mpi:
+        keys["mpi"] = _digest([plan.mpi.url, plan.mpi.sha256, plan.mpi.configure])
+    if plan.stack:
+        parts = [v for k, v in keys.items() if k.startswith(("tree-", "compiled-", "stack"))]
+        keys["stack"] = _digest(parts)
+    return keys
