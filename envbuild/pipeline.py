@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from envbuild.engine.build import Builder, Built, find_built, kept_wheel
+from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
 from envbuild.engine.registry import find_digest, pull_verified, push
 from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks
@@ -157,13 +157,14 @@ def pull_prebuilt(settings: Settings, client: "DockerClient", lock: Lock, plan: 
     pull_verified(client, reference, digest)
     image = client.image.inspect(reference)
     labels = (image.config.labels or {}) if image.config else {}
-    if labels.get("io.envbuild.lock") != lock.digest or labels.get("io.envbuild.plan") != plan.key:
+    if labels.get("io.envbuild.lock") != lock.digest:
         raise AuditError(
             "the registry's image was made from another lock",
             where=f"{reference}@{digest}",
             hint=f"its label says {labels.get('io.envbuild.lock')}; delete it there, or build with --no-pull",
         )
     client.image.tag(reference, tag)
+    remember_built(settings, plan, image.id)
     return Built(tag=tag, digest=digest, size=image.size)
 
 
@@ -187,7 +188,7 @@ def make_image(
     name = tag or f"envbuild:{plan.cell.id}"
     on_change, note = display(plan)
     if cache and not substitutes:
-        present = find_built(client, plan, name)
+        present = find_built(settings, client, plan, name)
         if present is not None:
             return Made(built=present, plan=plan, locked=locked, lock_folder=folder, origin="found")
         if pull:
@@ -199,7 +200,7 @@ def make_image(
         if anew is not None:
             locked, folder = anew
             plan = plan_of(matrix, locked, inputs.stack)
-            present = find_built(client, plan, name) if cache and not substitutes else None
+            present = find_built(settings, client, plan, name) if cache and not substitutes else None
             if present is not None:
                 return Made(built=present, plan=plan, locked=locked, lock_folder=folder, origin="found")
     builder = Builder(

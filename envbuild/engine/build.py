@@ -96,18 +96,30 @@ def engine_client(settings: Settings) -> "DockerClient":
     return client
 
 
-def find_built(client: "DockerClient", plan: Plan, tag: str) -> Built | None:
+def _made(settings: Settings, plan: Plan) -> Path:
+    return settings.cache_dir / "made" / plan.key
+
+
+def remember_built(settings: Settings, plan: Plan, digest: str) -> None:
+    """Note that the image `digest` was made from exactly this plan.
+
+    The note is kept here and not in the image, whose bytes follow from the lock alone.
+    """
+    place = _made(settings, plan)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(digest)
+
+
+def find_built(settings: Settings, client: "DockerClient", plan: Plan, tag: str) -> Built | None:
     """Return the image `tag` when the engine has it and it was made from exactly this plan."""
     from python_on_whales.exceptions import DockerException
 
     try:
+        digest = _made(settings, plan).read_text()
         image = client.image.inspect(tag)
-    except DockerException:
+    except (OSError, DockerException):
         return None
-    labels = (image.config.labels or {}) if image.config else {}
-    if labels.get("io.envbuild.plan") != plan.key:
-        return None
-    return Built(tag=tag, digest=image.id, size=image.size)
+    return Built(tag=tag, digest=image.id, size=image.size) if image.id == digest else None
 
 
 def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
@@ -148,7 +160,7 @@ class Builder:
         folder = self._root("builds") / self.plan.key[:16]
         with self._alone(folder):
             if self.cache and not self.substitutes:
-                found = find_built(self.client, self.plan, tag)
+                found = find_built(self.settings, self.client, self.plan, tag)
                 if found is not None:  # another run made it while this one waited
                     return found
             write_context(self.plan, folder)
@@ -163,6 +175,8 @@ class Builder:
                 for component in self.plan.components:
                     run.wheel(component.axis)
                 built = run.image(tag)
+            if not self.substitutes:
+                remember_built(self.settings, self.plan, built.digest)
         return Built(
             tag=tag,
             digest=built.digest,

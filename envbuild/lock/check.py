@@ -63,15 +63,15 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
         if python_set.packages:
             note(f"checking the {python_set.name} packages")
         local = set(python_set.local_wheels)
-        for package in python_set.packages:
-            if any(_normal(name) == package.name for name in local):
-                faults += _local(settings, [n for n in local if _normal(n) == package.name], package.hashes)
+        for wheel in python_set.packages:
+            if any(_normal(name) == wheel.name for name in local):
+                faults += _local(settings, [n for n in local if _normal(n) == wheel.name], wheel.hashes)
                 continue
-            index = python_set.index if python_set.index and "+" in package.version else None
-            listed = {f.sha256 for f in files_of(settings, package.name, index=index)}
-            gone = [h for h in package.hashes if h not in listed]
-            if len(gone) == len(package.hashes):
-                faults.append(f"{package.name} {package.version} is not on the index with the lock's hash")
+            index = python_set.index if python_set.index and "+" in wheel.version else None
+            listed = {f.sha256 for f in files_of(settings, wheel.name, index=index)}
+            gone = [h for h in wheel.hashes if h not in listed]
+            if len(gone) == len(wheel.hashes):
+                faults.append(f"{wheel.name} {wheel.version} is not on the index with the lock's hash")
     return faults
 
 

@@ -152,9 +152,9 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         components=inputs.components,
         stages=stages,
         recipes=recipes,
-        lists=_lists(matrix, locked, inputs),
+        lists=_lists(locked, inputs),
         environment=_environment(matrix, lock, stack, site),
-        labels=_labels(lock, cell, stages[-1]),
+        labels=_labels(lock, cell),
         workdir=stack.repository.path if stack else "/workspace",
         # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
         python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
@@ -346,7 +346,7 @@ def _tools(lock: Lock) -> Any:
     return {p.name: p.version for p in found.packages if p.name in _WHEEL_TOOLS}
 
 
-def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
+def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
     lock = locked.lock
     lists: dict[str, str] = {}
     for os_set in lock.os:
@@ -357,7 +357,7 @@ def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
             requirements_text(python_set) if python_set.packages else "".join(f"{r}\n" for r in python_set.requirements)
         )
     lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    lists["lock/expected.json"] = json.dumps(expected(matrix, lock, inputs), indent=1, sort_keys=True) + "\n"
+    lists["lock/expected.json"] = json.dumps(expected(lock, inputs), indent=1, sort_keys=True) + "\n"
     for patch in patches_of(inputs.stack) if inputs.stack else ():
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
@@ -367,7 +367,7 @@ def _lists(matrix: Matrix, locked: Locked, inputs: Inputs) -> dict[str, str]:
     return lists
 
 
-def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
+def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
     """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
     components: dict[str, Any] = {"torch": {"distribution": "torch", "version": lock.cell["torch"]}}
     if "torch" in inputs.brought:
@@ -410,7 +410,7 @@ def expected(matrix: Matrix, lock: Lock, inputs: Inputs) -> dict[str, Any]:
         "cell": lock.cell,
         "packages": packages,
         "components": components,
-        "matrix": matrix.digest,
+        "matrix": lock.matrix,
     }
 
 
@@ -448,12 +448,11 @@ def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> 
     return env | own
 
 
-def _labels(lock: Lock, cell: Cell, image: Stage) -> dict[str, str]:
+def _labels(lock: Lock, cell: Cell) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.title": "envbuild " + cell.id,
         "io.envbuild.cell": cell.id,
         "io.envbuild.lock": lock.digest,
-        "io.envbuild.plan": image.key,
         "io.envbuild.complete": "true" if lock.complete else "false",
     }
     if lock.stack:
