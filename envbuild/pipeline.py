@@ -185,7 +185,7 @@ def make_image(
     """Have the image of a lock: the engine's own, the registry's, or a new one."""
     locked, folder = found
     plan = plan_of(matrix, locked, inputs.stack)
-    name = tag or f"envbuild:{plan.cell.id}"
+    name = tag or plan.tag
     on_change, note = display(plan)
     if cache and not substitutes:
         present = find_built(settings, client, plan, name)

@@ -163,7 +163,7 @@ def _with_lock(
     try:
         found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note)
         plan = plan_of(asked.matrix, found[0], asked.stack)
-        if find_built(settings, client, plan, tag or f"envbuild:{plan.cell.id}") is None:
+        if find_built(settings, client, plan, tag or plan.tag) is None:
             require_sources(settings, plan)
     except UnreachableError as error:
         lacking = {m.component: m.host for m in error.missing}
@@ -367,7 +367,7 @@ def pull(
     else:
         locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=True, note=note)
     plan = plan_of(asked.matrix, locked, asked.stack)
-    name = tag or f"envbuild:{plan.cell.id}"
+    name = tag or plan.tag
     reference = registry_reference(asked.settings, locked.lock)
     if reference is None:
         raise DataError(

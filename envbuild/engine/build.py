@@ -347,6 +347,7 @@ class _Run:
         """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata."""
         definition = json.loads(bake(self.plan))
         for item in definition["target"].values():
+            item.pop("tags", None)  # the output names the image as it was asked for
             item["contexts"] = {k: v for k, v in self.contexts.items() if k != target}
             item["secret"] = [f"id={name},src={path}" for name, path in self.secrets.items()]
         definition["target"][target]["output"] = [output]

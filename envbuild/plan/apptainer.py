@@ -6,7 +6,5 @@ from envbuild.plan.plan import Plan
 
 def definition(plan: Plan) -> str:
     """Return the definition: the image of the plan as a SIF, tested against the lock as it is made."""
-    text: str = template("apptainer.j2").render(
-        plan=plan, tag=f"envbuild:{plan.cell.id}", archive=f"{plan.cell.id}.tar"
-    )
+    text: str = template("apptainer.j2").render(plan=plan, tag=plan.tag, archive=f"{plan.cell.id}.tar")
     return text

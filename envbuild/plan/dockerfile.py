@@ -56,7 +56,7 @@ def bake(plan: Plan, *, dockerfile_name: str = "Dockerfile") -> str:
         "image": {
             **common,
             "target": "image",
-            "tags": [f"envbuild:{plan.cell.id}"],
+            "tags": [plan.tag],
             "attest": ["type=provenance,disabled=true"],
         }
     }

@@ -83,6 +83,12 @@ class Plan:
         return self.stage("image").key
 
     @property
+    def tag(self) -> str:
+        """The image's own name; a stack's image, and one that keeps the compiler, is another than the bare cell's."""
+        parts = [self.cell.id, *([self.stack.name.replace("@", "-")] if self.stack else [])]
+        return "envbuild:" + "-".join([*parts, *(["devel"] if self.lock.flavor == "devel" else [])])
+
+    @property
     def compiles(self) -> bool:
         """Whether the build needs compilers."""
         return bool(self.lock.os_set("builder").wanted)
