@@ -34,6 +34,10 @@ _DEVEL_PACKAGES = ("g++", "make")
 _SETUPTOOLS = "setuptools<82"
 
 
+# torch is compiled against NumPy, and these against torch: they have to come from the same index as torch's variant.
+_WITH_TORCH = ("numpy", "torchaudio", "torchvision")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PythonGroup:
     """Requirements that are installed in one step; `index` is beside PyPI."""
@@ -185,7 +189,7 @@ def inputs_of(
                 trees.append(TreeInput(name=build.name, url=build.url, commit=build.commit))
             elif build.version:
                 sdists.append(SdistInput(name=build.name, distribution=build.name, version=build.version))
-        env += [line for line in stack.python if not _is_numpy(line)]
+        env += [line for line in stack.python if _name(line) not in _WITH_TORCH]
     elif "megatron" in v:
         release = matrix.release("megatron", v["megatron"])
         env.append(f"megatron-core=={release.facts.pypi or release.version}")
@@ -193,13 +197,15 @@ def inputs_of(
         env.append("ninja")
 
     # torch's set comes first and the rest has to agree with it, so a stack's numpy is decided there.
-    numpy = next((line for line in (stack.python if stack else ()) if _is_numpy(line)), "numpy")
+    beside = tuple(line for line in (stack.python if stack else ()) if _name(line) in _WITH_TORCH)
+    if "numpy" not in {_name(line) for line in beside}:
+        beside = ("numpy", *beside)
     brought = brought_by_base(matrix, cell)
     if "torch" in brought:
         groups = [PythonGroup(name="torch", requirements=())]
     else:
         torch, index = torch_requirement(matrix, cell)
-        groups = [PythonGroup(name="torch", requirements=(torch, numpy), index=index)]
+        groups = [PythonGroup(name="torch", requirements=(torch, *beside), index=index)]
     tools = sorted({tool for c in components for tool in c.tools})
     if components:
         groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", _SETUPTOOLS)))
@@ -244,8 +250,8 @@ def inputs_of(
     )
 
 
-def _is_numpy(requirement: str) -> bool:
-    return canonicalize_name(Requirement(requirement).name) == "numpy"
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def _check_stack(matrix: Matrix, stack: Stack) -> None:

@@ -125,6 +125,14 @@ def test_dockerfile_checks_out_patches_compiles_and_checks(name):
         assert f"AS wheel-{build.name}\n" in text
 
 
+def test_what_is_compiled_against_torch_comes_from_its_index():
+    plan = _plan(load_stack("llm-jp"))
+    torch = plan.lock.python_set("torch")
+    assert torch.requirements == ("torch==2.0.1+cu118", "numpy<1.24", "torchvision==0.15.2+cu118")
+    assert torch.index == "https://download.pytorch.org/whl/cu118"
+    assert "torchvision" not in " ".join(plan.lock.python_set("env").requirements)
+
+
 def test_impostors_are_never_installed_from_the_index():
     for name in FIVE:
         plan = _plan(load_stack(name))
