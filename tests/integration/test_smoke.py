@@ -1,0 +1,267 @@
+"""The smoke suite for real: on a CPU torch of this host, with every injected fault, and in containers that hang."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError, SmokeError
+from envbuild.settings import load_settings
+from envbuild.verify.evidence import evidence_for, load_evidence
+from envbuild.verify.smoke import HostTarget, ImageTarget, Level, run_smoke, suite_hash, write_junit
+
+TORCH = "2.13.0"
+
+
+@pytest.fixture(scope="session")
+def cpu_python() -> Path:
+    """An environment with torch's CPU build and megatron-core, made once and kept in the cache."""
+    settings = load_settings()
+    folder = settings.cache_dir / "tests" / f"torch-{TORCH}-cpu-py{sys.version_info[0]}{sys.version_info[1]}"
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        index = [f"--extra-index-url={settings.torch_index}/cpu"]
+        links = [f"--find-links={link}" for link in settings.find_links]
+        pip = [python, "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "30"]
+        subprocess.run([*pip, *index, *links, f"torch=={TORCH}+cpu", "numpy<2.5", "packaging"], check=True)
+        subprocess.run([*pip, *links, "--no-deps", "megatron-core==0.16.1", "sgd-sai==1.0.3"], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+def expected(**changes) -> dict:
+    return {
+        "cell_id": "cpu-test",
+        "lock_digest": "sha256:1",
+        "flavor": "runtime",
+        "cell": {"cuda": "cpu", "torch": TORCH},
+        "packages": {"torch": f"{TORCH}+cpu", "sgd-sai": "1.0.3", "megatron-core": "0.16.1"},
+        "components": {"torch": {"version": TORCH}},
+    } | changes
+
+
+def run(python: Path, level: Level, want: dict | None = None, **options):
+    return run_smoke(
+        HostTarget(python=python), expected=want or expected(), level=level, timeout_s=600, device="cpu", **options
+    )
+
+
+def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> None:
+    """Import to distributed, by the command: events, JUnit, the evidence and what it then says."""
+    (tmp_path / "expected.json").write_text(json.dumps(expected()))
+    command = [sys.executable, "-m", "envbuild", "smoke", "--host", "--python", cpu_python, "--json"]
+    command += ["--expected", tmp_path / "expected.json", "--junit", tmp_path / "j.xml", "--record", tmp_path / "ev"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    passed = {test["id"] for test in answer["tests"] if test["outcome"] == "passed"}
+    for name in (
+        "test_import.py::test_import_packages_equal_lock",
+        "test_kernels_optim.py::test_kernels_sgd_sai",
+        "test_step.py::test_step_plain_torch",
+        "test_step.py::test_step_megatron[local]",
+        "test_distributed.py::test_distributed_ddp[torchrun]",
+        "test_distributed.py::test_distributed_ddp[env]",
+        "test_distributed.py::test_distributed_ddp_resume",
+        "test_distributed.py::test_distributed_megatron[local]",
+    ):
+        assert name in passed
+    assert answer["counts"]["failed"] == 0
+    assert "<testsuite" in (tmp_path / "j.xml").read_text()
+    records = load_evidence(tmp_path / "ev")
+    standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(), lock_digest="sha256:1")
+    assert standing.describe().startswith("verified on CPU")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("other-data:1", "rank 1 was given other data"),
+        ("die:1", "rank 1 failed: died at 'step 0' without a word"),
+        ("stall:1", "rank 1 stopped at 'step 0'; rank 0 waits at"),
+    ],
+)
+def test_a_faulty_rank_is_named(cpu_python: Path, fault: str, message: str) -> None:
+    report = run(
+        cpu_python,
+        Level.DISTRIBUTED,
+        keyword="test_distributed_ddp and env",
+        environment={"SMOKE_FAULT": fault, "SMOKE_STALL": "8"},
+    )
+    assert report.verdict == "failed"
+    assert message in report.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packages": {"torch": "2.12.0"}}, f"torch is {TORCH}+cpu, the lock says 2.12.0"),
+        ({"packages": {"wandb": "0.20.0"}}, "not installed: wandb"),
+        ({"components": {"torch": {"version": "2.12.0"}}}, f"torch is {TORCH}+cpu, the cell says 2.12.0"),
+        ({"cell": {"cuda": "13.0", "torch": TORCH}}, "is a CPU build, the cell says CUDA 13.0"),
+        ({"components": {"apex": {"extensions": ["amp_C"]}}}, "apex: the distribution apex is not installed"),
+        (
+            {"components": {"flash-attn-hopper": {"distribution": "flash_attn_3"}}},
+            "the distribution flash-attn-3 is not installed",
+        ),
+    ],
+)
+def test_what_is_not_as_the_lock_says(cpu_python: Path, change: dict, message: str) -> None:
+    report = run(cpu_python, Level.IMPORT, expected(**change))
+    assert report.verdict == "failed"
+    assert any(message in test.reason for test in report.tests if test.outcome == "failed"), report.reason
+
+
+def _package(site: Path, name: str, version: str, files: dict[str, str]) -> None:
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+
+
+def test_an_apex_without_its_extensions(cpu_python: Path, tmp_path: Path) -> None:
+    """What `pip install` of apex gives when the flags were lost: a package that imports."""
+    folders = ("apex", "apex/optimizers", "apex/normalization")
+    _package(tmp_path, "apex", "0.1", {f"{folder}/__init__.py": "" for folder in folders})
+    want = expected(components={"apex": {"distribution": "apex", "extensions": ["amp_C", "fused_layer_norm_cuda"]}})
+    report = run(cpu_python, Level.IMPORT, want, environment={"PYTHONPATH": str(tmp_path)})
+    failed = [test for test in report.tests if test.outcome == "failed"]
+    assert [test.id for test in failed] == ["test_import.py::test_import_apex_extensions"]
+    assert failed[0].reason.startswith("apex was built without its CUDA extensions: none of amp_C")
+
+
+_TE = {
+    "transformer_engine/__init__.py": "",
+    "transformer_engine/pytorch/__init__.py": "",
+    "transformer_engine_torch.py": "",
+    "transformer_engine/pytorch/attention/__init__.py": "",
+    "transformer_engine/pytorch/attention/dot_product_attention/__init__.py": "",
+    "transformer_engine/pytorch/attention/dot_product_attention/utils.py": (
+        "class FlashAttentionUtils:\n    version_required = '2.1.1'\n    max_version = '2.8.3'\n"
+    ),
+    "transformer_engine/pytorch/attention/dot_product_attention/backends.py": (
+        "def look():\n    get_pkg_version('flash-attn-3')\n"
+        "    from flash_attn_3.flash_attn_interface import flash_attn_func as flash_attn_func_v3\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "fails"), [("2.8.3", False), ("2.8.3.post1", True), ("2.9.0", True), ("2.1.0", True)]
+)
+def test_a_flash_attn_that_te_ignores(cpu_python: Path, tmp_path: Path, version: str, fails: bool) -> None:
+    """Its metadata is enough: the cap is the installed TE's own."""
+    _package(tmp_path, "transformer-engine-torch", "2.12.0", _TE)
+    _package(tmp_path, "flash-attn", version, {})
+    want = expected(components={"te": {"version": "2.12.0"}})
+    report = run(cpu_python, Level.IMPORT, want, environment={"PYTHONPATH": str(tmp_path)}, keyword="te_cap")
+    assert (report.verdict == "failed") == fails, report.reason
+    if fails:
+        side = "below 2.1.1, the oldest" if version == "2.1.0" else "above 2.8.3, the newest"
+        assert f"flash-attn {version} is {side} that Transformer Engine 2.12.0 accepts" in report.reason
+
+
+def test_an_fa3_where_te_does_not_look(cpu_python: Path, tmp_path: Path) -> None:
+    _package(tmp_path, "transformer-engine-torch", "2.12.0", _TE)
+    _package(tmp_path, "flashattn-hopper", "3.0.0b1", {"flashattn_hopper/flash_attn_interface.py": ""})
+    spec = {"distribution": "flashattn-hopper", "module": "flashattn_hopper.flash_attn_interface"}
+    want = expected(components={"te": {}, "flash-attn-hopper": spec})
+    report = run(cpu_python, Level.IMPORT, want, environment={"PYTHONPATH": str(tmp_path)}, keyword="te_looks")
+    assert "looks for the distribution flash-attn-3, what is installed is flashattn-hopper" in report.reason
+
+
+def test_no_gpu_is_the_hosts_verdict(cpu_python: Path, tmp_path: Path) -> None:
+    report = run_smoke(
+        HostTarget(python=cpu_python), expected=expected(), level=Level.KERNELS, device="cuda", timeout_s=60
+    )
+    assert report.verdict == "host"
+    assert "CPU build" in report.reason
+    write_junit(report, tmp_path / "j.xml")
+    assert "CPU build" in (tmp_path / "j.xml").read_text()
+    with pytest.raises(EnvbuildError) as caught:
+        report.raise_for_verdict()
+    assert caught.value.exit_code == 8
+
+
+# --- containers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slow_image(engine, tmp_path_factory, epoch):
+    """An image with a Python whose `torch` never finishes importing; and what runs of it is left."""
+    from envbuild.engine.bootstrap import bootstrap_root
+
+    folder = tmp_path_factory.mktemp("slow")
+    settings = load_settings()
+    root = bootstrap_root(
+        suite="bookworm",
+        packages=["python3-minimal", "libpython3-stdlib"],
+        epoch=epoch,
+        dest=folder / "rootfs.tar",
+        log=folder / "log",
+        mirror=settings.debian_mirror,
+        security_mirror=settings.debian_security_mirror,
+    )
+    (folder / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    (folder / "expected.json").write_text(json.dumps(expected()))
+    (folder / "Dockerfile").write_text(
+        f"FROM scratch\nADD {root.path.name} /\nCOPY torch.py /usr/lib/python3/dist-packages/torch.py\n"
+        "COPY expected.json /opt/envbuild/expected.json\n"
+    )
+    tag = f"envbuild-test:slow-{os.getpid()}"
+    engine.buildx.build(str(folder), tags=tag, load=True, progress=False)
+    (folder / "rootfs.tar").unlink()
+    yield tag
+    engine.image.remove(tag, force=True)
+
+
+def _left(engine) -> list[str]:
+    return [c.name for c in engine.container.list(all=True) if c.name.startswith("envbuild-smoke-")]
+
+
+def test_a_run_that_hangs_is_ended_with_its_container(engine, slow_image: str) -> None:
+    report = run_smoke(ImageTarget(reference=slow_image), expected=expected(), level=Level.IMPORT, timeout_s=4)
+    assert report.verdict == "hung"
+    assert report.reason == "the suite did not end within 4 s"
+    assert report.target["digest"].startswith("sha256:")
+    with pytest.raises(SmokeError):
+        report.raise_for_verdict()
+    assert not _left(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_removes_the_container(engine, slow_image: str, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "envbuild", "smoke", slow_image, "--level", "import"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not _left(engine) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _left(engine)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not _left(engine)
+
+
+def test_an_image_that_is_not_there(engine) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", "smoke", "envbuild-test:never-built", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 8
+    assert "there is no image envbuild-test:never-built" in json.loads(done.stdout)["what"]
