@@ -391,7 +391,8 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
             "distribution": component.distribution,
             "version": component.version,
             "module": component.module,
-            "extensions": list(component.extensions),
+            # a stack's own lie inside their packages, and `module` is what imports
+            "extensions": [] if component.alone else list(component.extensions),
         }
     if "flash-attn-hopper" in components:
         components["flash-attn-hopper"]["head_dims"] = [64, 128]
