@@ -16,7 +16,7 @@ from envbuild.plan.plan import Plan
 
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
-_NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
+_NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
 # Set by the script itself, or read by container tools alone.
 _NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME")
 

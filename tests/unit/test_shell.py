@@ -1,0 +1,336 @@
+"""The shell rendering: the lock's pins and no others, keys that follow the axes, refusals before anything is made."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from road import complete, inputs_for, plan_for
+from test_plan import BASE
+
+from envbuild.errors import UsageError
+from envbuild.lock.inputs import inputs_of
+from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.model import GitSource, Missing, Submodule
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.load import load_matrix
+from envbuild.matrix.solve import solve
+from envbuild.paths import data_dir
+from envbuild.plan.plan import plan_of
+from envbuild.plan.shell import missing_for_script, script
+from envbuild.stacks import load_stack, stack_names
+
+CUDA = BASE | {"flash-attn-hopper": "auto", "megatron": "auto"}
+HOST_TOOLKIT = BASE | {"toolchain": "base", "base": None, "os": None, "python": None}
+
+
+def plan(cell=CUDA, **changes):
+    return plan_for(**{k: v for k, v in (cell | changes).items() if v is not None})
+
+
+def keys(text):
+    """Return the keys that the steps of a script start from, by step."""
+    order = re.findall(r"^step (\S+) .*?\$key_(\d+)", text, re.MULTILINE)
+    wheels = {f"key_{number}": name for name, number in order}
+    found = re.findall(r"^(\w+)=\$\(key_of ([0-9a-f]{32})", text, re.MULTILINE)
+    inline = re.findall(r'^step (\S+) "\$\(key_of ([0-9a-f]{32})', text, re.MULTILINE)
+    return {wheels.get(name, name): key for name, key in found} | dict(inline)
+
+
+def embedded(text, name):
+    return re.search(rf"run/{re.escape(name)}\" <<'envbuild_end'\n(.*?)envbuild_end\n", text, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("cell", [CUDA, HOST_TOOLKIT, {"cuda": "cpu"}])
+def test_the_script_holds_every_pin_of_the_lock_and_no_other(cell):
+    rendered = plan(cell)
+    text = script(rendered)
+    stated = {
+        (name, version, tuple(re.findall("--hash=sha256:([0-9a-f]{64})", hashes)))
+        for name, version, hashes in re.findall(r"^(\S+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    }
+    assert stated == {(p.name, p.version, p.hashes) for s in rendered.lock.python for p in s.packages}
+    lock = json.loads(embedded(text, "lock.json"))
+    assert {s["name"]: s["tree"] for s in lock.get("sources", ())} == {s.name: s.tree for s in rendered.lock.sources}
+    assert {f["name"]: f["sha256"] for f in lock.get("files", ())} == {f.name: f.sha256 for f in rendered.lock.files}
+    assert rendered.lock.digest in text.splitlines()[2]
+    assert json.loads(embedded(text, "expected.json"))["lock_digest"] == rendered.lock.digest
+
+
+AXES = {
+    "te": ({"te": "2.11"}, {"wheel-te", "env_key"}, {"torch_key", "tools", "wheel-apex", "wheel-flash-attn-hopper"}),
+    "apex": ({"apex": "25.09.post20260708"}, {"wheel-apex", "env_key"}, {"torch_key", "wheel-te"}),
+    "gpu": ({"gpu": "a100", "flash-attn-hopper": None}, {"wheel-apex", "env_key"}, {"torch_key", "wheel-te"}),
+    "torch": ({"torch": "2.12.0"}, {"torch_key"}, {"tools"}),
+    "megatron": ({"megatron": None}, {"env_key"}, {"torch_key", "wheel-te", "wheel-apex", "wheel-flash-attn-hopper"}),
+    "deepspeed": ({"deepspeed": "auto"}, {"wheel-deepspeed", "env_key"}, {"torch_key", "wheel-te", "wheel-apex"}),
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_an_axis_changes_the_steps_that_it_bears_on_and_no_other(axis):
+    changes, must, must_not = AXES[axis]
+    before, after = (script(plan(**c)) for c in ({}, changes))
+    a, b = keys(before), keys(after)
+    assert before != after
+    moved = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+    assert must <= moved, sorted(must - moved)
+    assert not must_not & moved, sorted(must_not & moved)
+
+
+def test_os_packages_and_base_images_change_no_step():
+    """A host has its own: another libc of the image's must not compile anything again."""
+    a, b = plan(), plan(overrides={"libc6": "2.0", "gcc": "2.0", "g++": "2.0"})
+    assert a.lock.digest != b.lock.digest
+    assert keys(script(a)) == keys(script(b))
+
+
+def test_the_pypi_toolkit_is_there_only_where_the_plan_has_it():
+    assert "CUDA toolkit from PyPI" in script(plan())
+    assert "CUDA toolkit from PyPI" not in script(plan(HOST_TOOLKIT))
+    assert "nvcc" not in script(plan({"cuda": "cpu"})).split("# --- the plan's own files")[0]
+
+
+def test_unlocked_says_so_in_its_first_lines_and_adopts_nothing():
+    matrix, inputs = load_matrix(), inputs_for(cuda="cpu")
+    text = script(plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={})))
+    assert any(line.startswith("# UNLOCKED") for line in text.splitlines()[:5])
+    assert "this script is unlocked, so no torch can be compared" in text
+
+
+def test_a_host_brings_its_own_images_and_os_packages():
+    lock = complete(inputs_for(cuda="cpu")).lock
+    of_the_host = (
+        Missing(what="digest of docker.io/x:1 (base)", host="docker.io"),
+        Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com"),
+    )
+    ours = Missing(what="source tree of apex at 123", host="github.com")
+    assert missing_for_script(lock.model_copy(update={"missing": (*of_the_host, ours)})) == (ours,)
+
+
+def test_a_torch_that_exists_in_an_image_alone_is_refused():
+    with pytest.raises(UsageError, match=r"exists inside ngc-\S+ alone"):
+        script(plan({"base": "ngc-*"}))
+
+
+def stack_plan(name):
+    matrix, stack = load_matrix(), load_stack(name)
+    pins = tuple(Pin(axis=a, spec=v, origin=f"stack {name}") for a, v in stack.axes.items())
+    inputs = inputs_of(matrix, solve(matrix, Request(pins=pins)).cell, stack=stack, flavor=stack.flavor)
+    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={}), stack)
+
+
+@pytest.mark.parametrize("name", [n for n in stack_names() if n != "gpt2-3d"])
+def test_a_stack_brings_its_repository_patches_and_steps(name):
+    made = stack_plan(name)
+    text = script(made)
+    assert f"step stack \"$stack_key\" 8 'stack {name}'" in text
+    assert made.stack.repository.commit in text
+    for patch in made.stack.patches:
+        assert f"/{patch}.patch" in text
+    for step in made.stack.steps:
+        assert (f"inside step-{step.name}" in text) == bool(step.run)
+        assert (f"inside check-{step.name}" in text) == bool(step.check)
+    check(text)
+
+
+def check(text):
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    if shutil.which("shellcheck"):
+        ran = subprocess.run(["shellcheck", "-s", "sh", "-"], input=text, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize("cell", [CUDA, HOST_TOOLKIT, {"cuda": "cpu"}, CUDA | {"mpi": "auto"}])
+def test_the_shell_is_clean(cell):
+    check(script(plan(cell)))
+
+
+# -- refusals of the script itself --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a cell's script with a Python that says it is the cell's, and nothing of this machine's CUDA."""
+
+    def call(cell, *args, **env):
+        made = plan(cell)
+        file = tmp_path / "cell.sh"
+        file.write_text(script(made))
+        python = tmp_path / "python"
+        version = made.cell.versions["python"]
+        python.write_text(
+            f'#!/bin/sh\ncase "$2" in *version_info*) echo {version} ;; *sys.executable*) echo {python} ;;\n'
+            f'*) exec {sys.executable} "$@" ;; esac\n'
+        )
+        python.chmod(0o755)
+        base = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "ENVBUILD_PREFIX": str(tmp_path / "p"),
+            "ENVBUILD_PYTHON": str(python),
+        }
+        return subprocess.run(["sh", file, *args], env=base | env, capture_output=True, text=True, check=False)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "code", "said"),
+    [
+        (["--upside-down"], {}, 2, "there is no option --upside-down"),
+        (["--sources"], {}, 2, "--sources needs a value"),
+        ([], {"ENVBUILD_PREFIX": "/tmp/a b"}, 2, "letters, digits"),
+        (["--wheels", "/nowhere/at/all"], {}, 8, "there is no folder /nowhere/at/all"),
+        ([], {"ENVBUILD_PYTHON": "python3.99"}, 8, "python3.99 does not run"),
+        (["--adopt-torch", "/nowhere/python"], {}, 8, "/nowhere/python does not run"),
+        (["--adopt-torch", "/bin/echo"], {}, 4, "the cell is for Python 3."),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(run, args, env, code, said):
+    done = run({"cuda": "cpu"}, *args, **env)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_another_toolkit_is_refused_with_both_versions(run, tmp_path):
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    nvcc.chmod(0o755)
+    if Path("/usr/local/cuda-13.0/bin/nvcc").exists():
+        cell, wanted = HOST_TOOLKIT | {"cuda": "12.8", "te": "auto", "torch": "auto", "apex": "none"}, "12.8"
+    else:
+        cell, wanted = HOST_TOOLKIT, "13.0"
+    done = run(cell, CUDA_HOME=str(nvcc.parents[1]))
+    assert done.returncode == 8, done.stderr
+    assert f"no CUDA {wanted} toolkit is here" in done.stderr
+    assert "has nvcc 12.4" in done.stderr
+
+
+# -- what it brings -----------------------------------------------------------------------------------------------------
+
+
+def git(folder, *args):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    return subprocess.run(
+        ["git", *identity, *args], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def bring(*args):
+    helper = data_dir("dockerfiles") / "host" / "bring"
+    return subprocess.run([sys.executable, helper, *map(str, args)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    """A clone with modes, links, names that sort oddly and two submodules, of which one is used."""
+    folder = tmp_path / "clones" / "lib"
+    folder.mkdir(parents=True)
+    git(folder, "init", "-q")
+    (folder / "deps").mkdir()
+    for name in ("a", "a-b", "a.c", "deps/x", "é"):
+        (folder / name).write_text(name)
+    (folder / "a0").mkdir()
+    (folder / "a0" / "run").write_text("#!/bin/sh\n")
+    (folder / "a0" / "run").chmod(0o755)
+    (folder / "link").symlink_to("a0/run")
+    git(folder, "add", "-A")
+    part = tmp_path / "clones" / "part"
+    part.mkdir()
+    git(part, "init", "-q")
+    (part / "part.h").write_text("int x;\n")
+    git(part, "add", "-A")
+    git(part, "commit", "-qm", "1")
+    commit = git(part, "rev-parse", "HEAD")
+    for path in ("deps/part", "other"):
+        git(folder, "update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+    git(folder, "commit", "-qm", "1")
+    url = "https://unreachable.invalid/x"
+    source = GitSource(
+        name="thing",
+        url=f"{url}/lib.git",
+        commit=git(folder, "rev-parse", "HEAD"),
+        tree=git(folder, "rev-parse", "HEAD^{tree}"),
+        submodules=(
+            Submodule(
+                path="deps/part", url=f"{url}/part.git", commit=commit, tree=git(part, "rev-parse", "HEAD^{tree}")
+            ),
+            Submodule(path="other", url="", commit=commit, used=False),
+        ),
+    )
+    lock = tmp_path / "lock.json"
+    lock.write_text(json.dumps({"sources": [source.model_dump(exclude_defaults=True)]}))
+    return tmp_path / "clones", source, lock
+
+
+def test_a_clone_a_folder_and_an_archive_give_the_same_verified_tree(upstream, tmp_path):
+    clones, source, lock = upstream
+    dest = tmp_path / "one"
+    done = bring("source", lock, "thing", dest, clones, "1")
+    assert done.returncode == 0, done.stderr
+    assert f"tree {source.tree}" in done.stdout
+    assert (dest / "deps" / "part" / "part.h").read_text() == "int x;\n"
+    assert not (dest / ".git").exists()
+    plain = tmp_path / "plain"
+    shutil.copytree(dest, plain / f"thing-{source.commit}", symlinks=True)
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / f"lib-{source.commit}.tar.gz", "w:gz") as tar:
+        tar.add(dest, "lib-inner")
+    for site in (plain, packed):
+        done = bring("source", lock, "thing", tmp_path / "two", site, "1")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "two" / "link").is_symlink()
+
+
+@pytest.mark.parametrize("path", ["a", "deps/part/part.h"])
+def test_a_changed_tree_is_refused_with_both_ids(upstream, tmp_path, path):
+    clones, source, lock = upstream
+    bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    site = tmp_path / "site" / f"thing-{source.commit}"
+    shutil.copytree(tmp_path / "one", site, symlinks=True)
+    (site / path).write_text("other")
+    done = bring("source", lock, "thing", tmp_path / "two", tmp_path / "site", "1")
+    assert done.returncode == 4
+    assert "is not what the lock names" in done.stderr
+    assert (source.submodules[0].tree if "part" in path else source.tree) in done.stderr
+
+
+def test_a_source_that_cannot_be_had_says_where_to_put_it(upstream, tmp_path):
+    _, source, lock = upstream
+    done = bring("source", lock, "thing", tmp_path / "one", tmp_path / "empty", "1")
+    assert done.returncode == 8
+    assert f"put it there as thing-{source.commit}" in done.stderr
+
+
+def test_a_file_is_held_against_its_hash(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "te-1.0.tar.gz").write_bytes(b"x")
+    lock = tmp_path / "lock.json"
+    good = hashlib.sha256(b"x").hexdigest()
+    lock.write_text(json.dumps({"files": [{"name": "te", "url": "https://h.invalid/a/te-1.0.tar.gz", "sha256": good}]}))
+    assert bring("source", lock, "te", tmp_path / "d", site, "1").returncode == 0
+    (site / "te-1.0.tar.gz").write_bytes(b"y")
+    done = bring("source", lock, "te", tmp_path / "d", site, "1")
+    assert done.returncode == 4
+    assert good in done.stderr
+
+
+def test_a_wheel_compiled_elsewhere_is_held_against_its_record(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "a.whl").write_bytes(b"x")
+    (kept / "record.json").write_text(json.dumps({"wheel": "a.whl", "sha256": hashlib.sha256(b"x").hexdigest()}))
+    assert bring("wheel", kept, tmp_path / "one").returncode == 0
+    (kept / "a.whl").write_bytes(b"y")
+    assert bring("wheel", kept, tmp_path / "two").returncode == 4
+    assert not (tmp_path / "two").exists()
