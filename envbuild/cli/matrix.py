@@ -1,4 +1,4 @@
-"""`envbuild matrix`: list axes, releases and rules, count cells, check the data, propose new releases."""
+"""`envbuild matrix`: list axes, releases and rules, count cells, write the page, check the data, propose releases."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,6 +229,50 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 
     emit(answer, as_json=as_json, human=human)
     return DataError.exit_code if levels["error"] else 0
+
+
+@matrix.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@json_option
+def page(folder: Path, as_json: bool) -> None:
+    """Write the browsable matrix to DIR/index.html: one file that needs no network and no server.
+
+    It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
+    then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
+    """
+    from envbuild.evidence_refs import evidence_refs
+    from envbuild.matrix.load import load_matrix
+    from envbuild.matrix.page import build_page, render_page, write_page
+    from envbuild.stacks import load_stack, stack_names
+    from envbuild.verify.evidence import load_evidence
+    from envbuild.verify.smoke import suite_hash
+
+    loaded = load_matrix()
+    built = build_page(
+        loaded,
+        stacks=[load_stack(name) for name in stack_names()],
+        records=load_evidence(data_dir("matrices") / "evidence"),
+        evidence=evidence_refs(),
+        suite=suite_hash(),
+        note=note,
+    )
+    text = render_page(built)
+    path = write_page(text, folder)
+    answer: dict[str, Any] = {
+        "matrix": loaded.digest,
+        "file": str(path),
+        "bytes": len(text.encode()),
+        "cells": len(built.cells),
+        "refused": sum(n < 0 for grid in built.grids for row in grid.entries for n in row),
+        "reasons": len(built.reasons),
+    }
+    emit(
+        answer,
+        as_json=as_json,
+        human=lambda: (
+            f"{path}\n  {answer['cells']} combinations with a cell, {answer['refused']} without, {answer['bytes'] / 2**20:.1f} MiB"
+        ),
+    )
 
 
 @matrix.command()

@@ -1,0 +1,200 @@
+"""The browsable matrix: its data, its links, and that the file stands alone."""
+
+import dataclasses
+import html.parser
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.enumerate import enumerate_cells
+from envbuild.matrix.links import source_url
+from envbuild.matrix.load import load_matrix
+from envbuild.matrix.page import build_page, page_data, render_page, write_page
+from envbuild.matrix.solve import solve
+from envbuild.stacks import load_stack
+from envbuild.verify.evidence import Evidence
+
+KEPT = {
+    "cuda": {"12.6", "13.0", "cpu"},
+    "torch": {"2.8.0+cu126", "2.7.1+cu126", "2.11.0+cu130", "2.13.0+cpu", "2.7.0a0+7c8ec84dab"},
+    "te": {"1.9.0", "2.6.0", "2.12.0", "ngc"},
+    "python": {"3.9", "3.10", "3.11", "3.12"},
+    "gpu": {"sm_90", "sm_70"},
+}
+
+
+def record(**changes):
+    fields = {
+        "date": datetime(2026, 11, 17, 9, 0, tzinfo=UTC),
+        "cell_id": "cu130-py311-torch2.11.0-te2.12.0-x",
+        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0"},
+        "lock_digest": None,
+        "target": {"kind": "image", "digest": "sha256:aa"},
+        "suite": "sha256:22",
+        "level": "distributed",
+        "device": "cuda",
+        "nproc": 1,
+        "nodes": 1,
+        "gpus": ({"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8, "count": 1},),
+        "driver": "580.95.05",
+        "software": {},
+        "launchers": (),
+        "seed": 7,
+        "verdict": "passed",
+        "reason": "",
+        "seconds": 60.0,
+        "tests": (),
+        "id": "sha256:0123",
+    }
+    return Evidence.model_validate(fields | changes)
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    real = load_matrix()
+    return dataclasses.replace(
+        real,
+        releases={a: tuple(r for r in rs if r.version in KEPT.get(a, {r.version})) for a, rs in real.releases.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def page(matrix):
+    records = [record(), record(verdict="failed", reason="boom\nmore", date=datetime(2026, 11, 16, tzinfo=UTC))]
+    return build_page(matrix, stacks=[load_stack("megatron-gpt3")], records=records, suite="sha256:22")
+
+
+def entries(page):
+    return {
+        (grid.cuda, torch, te): n
+        for grid in page.grids
+        for te, row in zip(grid.te, grid.entries, strict=True)
+        for torch, n in zip(grid.torch, row, strict=True)
+    }
+
+
+def test_every_combination_has_the_verdict_of_the_solver(matrix, page):
+    exists = {(c["cuda"], c["torch"], c["te"]) for c in enumerate_cells(matrix, ["cuda", "torch", "te"])}
+    found = entries(page)
+    assert {place for place, n in found.items() if n >= 0 and place[2] != "none"} == exists
+    assert ("12.6", "2.8.0+cu126", "2.6.0") in exists
+    assert found["13.0", "2.11.0+cu130", "1.9.0"] < 0
+    assert found["cpu", "2.13.0+cpu", "none"] >= 0
+    # what comes with an NGC image alone has no row and no column
+    assert not any("a0" in torch or te == "ngc" for _, torch, te in found)
+    assert [grid.cuda for grid in page.grids] == ["13.0", "12.6", "cpu"]
+    for (cuda, torch, te), n in found.items():
+        if n >= 0:
+            pins = {"cuda": cuda, "torch": torch, "te": te}
+            request = Request(pins=tuple(Pin(axis=a, spec=s, origin="-") for a, s in pins.items()))
+            assert page.cells[n]["id"] == solve(matrix, request).cell.id
+
+
+def test_a_refusal_names_its_rule_and_source(page):
+    reason = page.reasons[-1 - entries(page)["13.0", "2.11.0+cu130", "1.9.0"]]
+    assert [step["rule"] for step in reason] == ["te-core-cu13"]
+    assert reason[0]["source"] == "PyPI:transformer-engine-cu13==2.9.0"
+    assert "begins with 2.9" in reason[0]["text"]
+
+
+def test_gpu_and_python_are_exact_together(matrix, page):
+    python = {version: n for n, version in enumerate(page.pythons)}
+    for cell in page.cells:
+        if cell["te"] == "none":
+            continue
+        pins = [Pin(axis=a, spec=cell[a], origin="-") for a in ("cuda", "torch", "te")]
+        expected = {(c["gpu"], c["python"]) for c in enumerate_cells(matrix, ["gpu", "python"], pins)}
+        shown = {
+            (page.gpus[gpu].version, version)
+            for gpu, mask in cell["on"].items()
+            for version, n in python.items()
+            if mask >> n & 1
+        }
+        assert shown == expected
+        assert {page.gpus[n].version for n in cell["no_gpu"]} == {g.version for g in page.gpus} - {g for g, _ in shown}
+
+
+def test_evidence_stands_beside_what_it_proves(matrix, page):
+    proven = page.cells[entries(page)["13.0", "2.11.0+cu130", "2.12.0"]]
+    assert proven["standing"] == [
+        {
+            "status": "verified",
+            "cell": "cu130-py311-torch2.11.0-te2.12.0-x",
+            "where": "H200, driver 580",
+            "date": "2026-11-17T09:00:00Z",
+            "why": "",
+            "record": "sha256:0123",
+        }
+    ]
+    assert page.cells[entries(page)["12.6", "2.8.0+cu126", "2.6.0"]]["standing"] == []
+    older = build_page(matrix, records=[record()], suite="sha256:33")
+    standing = older.cells[entries(older)["13.0", "2.11.0+cu130", "2.12.0"]]["standing"]
+    assert (standing[0]["status"], standing[0]["why"]) == ("stale", "the smoke suite has changed since")
+
+
+class _Outside(html.parser.HTMLParser):
+    """Collects what a browser would fetch, and what can be linked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.links, self.ids = [], set(), set()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids.add(found.get("id"))
+        if tag == "a":
+            self.links.add(found["href"])
+        self.fetched += [v for k, v in attributes if k == "src" or (k == "href" and tag == "link")]
+
+
+def test_the_file_stands_alone_and_is_the_same_every_time(page, tmp_path):
+    text = render_page(page)
+    assert text == render_page(page)
+    outside = _Outside()
+    outside.feed(text)
+    assert outside.fetched == ["data:,"]
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest", text)
+    missing = {link for link in outside.links if link.startswith("#") and link[1:] not in outside.ids}
+    assert not missing
+    assert "evidence-sha256:0123" in outside.ids
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert len(data["cells"]) == len(page.cells)
+    assert data["rules"][data["cells"][0]["rules"][0]][0] in text
+    path = write_page(text, tmp_path / "new" / "folder")
+    assert path.read_text(encoding="utf-8") == text
+    assert len(text.encode()) < 2 * 2**20
+
+
+def test_text_of_the_data_cannot_end_the_script(page):
+    broken = dataclasses.replace(page, reasons=(({"text": "</script><b>", "rule": "x", "source": "run:x"},),))
+    assert "</script><b>" not in render_page(broken)
+    assert page_data(broken)["reasons"][0][0]["source"] == [("run:x", None)]
+
+
+@pytest.mark.parametrize(
+    ("source", "url"),
+    [
+        ("https://example.org/page", "https://example.org/page"),
+        ("NVIDIA/apex@25.08:setup.py", "https://github.com/NVIDIA/apex/blob/25.08/setup.py"),
+        ("NVIDIA/apex@22.03", "https://github.com/NVIDIA/apex/tree/22.03"),
+        ("NVIDIA/TransformerEngine#763", "https://github.com/NVIDIA/TransformerEngine/issues/763"),
+        ("PyPI:flash-attn==2.8.3.post2:setup.py", "https://pypi.org/project/flash-attn/2.8.3.post2/"),
+        ("Debian:bookworm/gcc", "https://packages.debian.org/bookworm/gcc"),
+        ("Ubuntu:noble/python3", "https://packages.ubuntu.com/noble/python3"),
+        ("NGC:pytorch:25.03-py3", "https://catalog.ngc.nvidia.com/orgs/nvidia/containers/pytorch/tags"),
+        ("image:nvidia/cuda:12.6.3-base", "https://hub.docker.com/r/nvidia/cuda/tags?name=12.6.3-base"),
+        ("evidence:sha256:0123", "#evidence-sha256:0123"),
+        ("run:nvcc --version", None),
+    ],
+)
+def test_a_source_leads_to_its_page(source, url):
+    assert source_url(source) == url
+
+
+def test_every_source_of_the_matrix_has_an_address_or_is_a_run():
+    matrix = load_matrix()
+    sources = {r.source for releases in matrix.releases.values() for r in releases} | {r.source for r in matrix.rules}
+    assert not {s for s in sources if source_url(s) is None and not s.startswith("run:")}
