@@ -257,7 +257,9 @@
     form.elements.cuda.value = place.cuda;
     filter();
     show(place, true);
-    place.button.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+    place.button.scrollIntoView({ block: "nearest", inline: "center", behavior: "instant" });
+    // above the sheet that covers the lower part of a narrow screen
+    scrollBy({ top: place.button.getBoundingClientRect().top - innerHeight / 5, behavior: "instant" });
   }
   form.addEventListener("change", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
