@@ -69,7 +69,7 @@ def _te(matrix: Matrix, cell: Cell, source: Literal["pypi", "git"]) -> Component
         return Component(
             axis="te",
             distribution="transformer-engine-torch",
-            module="transformer_engine_torch",
+            module="transformer_engine.pytorch",
             extensions=("transformer_engine_torch",),
             nvcc=False,
             job_gib=2.4,
@@ -78,7 +78,7 @@ def _te(matrix: Matrix, cell: Cell, source: Literal["pypi", "git"]) -> Component
     return Component(
         axis="te",
         distribution="transformer-engine",
-        module="transformer_engine",
+        module="transformer_engine.pytorch",
         extensions=("transformer_engine_torch",),
         job_gib=4.0,
         environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0"},
