@@ -168,7 +168,8 @@ def _with_lock(
     except UnreachableError as error:
         lacking = {m.component: m.host for m in error.missing}
         droppable = all(
-            axis and asked.matrix.axes[axis].use == "default" and not _was_asked(flags, axis) for axis in lacking
+            axis in asked.matrix.axes and asked.matrix.axes[axis].use == "default" and not _was_asked(flags, axis)
+            for axis in lacking
         )
         if locked_only or not droppable:
             raise
