@@ -304,6 +304,28 @@ def test_a_changed_tree_is_refused_with_both_ids(upstream, tmp_path, path):
     assert (source.submodules[0].tree if "part" in path else source.tree) in done.stderr
 
 
+def test_a_tree_made_small_is_verified_in_what_it_has(upstream, tmp_path):
+    clones, source, lock = upstream
+    bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    site = tmp_path / "site"
+    tree = site / f"thing-{source.commit}"
+    shutil.copytree(tmp_path / "one", tree, symlinks=True)
+    listed = [
+        line
+        for line in git(clones / "lib", "ls-tree", "-r", "HEAD").splitlines()
+        if "a0/run" in line or "\ta.c" in line
+    ]
+    shutil.rmtree(tree / "a0")
+    (tree / "a.c").unlink()
+    assert bring("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
+    (site / f"thing-{source.commit}.absent").write_text("".join(f"{line}\n" for line in listed))
+    done = bring("source", lock, "thing", tmp_path / "two", site, "1")
+    assert done.returncode == 0, done.stderr
+    assert "without 2 files that its list names" in done.stdout
+    (tree / "a-b").write_text("other")
+    assert bring("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
+
+
 def test_a_source_that_cannot_be_had_says_where_to_put_it(upstream, tmp_path):
     _, source, lock = upstream
     done = bring("source", lock, "thing", tmp_path / "one", tmp_path / "empty", "1")
