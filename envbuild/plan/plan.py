@@ -11,11 +11,9 @@ from envbuild.errors import LockError
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import Locked
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
-from envbuild.lock.python import requirements_text
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import MpiFacts
-from envbuild.patching import apply_script
 from envbuild.paths import data_dir
 from envbuild.plan.components import Component
 from envbuild.stacks import Stack, Step, patches_of, tools_of
@@ -146,21 +144,24 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text() for name in RECIPES}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
-    stages = _stages(lock, inputs, recipes)
     os_python = matrix.release("os", cell.versions["os"]).facts.python
     version = cell.versions["python"]
     managed = os_python != version and not ngc
     site = f"/opt/venv/lib/python{version}/site-packages"
+    lists = _lists(locked, inputs)
+    environment = _environment(matrix, lock, stack, site)
+    labels = _labels(lock, cell)
+    carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
     return Plan(
         lock=lock,
         cell=cell,
         stack=stack,
         components=inputs.components,
-        stages=stages,
+        stages=_stages(lock, inputs, recipes, carried),
         recipes=recipes,
-        lists=_lists(locked, inputs),
-        environment=_environment(matrix, lock, stack, site),
-        labels=_labels(lock, cell),
+        lists=lists,
+        environment=environment,
+        labels=labels,
         workdir=stack.repository.path if stack else "/workspace",
         # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
         python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
@@ -179,6 +180,8 @@ def _compiled_mpi(matrix: Matrix, cell: Cell) -> MpiFacts | None:
 
 
 def _stack_recipes(stack: Stack) -> dict[str, str]:
+    from envbuild.patching import apply_script
+
     recipes = {f"step-{s.name}": f"set -eu\n{s.run.strip()}\n" for s in stack.steps if s.run}
     recipes |= {f"check-{s.name}": f"set -eu\n{s.check.strip()}\n" for s in stack.steps if s.check}
     return recipes | ({"patch-tree": apply_script(patches_of(stack))} if stack.patches else {})
@@ -210,7 +213,7 @@ def _source_inputs(source: GitSource | FileSource | None) -> Any:
     return (source.sha256 or source.url) if source else None
 
 
-def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Stage, ...]:
+def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Mapping[str, str]) -> tuple[Stage, ...]:
     stages: dict[str, Stage] = {}
 
     def add(name: str, title: str, **values: Any) -> Stage:
@@ -284,6 +287,7 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str]) -> tuple[Sta
         **({"stack": stack.key} if stack else {}),
         lock=lock.digest,
         flavor=lock.flavor,
+        carried={name: _digest(text) for name, text in carried.items()},
     )
     return tuple(stages.values())
 
@@ -353,6 +357,8 @@ def _tools(lock: Lock) -> Any:
 
 
 def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
+    from envbuild.lock.python import requirements_text
+
     lock = locked.lock
     lists: dict[str, str] = {}
     for os_set in lock.os:

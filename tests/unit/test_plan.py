@@ -156,3 +156,11 @@ def test_the_toolchain_never_reaches_the_image():
     assert "from=builder" not in final
     assert "/opt/toolchain" not in final
     assert "/opt/tools" not in final
+
+
+def test_what_the_image_carries_is_part_of_its_key():
+    plan_ = plan()
+    again = plan_of(load_matrix(), complete(inputs_for(**BASE)))
+    assert plan_.key == again.key
+    carried = plan_.stage("image").inputs["carried"]
+    assert {"lock/lock.json", "lock/expected.json", "PATH", "io.envbuild.lock"} <= set(carried)
