@@ -1,8 +1,10 @@
-"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are."""
+"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are.
+
+Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
+"""
 
 import datetime as dt
 import re
-import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +14,9 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.engine.bootstrap import resolve_os_packages
-from envbuild.engine.registry import find_digest, parse_reference
 from envbuild.errors import DataError, HostError, LockError
-from envbuild.lock import python as pylock
-from envbuild.lock.index import download, files_of
 from envbuild.lock.inputs import Inputs, PythonGroup, SdistInput
 from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
-from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix, read_toml
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
@@ -169,6 +166,8 @@ class _Maker:
         self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0], component=component))
 
     def _image(self, image: BaseImage) -> BaseImage:
+        from envbuild.engine.registry import find_digest, parse_reference
+
         if image.digest:
             return image
         self.note(f"asking for the digest of {image.reference}")
@@ -185,6 +184,8 @@ class _Maker:
         return image.model_copy(update={"digest": digest})
 
     def os_side(self) -> tuple[Root | None, tuple[OsSet, ...]]:
+        from envbuild.engine.bootstrap import resolve_os_packages
+
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         ubuntu = self.matrix.release("os", inputs.cell.versions["os"]).facts.family == "ubuntu"
@@ -225,6 +226,8 @@ class _Maker:
             return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
     def _sdist(self, sdist: SdistInput) -> FileSource:
+        from envbuild.lock.index import files_of
+
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
         try:
@@ -246,6 +249,8 @@ class _Maker:
         )
 
     def _tree(self, number: int) -> GitSource:
+        from envbuild.lock.sources import SourceStore
+
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")
         store = SourceStore(settings=self.settings)
@@ -261,6 +266,8 @@ class _Maker:
             return plain
 
     def _python(self, files: tuple[FileSource, ...]) -> tuple[PythonSet, ...]:
+        from envbuild.lock import python as pylock
+
         cell = self.inputs.cell
         glibc = cell.versions["glibc"]
         caps = _caps(self.matrix, self.inputs)
@@ -299,6 +306,8 @@ class _Maker:
 
     def _with_requirements_of(self, group: PythonGroup, files: tuple[FileSource, ...]) -> PythonGroup:
         """Add what the compiled wheels will ask for at run time, as their sources' metadata states it."""
+        from envbuild.lock.index import download
+
         extra: list[str] = []
         own = {canonicalize_name(c.distribution) for c in self.inputs.components}
         for file in files:
@@ -327,6 +336,8 @@ class _Maker:
 
 def _requires_dist(sdist: Path) -> list[str]:
     """Return what the distribution asks for at run time, extras aside, as its PKG-INFO or its egg-info says."""
+    import tarfile
+
     texts: dict[str, str] = {}
     with tarfile.open(sdist) as tar:
         for member in tar:

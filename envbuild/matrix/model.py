@@ -54,7 +54,8 @@ def _check_specifiers(value: str) -> str:
 class Model(BaseModel):
     """Base of every data-file model: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    # deferred: a command validates by a few of the models, and need not wait for the validators of all
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class Axis(Model):

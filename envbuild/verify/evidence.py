@@ -14,18 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envbuild.errors import DataError, HostError
-from envbuild.verify.smoke import SmokeReport
+
+if TYPE_CHECKING:
+    from envbuild.verify.smoke import SmokeReport
 
 SCHEMA = 1
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Gpu(_Model):
@@ -125,7 +127,7 @@ def _names(nodes: Iterable[str]) -> list[str]:
 
 
 def from_report(
-    report: SmokeReport,
+    report: "SmokeReport",
     *,
     now: datetime | None = None,
     nodes: Sequence[str] = (),
