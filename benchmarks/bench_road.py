@@ -96,7 +96,8 @@ def _figure(name: str, target_ms: float | None, walls: list[float], cpus: list[f
 def drop_bytecode() -> None:
     """Remove envbuild's own byte code: the first command after an installation or an edit."""
     found = importlib.util.find_spec("envbuild")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     for folder in Path(found.origin).parent.rglob("__pycache__"):
         shutil.rmtree(folder, ignore_errors=True)
 
