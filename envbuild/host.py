@@ -248,7 +248,9 @@ def read_facts(path: Path) -> HostFacts:
         if isinstance(raw, dict) and isinstance(raw.get("host"), dict):
             raw = raw["host"]
         return HostFacts.model_validate(raw)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         problem = str(error)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

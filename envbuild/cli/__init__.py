@@ -9,41 +9,53 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from envbuild import __version__
-from envbuild.errors import EnvbuildError, HostError
+from envbuild.errors import EnvbuildError, HostError, UsageError
 
-# command -> module under envbuild.cli that defines a click command of the same name
-COMMANDS = {
-    "audit": "verify",
-    "check": "check",
-    "ci": "ci",
-    "doctor": "doctor",
-    "explain": "resolve",
-    "image": "image",
-    "launch": "run",
-    "lock": "lock",
-    "matrix": "matrix",
-    "patch": "patch",
-    "pull": "image",
-    "render": "render",
-    "reproduce": "verify",
-    "resolve": "resolve",
-    "run": "run",
-    "smoke": "smoke",
+# Title -> command -> (module under envbuild.cli that defines a click command of the same name, what it does in a line).
+# The line is here and not taken from the command, so that `envbuild --help` loads none of them.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Choose": {
+        "resolve": ("resolve", "Choose one version on every axis, proven where possible"),
+        "explain": ("resolve", "Say why each version was chosen, or why no cell fits"),
+        "matrix": ("matrix", "List axes, releases, rules and cells; write the browsable page"),
+        "check": ("check", "Find what contradicts itself in a recipe that somebody wrote"),
+    },
+    "Build": {
+        "image": ("image", "Build or pull the image of a cell and prove it: the whole road"),
+        "lock": ("lock", "Pin every input of a cell by hash"),
+        "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
+        "pull": ("image", "Pull the prebuilt image of a cell, verified by digest"),
+        "patch": ("patch", "List patches, check a source tree against them, apply them"),
+    },
+    "Prove": {
+        "audit": ("verify", "Look into an image without a GPU"),
+        "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
+        "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
+        "ci": ("ci", "List the cells to verify, as a workflow's matrix"),
+    },
+    "Train": {
+        "run": ("run", "Run a command in a container with the flags that training needs"),
+        "launch": ("run", "Run a script over the hosts of a hostfile"),
+        "doctor": ("doctor", "Say what this machine has, can run, and lacks"),
+    },
 }
+COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
 
 class LazyGroup(click.Group):
     """A group that imports a command's module only when that command is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands whose module exists, in alphabetical order."""
+        """Return the commands in the order of the sections."""
         del ctx
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command `cmd_name`, or None when there is none of that name."""
@@ -55,11 +67,21 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section."""
+        del ctx
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (_, line) in section.items()], col_max=12)
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="envbuild")
 def cli() -> None:
     """Build, check and prove training environments for Megatron-LM and Megatron-DeepSpeed.
+
+    Every command prints its answer on stdout, takes --json, and has a --help of its own. Begin with `envbuild doctor` and
+    `envbuild image --cuda 13.0 --te 2.12`.
 
     Exit codes: 0 done, 2 usage or bad data file, 3 no cell, 4 lock or verification failed, 5 build failed,
     6 audit found a defect, 7 smoke failed, 8 the host lacks something, 130 interrupted.
@@ -81,13 +103,12 @@ def main(argv: list[str] | None = None) -> None:
         result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except EnvbuildError as error:
-        if _wants_json(args):
-            print(json.dumps(error.as_json(), indent=2))
-        print(f"envbuild: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
+        _fail(error, args)
+    except NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
+    except click.ClickException as error:
+        _fail(_usage(error), args)
     except (click.Abort, KeyboardInterrupt):
         print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
         sys.exit(130)
@@ -103,5 +124,19 @@ def main(argv: list[str] | None = None) -> None:
             if full
             else "check the path and its permissions",
         )
-        print(f"envbuild: error: {told}", file=sys.stderr)
-        sys.exit(told.exit_code)
+        _fail(told, args)
+
+
+def _usage(error: click.ClickException) -> UsageError:
+    """Return what click says of the arguments as an error like every other."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "envbuild"
+    text = error.format_message().rstrip(".").replace(". (Did you", " (did you")
+    return UsageError(text[0].lower() + text[1:], where=command, hint=f"`{command} --help` lists what it takes")
+
+
+def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
+    if _wants_json(args):
+        print(json.dumps(error.as_json(), indent=2))
+    print(f"envbuild: error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -11,6 +11,24 @@ from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.paths import data_dir
 
 _PREFIX = "axis_"
+# What people ask for first; the axes that are not named here follow.
+FIRST = (
+    "cuda",
+    "torch",
+    "te",
+    "apex",
+    "flash-attn",
+    "flash-attn-hopper",
+    "megatron",
+    "deepspeed",
+    "mpi",
+    "python",
+    "gpu",
+    "driver",
+    "os",
+    "base",
+    "toolchain",
+)
 
 
 @cache
@@ -30,7 +48,9 @@ def _headers() -> tuple[tuple[str, str, str], ...]:
             continue  # the loader names the mistake when the matrix is read
         if axis and "name" in axis:
             found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
-    return tuple(found)
+    return tuple(
+        sorted(found, key=lambda header: (FIRST.index(header[0]) if header[0] in FIRST else len(FIRST), header[0]))
+    )
 
 
 def _help(name: str, title: str, use: str) -> str:
@@ -40,23 +60,38 @@ def _help(name: str, title: str, use: str) -> str:
         "host": "`auto` reads this host's.",
         "derived": "Follows from other axes; may be constrained.",
     }
-    return f"{title}. {notes.get(use, '')}".strip()
+    more = {
+        "cuda": "12.6 means 12.6.*; `envbuild resolve --help` says what else a SPEC may be.",
+        "gpu": "Such as h100, a100 or sm_90.",
+    }
+    return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
 
-def axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one option per axis, `--stack` and `--prefer` to a command; `request_from` reads them from its kwargs."""
+def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option per axis and `--stack` to a command; `request_from` reads them from its kwargs."""
+    stacks = ", ".join(sorted(path.stem for path in (data_dir("matrices") / "stacks").glob("*.toml")))
+    command = click.option(
+        "--stack",
+        metavar="NAME|FILE",
+        help=f"A stack, whose pins are added to the flags: {stacks}, or a file of yours.",
+    )(command)
     for name, title, use in reversed(_headers()):
         command = click.option(
             f"--{name}", _PREFIX + name.replace("-", "_"), metavar="SPEC", help=_help(name, title, use)
         )(command)
-    command = click.option("--stack", metavar="NAME|FILE", help="A stack, whose pins are added to the flags.")(command)
-    return click.option(
+    return command
+
+
+def axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `pin_options` and `--prefer` to a command; `request_from` reads them from its kwargs."""
+    prefer = click.option(
         "--prefer",
         type=click.Choice(["proven", "newest"]),
         default="proven",
         show_default=True,
-        help="What makes one cell better than another.",
-    )(command)
+        help="What makes one cell better than another: proof and age, or age alone.",
+    )
+    return pin_options(prefer(command))
 
 
 def request_from(kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = None) -> Request:

@@ -70,6 +70,7 @@ def image(
     from envbuild.verify.proofs import kept_proof
 
     started = time.monotonic()
+    substitutes = _contexts(contexts)
     asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
@@ -101,7 +102,7 @@ def image(
             pull=not no_pull,
             cache=not no_cache,
             display=show,
-            substitutes=_contexts(contexts),
+            substitutes=substitutes,
         )
     finally:
         for each in display:

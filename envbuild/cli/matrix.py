@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import axis_options, request_from
+from envbuild.cli.axes import pin_options, request_from
 from envbuild.cli.output import emit, json_option, note
 from envbuild.paths import data_dir
 
@@ -169,7 +169,7 @@ def _told(rule: "Rule") -> str:
 @matrix.command()
 @click.argument("axes", nargs=-1, required=True)
 @click.option("--count", is_flag=True, help="Print only how many there are.")
-@axis_options
+@pin_options
 @json_option
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
     """List or count every combination of versions on AXES that some cell has.
@@ -242,12 +242,13 @@ def page(folder: Path, as_json: bool) -> None:
     """
     from envbuild.evidence_refs import evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.page import build_page, render_page, write_page
+    from envbuild.matrix.page import build_page, page_path, render_page, write_page
     from envbuild.stacks import load_stack, stack_names
     from envbuild.verify.evidence import load_evidence
     from envbuild.verify.smoke import suite_hash
 
     loaded = load_matrix()
+    path = page_path(folder)
     built = build_page(
         loaded,
         stacks=[load_stack(name) for name in stack_names()],
@@ -257,7 +258,7 @@ def page(folder: Path, as_json: bool) -> None:
         note=note,
     )
     text = render_page(built)
-    path = write_page(text, folder)
+    write_page(text, path)
     answer: dict[str, Any] = {
         "matrix": loaded.digest,
         "file": str(path),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import axis_options, request_from
+from envbuild.cli.axes import FIRST, axis_options, request_from
 from envbuild.cli.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -23,20 +23,6 @@ _lock_option = click.option(
     "lock_file",
     type=click.Path(exists=True, path_type=Path),
     help="Take the cell that this lock pins; flags constrain it further.",
-)
-# what people look for first; the axes that are not named follow
-_ORDER = (
-    "cuda",
-    "torch",
-    "te",
-    "apex",
-    "flash-attn",
-    "flash-attn-hopper",
-    "megatron",
-    "deepspeed",
-    "mpi",
-    "python",
-    "gpu",
 )
 
 
@@ -142,7 +128,7 @@ def _choice_answer(choice: "Choice") -> dict[str, Any]:
 
 
 def _sorted_axes(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
 
 
 def _table(rows: "Sequence[tuple[str, ...]]") -> list[str]:

@@ -218,6 +218,6 @@ def require_image(settings: Settings, image: str) -> None:
         raise HostError(
             f"there is no image {image} here",
             where=settings.engine_host or os.environ.get("DOCKER_HOST"),
-            hint=f"envbuild pull {image}, or build it with `envbuild image`",
+            hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
         )
     raise HostError(said[-1] if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it")

@@ -115,7 +115,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the hostfile cannot be read: {error}",
+            f"the hostfile cannot be read: {error.strerror if isinstance(error, OSError) else error}",
             where=f"--hostfile {path}",
             hint="write one host per line: node1 slots=8",
         ) from error

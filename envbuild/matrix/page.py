@@ -86,7 +86,6 @@ class _Reasons:
     """
 
     matrix: Matrix
-    note: Callable[[str], None]
     steps: list[tuple[Mapping[str, str], ...]] = field(default_factory=list)
     known: dict[frozenset[tuple[AxisName, str]], int | None] = field(default_factory=dict)
 
@@ -120,8 +119,6 @@ class _Reasons:
         )
         if steps not in self.steps:
             self.steps.append(steps)
-            if len(self.steps) % 100 == 0:
-                self.note(f"{len(self.steps)} refusals explained")
         return self.steps.index(steps)
 
 
@@ -146,14 +143,14 @@ def build_page(
         records: evidence, as `load_evidence` returns it.
         evidence: the same as the solver ranks by it.
         suite: hash of today's smoke suite; a proof of another suite is shown as stale.
-        note: told how far it is; a minute of work is done here.
+        note: told how far it is: this takes some seconds.
 
     """
     own = {axis: tuple(r for r in matrix.releases[axis] if not _of_image(matrix, r)) for axis in ("torch", "te")}
     pythons = tuple(r.version for r in matrix.releases["python"])
     gpus = matrix.releases["gpu"]
     where = _where(matrix, gpus, pythons)
-    reasons = _Reasons(matrix=matrix, note=note)
+    reasons = _Reasons(matrix=matrix)
     cells: list[Mapping[str, Any]] = []
 
     def entry(cuda: str, torch: str, te: str) -> int:
@@ -190,7 +187,7 @@ def build_page(
         columns = [r.version for r in reversed(own["torch"]) if _built_for(matrix, r, cuda)]
         if not columns:
             continue
-        note(f"cuda {cuda.version}")
+        note(f"working out CUDA {cuda.version}")
         rows = [NONE] if cuda.version == _CPU else [*(r.version for r in reversed(own["te"])), NONE]
         grids.append(
             Grid(
@@ -405,21 +402,36 @@ def _demand(rule: Rule) -> tuple[str, str]:
     return (f"{rule.component}: {when}" if rule.component else when), (" or " if rule.any_of else " and ").join(then)
 
 
-def write_page(text: str, folder: Path) -> Path:
-    """Write the page to `folder` as index.html and return its path.
+def page_path(folder: Path) -> Path:
+    """Make `folder` where it does not exist and return the path of the page in it.
 
     Raises:
-        HostError: the folder cannot be written.
+        HostError: it cannot be made.
 
     """
-    path = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return folder / "index.html"
+
+
+def write_page(text: str, path: Path) -> None:
+    """Write the page to `path`, whole or not at all.
+
+    Raises:
+        HostError: it cannot be written.
+
+    """
+    try:
         part = path.with_name(".index.html.part")
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise HostError(
-            f"the page cannot be written: {error.strerror}", where=str(path), hint="name a folder that you may write to"
-        ) from None
-    return path
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> HostError:
+    return HostError(
+        f"the page cannot be written: {error.strerror}", where=str(path), hint="name a folder that you may write to"
+    )

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from envbuild.errors import HostError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.links import source_url
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.page import build_page, page_data, render_page, write_page
+from envbuild.matrix.page import build_page, page_data, page_path, render_page, write_page
 from envbuild.matrix.solve import solve
 from envbuild.stacks import load_stack
 from envbuild.verify.evidence import Evidence
@@ -163,7 +164,8 @@ def test_the_file_stands_alone_and_is_the_same_every_time(page, tmp_path):
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert len(data["cells"]) == len(page.cells)
     assert data["rules"][data["cells"][0]["rules"][0]][0] in text
-    path = write_page(text, tmp_path / "new" / "folder")
+    path = page_path(tmp_path / "new" / "folder")
+    write_page(text, path)
     assert path.read_text(encoding="utf-8") == text
     assert len(text.encode()) < 2 * 2**20
 
@@ -172,6 +174,13 @@ def test_text_of_the_data_cannot_end_the_script(page):
     broken = dataclasses.replace(page, reasons=(({"text": "</script><b>", "rule": "x", "source": "run:x"},),))
     assert "</script><b>" not in render_page(broken)
     assert page_data(broken)["reasons"][0][0]["source"] == [("run:x", None)]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="the page cannot be written") as caught:
+        page_path(tmp_path / "file" / "page")
+    assert caught.value.where == str(tmp_path / "file" / "page")
 
 
 @pytest.mark.parametrize(

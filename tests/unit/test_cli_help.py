@@ -1,0 +1,93 @@
+"""What every command says of itself, and how a mistake in its arguments is told."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from envbuild.cli import COMMANDS, SECTIONS, cli, main
+
+
+def commands(group, path=()):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+EVERY = dict(commands(cli))
+
+
+def test_every_command_exists_and_stands_in_one_section():
+    assert {path[0] for path in EVERY} == set(COMMANDS)
+    assert sum(len(section) for section in SECTIONS.values()) == len(COMMANDS)
+
+
+def test_a_command_that_answers_takes_json():
+    without = {
+        path
+        for path, command in EVERY.items()
+        if not isinstance(command, click.Group) and all("--json" not in option.opts for option in command.params)
+    }
+    assert without == set()
+
+
+def test_every_command_and_option_has_a_help_text():
+    lacking = [
+        (path, option.name)
+        for path, command in EVERY.items()
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help and not isinstance(option.type, click.Choice)
+    ]
+    assert lacking == []
+    assert [path for path, command in EVERY.items() if not command.help] == []
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    code = (
+        "import sys, envbuild.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "envbuild.cli.image" not in done.stdout.splitlines()[-1].split()
+    assert "resolve" in done.stdout
+
+
+def test_the_axes_that_people_name_come_first():
+    flags = [option.opts[0] for option in EVERY["resolve",].params]
+    assert flags[:3] == ["--cuda", "--torch", "--te"]
+    assert {"--nccl", "--glibc", "--stack", "--prefer"} <= set(flags)
+
+
+@pytest.mark.parametrize(
+    ("args", "what", "where"),
+    [
+        (["frobnicate"], "no such command 'frobnicate'", "envbuild"),
+        (["resolve", "--cudaa", "12"], "no such option '--cudaa' (did you mean one of: '--cuda', '--cudnn'?)", "envbuild resolve"),
+        (["matrix", "cells"], "missing argument 'AXES...'", "envbuild matrix cells"),
+        (["ci", "--limit", "0"], "invalid value for '--limit': 0 is not in the range x>=1", "envbuild ci"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_arguments_is_told_like_every_other(capsys, args, what, where):
+    with pytest.raises(SystemExit) as caught:
+        main([*args, "--json"])
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert json.loads(out) == {
+        "error": "usage",
+        "what": what,
+        "where": where,
+        "hint": f"`{where} --help` lists what it takes",
+        "exit_code": 2,
+    }
+    assert err.splitlines()[0] == f"envbuild: error: {what}"
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "Usage: envbuild" in capsys.readouterr().err
