@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.lock.inputs import PythonGroup, inputs_of
 from envbuild.lock.make import Locked, unlocked
-from envbuild.lock.model import FileSource
+from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.python import resolve, uv_executable
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
@@ -24,6 +24,7 @@ from envbuild.plan.components import Component
 from envbuild.plan.plan import Plan, Stage, plan_of
 from envbuild.plan.shell import script
 from envbuild.settings import load_settings
+from envbuild.stacks import Stack
 
 TORCH = "2.13.0+cpu"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -154,6 +155,55 @@ def test_a_torch_of_the_host_is_adopted_and_recorded_without_uv(made, run):
     )
     assert again.returncode == 0, again.stderr
     assert "compiled before" in (other / "envbuild/logs/wheel-tiny.log").read_text()
+
+
+def test_a_stack_is_brought_compiled_and_checked_below_the_prefix(made, run, plan, tmp_path):
+    """The image's paths in a stack's steps and environment become the prefix's; a failing check fails the run."""
+    toy = tmp_path / "toy"
+    toy.mkdir()
+    (toy / "half.c").write_text("int half(int x) { return x / 2; }\n")
+
+    def git(*args: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        return subprocess.run(
+            ["git", *identity, *args], cwd=toy, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "1")
+    commit, tree = git("rev-parse", "HEAD"), git("rev-parse", "HEAD^{tree}")
+    stack = Stack.model_validate(
+        {
+            "name": "toy", "title": "Toy", "about": "Toy", "source": "https://upstream.invalid/toy",
+            "repository": {"name": "toy", "url": "https://upstream.invalid/toy.git", "commit": commit, "path": "/workspace/toy"},
+            "stated": {},
+            "environment": {"TOY_HOME": "/workspace/toy"},
+            "steps": [
+                {"name": "half", "run": "gcc -shared -fPIC -o half.so half.c", "compiles": True, "keep": ["half.so"]},
+                {"name": "loads", "check": "python -c \"import ctypes, os, torch; assert ctypes.CDLL(os.environ['TOY_HOME'] + '/half.so').half(6) == 3; assert '/opt/venv' not in torch.__path__[0]\""},
+            ],
+        }
+    )  # fmt: skip
+    lock = plan.lock.model_copy(
+        update={"sources": (GitSource(name="toy", url=stack.repository.url, commit=commit, tree=tree),), "stack": "toy"}
+    )
+    inputs = inputs_of(load_matrix(), lock.as_cell, stack=stack)
+    assert any(t.name == "toy" for t in inputs.trees)
+    whole = plan_of(load_matrix(), Locked(lock=lock, pylocks={}), stack)
+    adopt = ("--adopt-torch", str(made / "venv/bin/python"))
+    done, prefix = run("stack", *adopt, text=script(whole), ENVBUILD_SOURCES=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert python(prefix, "import os; print(os.environ['TOY_HOME'])") == f"{prefix}/toy"
+    assert not (prefix / "toy" / ".git").exists()
+    again, _ = run("stack", *adopt, text=script(whole), ENVBUILD_SOURCES=str(tmp_path))
+    assert "stack toy: there" in again.stderr
+    broken = (
+        script(whole).replace(".half(6) == 3", ".half(6) == 4").replace("stack_key=$(key_of ", "stack_key=$(key_of x ")
+    )
+    done, _ = run("stack", *adopt, text=broken, ENVBUILD_SOURCES=str(tmp_path))
+    assert done.returncode == 5
+    assert "AssertionError" in done.stderr
 
 
 def test_another_torch_is_refused_with_both_versions(made, run, plan):
