@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from envbuild.engine.build import Builder, Built, Change
-from envbuild.errors import LockError, UsageError
+from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.make import Locked, Note, read_lock
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
@@ -53,7 +53,8 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
     Raises:
-        UsageError: there is no such image, or it carries no lock.
+        HostError: the engine has no such image.
+        UsageError: it carries no lock.
         LockError: its lock is not the one that its label names.
 
     """
@@ -62,7 +63,7 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
     try:
         labels = client.image.inspect(image).config.labels or {}
     except DockerException as error:
-        raise UsageError(f"the engine has no image {image}", hint="`docker image ls` lists what it has") from error
+        raise HostError(f"the engine has no image {image}", hint="`docker image ls` lists what it has") from error
     label = labels.get("io.envbuild.lock")
     if label is None:
         raise UsageError(
@@ -162,9 +163,7 @@ def _layer(stream: IO[bytes], media_type: str) -> tarfile.TarFile:
         import subprocess
 
         # Python gets zstd in 3.14; the host's tool is already needed for the export.
-        process = subprocess.run(
-            ["zstd", "-dcq"], stdin=subprocess.PIPE, input=stream.read(), capture_output=True, check=True
-        )
+        process = subprocess.run(["zstd", "-dcq"], input=stream.read(), capture_output=True, check=True)
         return tarfile.open(fileobj=io.BytesIO(process.stdout))
     return tarfile.open(fileobj=stream, mode="r|*" if media_type.endswith("gzip") else "r|")
 

@@ -244,7 +244,10 @@ def inputs_of(
         python=tuple(groups),
         trees=tuple(trees),
         sdists=tuple(sdists),
-        files=(FileSource(name="mpi", url=mpi.url, sha256=mpi.sha256),) if mpi and mpi.url else (),
+        files=(
+            *((FileSource(name="mpi", url=mpi.url, sha256=mpi.sha256),) if mpi and mpi.url else ()),
+            *(() if own_python or base.kind == "ngc" else (_managed_python(matrix, cell),)),
+        ),
         # an NGC image's torch is compiled for its numpy
         brought=("numpy", "torch") if "torch" in brought else (),
     )
@@ -252,6 +255,24 @@ def inputs_of(
 
 def _name(requirement: str) -> str:
     return canonicalize_name(Requirement(requirement).name)
+
+
+def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
+    """Return uv's managed build of the cell's Python, for an OS that does not bring that version itself.
+
+    Raises:
+        UsageError: there is none.
+
+    """
+    version = cell.versions["python"]
+    facts = matrix.release("python", version).facts
+    if facts.managed is None:
+        raise UsageError(
+            f"{cell.versions['os']} brings no Python {version}, and uv manages no build of it",
+            where="--python",
+            hint="leave --python out, or choose the OS that brings it (envbuild matrix os)",
+        )
+    return FileSource(name="python", url=facts.managed, sha256=facts.sha256)
 
 
 def _check_stack(matrix: Matrix, stack: Stack) -> None:

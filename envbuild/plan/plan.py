@@ -240,7 +240,13 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Map
     )
     os_recipe = _digest(recipes["os-install"])
     runtime = add(
-        "runtime", "OS packages", base=base.key, packages=os_inputs("runtime"), recipe=os_recipe, python=cell["python"]
+        "runtime",
+        "OS packages",
+        base=base.key,
+        packages=os_inputs("runtime"),
+        recipe=os_recipe,
+        python=cell["python"],
+        managed=_source_inputs(lock.source("python")),
     )
     python_recipe = _digest(recipes["python-install"] + recipes["compile-pyc"])
     torch = add(

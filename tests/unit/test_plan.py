@@ -3,7 +3,7 @@
 import pytest
 from road import changed, complete, inputs_for, keys, plan_for
 
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
@@ -164,3 +164,11 @@ def test_what_the_image_carries_is_part_of_its_key():
     assert plan_.key == again.key
     carried = plan_.stage("image").inputs["carried"]
     assert {"lock/lock.json", "lock/expected.json", "PATH", "io.envbuild.lock"} <= set(carried)
+
+
+def test_a_python_that_the_os_lacks_is_uvs_managed_build_by_hash():
+    text = dockerfile(plan_for(cuda="13.0", te="2.12", python="3.12", base="debian12-root"))
+    assert "FROM scratch AS src-python\nADD --checksum=sha256:" in text
+    assert "ENVBUILD_PYTHON=/opt/python/bin/python3.12" in text
+    with pytest.raises(UsageError, match="brings no Python"):
+        inputs_for(cuda="cpu", python="3.15", base="debian12-root")
