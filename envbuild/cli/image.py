@@ -298,6 +298,11 @@ def _left_out(asked: Asked) -> dict[str, str]:
     }
 
 
+def _short(path: str) -> str:
+    home = str(Path.home())
+    return "~" + path[len(home) :] if path.startswith(home + "/") else path
+
+
 def _told(report: dict[str, Any]) -> str:
     from envbuild.cli.show import table
 
@@ -312,7 +317,7 @@ def _told(report: dict[str, Any]) -> str:
         f"  {how} in {report['seconds']:.0f} s",
         f"  digest  {report['digest']}",
         f"  size    {unpacked:.2f} GiB, {packed:.2f} GiB compressed",
-        f"  lock    {report['lock']['digest'][:26]}… in {report['lock']['folder']}",
+        f"  lock    {report['lock']['digest'][:26]}… in {_short(report['lock']['folder'])}",
     ]
     ran = [s for s in report["stages"] if s["executed"] or s["cached"]]
     if ran:
