@@ -96,6 +96,8 @@ class GpuFacts(Model):
     sm: str = Field(pattern=r"^\d+$")
     names: tuple[str, ...] = ()
     data_center: bool = True
+    geforce: tuple[str, ...] = ()
+    """The aliases that name a GeForce card, which cuda-compat does not support whatever its architecture."""
 
 
 class OsFacts(Model):

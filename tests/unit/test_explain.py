@@ -213,3 +213,11 @@ def test_a_lock_pins_every_axis_and_lets_none_in():
     both = request_from({"axis_te": "2.7", "prefer": "newest"}, lock=cell)
     assert [pin.spec for pin in both.pins if pin.axis == "te"] == ["2.6.0", "2.7"]
     assert both.prefer == "newest"
+
+
+@pytest.mark.parametrize(("card", "verdict"), [("rtx4090", "refused"), ("l40s", "needs-compat")])
+def test_a_geforce_card_gets_no_cuda_compat(card, verdict):
+    """One architecture, two verdicts: cuda-compat is for data-center GPUs."""
+    done = CliRunner().invoke(resolve_command, ["--cuda", "13.0", "--driver", "535.104.05", "--gpu", card, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["driver_verdict"] == verdict
