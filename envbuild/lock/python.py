@@ -88,7 +88,7 @@ def resolve(
         out = Path(folder) / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--python-platform", f"x86_64-manylinux_{glibc.replace('.', '_')}"]
+        command += ["--python-version", python, "--python-platform", _platform(glibc)]
         # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
         # rest may come from either. Hashes in the lock decide what is installed.
         command += ["--index-strategy", "unsafe-best-match"]
@@ -109,6 +109,15 @@ def resolve(
         if done.returncode:
             raise _failure(group, done.stderr)
         return _read(group, out.read_text())
+
+
+# The newest glibc that the pinned uv knows a platform for; no wheel asks for a newer one yet.
+_NEWEST_GLIBC = 40
+
+
+def _platform(glibc: str) -> str:
+    major, minor = glibc.split(".")[:2]
+    return f"x86_64-manylinux_{major}_{min(int(minor), _NEWEST_GLIBC)}"
 
 
 def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:

@@ -98,7 +98,10 @@ def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engin
 
 def test_a_bump_runs_what_it_touches_alone(cpu, cache):
     """A package more changes the environment and the assembly; torch, the OS packages and the root stay."""
-    made = run("image", *CPU, "--megatron", "auto", "--tag", "envbuild-test:bump", "--no-smoke", "--json", env=cache)
+    same = ("--torch", cpu["cell"]["torch"], "--python", cpu["cell"]["python"], "--os", cpu["cell"]["os"])
+    made = run(
+        "image", *CPU, *same, "--megatron", "auto", "--tag", "envbuild-test:bump", "--no-smoke", "--json", env=cache
+    )
     assert made.code == 0, made.err
     ran = {s["name"] for s in made.answer["stages"] if s["executed"]}
     assert "env" in ran
