@@ -125,7 +125,10 @@ def smoke(
     answer = report.as_json()
     if record:
         hosts = [line.split()[0] for line in nodes.read_text().splitlines() if line.split()] if nodes else []
-        kept = record_evidence(from_report(report, nodes=hosts, adopted=expected.get("adopted")), record)
+        evidence = from_report(
+            report, nodes=hosts, adopted=expected.get("adopted"), built_with=expected.get("built_with")
+        )
+        kept = record_evidence(evidence, record)
         answer["evidence"] = str(kept)
         note(f"recorded in {kept}")
     emit(answer, as_json=as_json, human=lambda: _table(answer))

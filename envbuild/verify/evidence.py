@@ -78,6 +78,8 @@ class Evidence(_Model):
     tests: tuple[TestRecord, ...]
     adopted: dict[str, str] = {}
     """What the environment took from its host instead of the lock, such as torch: distribution -> version."""
+    built_with: dict[str, str] = {}
+    """Build switches that the lock does not state: they leave something out of what was compiled."""
     id: str = ""
 
     @property
@@ -132,6 +134,7 @@ def from_report(
     now: datetime | None = None,
     nodes: Sequence[str] = (),
     adopted: Mapping[str, str] | None = None,
+    built_with: Mapping[str, str] | None = None,
 ) -> Evidence:
     """Make the record of a run.
 
@@ -140,6 +143,7 @@ def from_report(
         now: when it ended; this moment by default.
         nodes: names of the hosts that took part, which are kept out of the record.
         adopted: distributions that came from the host instead of the lock.
+        built_with: switches of the compiles that the lock does not state.
 
     """
     machine = report.machine
@@ -187,6 +191,7 @@ def from_report(
             for test in report.tests
         ],
         "adopted": dict(adopted or {}),
+        "built_with": dict(built_with or {}),
     }
     free = _names(nodes)
     record = {key: _scrub(value, free) if key in {"reason", "tests"} else value for key, value in record.items()}

@@ -262,7 +262,8 @@ class SaiShadow:
 def _sharded(wrapped, optimizer, loading):
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    states = wrapped.sharded_state_dict()
+    # Named as the model names them: through the wrappers every key gets a prefix that loading does not know.
+    states = wrapped.module.module.sharded_state_dict()
     more = {}
     if hasattr(DistributedOptimizer, "checkpoint_fully_reshardable_formats"):
         # 0.15 and later: the default format still names one that the same release can no longer write.
