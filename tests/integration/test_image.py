@@ -171,13 +171,13 @@ def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
         "--no-cache",
         "--no-smoke",
     ]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    for line in process.stderr:
-        if "torch" in line and "started" in line:
-            time.sleep(2)
-            process.send_signal(signal.SIGINT)
-            break
-    rest = process.stderr.read()
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        for line in process.stderr:
+            if "torch" in line and "started" in line:
+                time.sleep(2)
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
     assert process.wait(60) == 130, rest
     assert "Traceback" not in rest
     assert images(engine, "envbuild-test:interrupted") == []
