@@ -154,9 +154,21 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
 
 
 def _evidence_line(solution: "Solution") -> str:
-    if not solution.evidence:
-        return "evidence   never verified"
-    return f"evidence   {solution.evidence[0].level}: {', '.join(ref.id for ref in solution.evidence)}"
+    from envbuild.paths import data_dir
+    from envbuild.verify.evidence import Standing, evidence_for, load_evidence
+    from envbuild.verify.smoke import suite_hash
+
+    records = load_evidence(data_dir("matrices") / "evidence")
+    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite_hash())
+    if standing.status != "never":
+        return f"evidence   {standing.describe()}"
+    proven = {ref.id for ref in solution.evidence}
+    for record in records:
+        if record.id in proven:  # another cell, whose software is this one's
+            return (
+                f"evidence   its software {Standing(status='verified', record=record).describe()}, in {record.cell_id}"
+            )
+    return "evidence   never verified"
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:
