@@ -188,11 +188,14 @@ def _stack_recipes(stack: Stack) -> dict[str, str]:
 
 
 def _placed(matrix: Matrix, cell: Cell, site: str) -> tuple[tuple[str, str], ...]:
-    """Return the files that a component installs elsewhere than where its user imports it, source and target."""
+    """Return the modules that a component installs elsewhere than where its user imports them: its name, the file there.
+
+    The file hands over the module itself. A copy would register FA3's operators a second time, and its backward then fails.
+    """
     if "flash-attn-hopper" not in cell.versions:
         return ()
     place = matrix.release("flash-attn-hopper", cell.versions["flash-attn-hopper"]).facts.place
-    return ((f"{site}/flash_attn_interface.py", f"{site}/{place}"),) if place else ()
+    return (("flash_attn_interface", f"{site}/{place}"),) if place else ()
 
 
 def _digest(text: str) -> str:
