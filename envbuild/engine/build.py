@@ -20,7 +20,7 @@ from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.lock.index import download
-from envbuild.lock.model import PythonSet
+from envbuild.lock.model import PythonSet, Root
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
 from envbuild.plan.dockerfile import bake, dockerfile
@@ -36,6 +36,9 @@ _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-media
 
 # How uv and os-install say that a file's hash is not the lock's.
 _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
+
+# Less than this where the cache lies, and a failure is the disk's.
+_NO_SPACE_GIB = 0.06
 
 Change = Callable[[str, str], None]
 
@@ -253,21 +256,27 @@ class _Run:
         if not kept.is_file():
             self.b.on_change("base", "started")
             begun = time.monotonic()
-            bootstrap_root(
-                suite=root.suite,
-                packages=(),
-                epoch=root.epoch,
-                dest=kept,
-                log=self.folder / "bootstrap.log",
-                mirror=self.settings.debian_mirror,
-                security_mirror=self.settings.debian_security_mirror,
-                locked=root.packages or None,
-            )
+            try:
+                self._bootstrap(root, kept)
+            except BuildError as error:
+                raise self._disk_or(error, (self.folder / "bootstrap.log").read_text(errors="replace")) from error
             self.watch.stages["base"] = StageTime(name="base", seconds=time.monotonic() - begun, executed=1)
             self.b.on_change("base", "done")
         target = self.folder / "rootfs.tar"
         target.unlink(missing_ok=True)
         os.link(kept, target)
+
+    def _bootstrap(self, root: Root, kept: Path) -> None:
+        bootstrap_root(
+            suite=root.suite,
+            packages=(),
+            epoch=root.epoch,
+            dest=kept,
+            log=self.folder / "bootstrap.log",
+            mirror=self.settings.debian_mirror,
+            security_mirror=self.settings.debian_security_mirror,
+            locked=root.packages or None,
+        )
 
     def _local_wheels(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
@@ -410,10 +419,10 @@ class _Run:
             )
         )
 
-    def _disk_or(self, error: BuildError) -> EnvbuildError:
-        text = f"{error.what} {error.hint}"
-        if "no space left on device" in text.lower():
-            free = shutil.disk_usage(self.settings.cache_dir).free / 2**30
+    def _disk_or(self, error: BuildError, said: str = "") -> EnvbuildError:
+        text = f"{error.what} {error.hint} {said}"
+        free = shutil.disk_usage(self.settings.cache_dir).free / 2**30
+        if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
             return HostError(
                 f"the disk is full ({free:.1f} GiB free where the cache lies)",
                 where=f"the whole log is in {self.log}",

@@ -97,7 +97,7 @@ def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engin
 
 
 def test_a_bump_runs_what_it_touches_alone(cpu, cache):
-    """A package more changes the environment and the assembly; torch, the OS packages and the root stay."""
+    """A package more changes the environment and the assembly; the OS packages and the root stay."""
     same = ("--torch", cpu["cell"]["torch"], "--python", cpu["cell"]["python"], "--os", cpu["cell"]["os"])
     made = run(
         "image", *CPU, *same, "--megatron", "auto", "--tag", "envbuild-test:bump", "--no-smoke", "--json", env=cache
@@ -105,7 +105,8 @@ def test_a_bump_runs_what_it_touches_alone(cpu, cache):
     assert made.code == 0, made.err
     ran = {s["name"] for s in made.answer["stages"] if s["executed"]}
     assert "env" in ran
-    assert not ran & {"base", "runtime", "torch", "uv-unpack", "builder"}, ran
+    # torch's own layer may move: Megatron caps numpy, which is resolved with it.
+    assert not ran & {"base", "runtime", "uv-unpack", "builder"}, ran
 
 
 def test_a_rebuild_that_differs_is_told_file_by_file(cpu, engine, cache, tmp_path):
