@@ -126,7 +126,11 @@ def smoke(
     if record:
         hosts = [line.split()[0] for line in nodes.read_text().splitlines() if line.split()] if nodes else []
         evidence = from_report(
-            report, nodes=hosts, adopted=expected.get("adopted"), built_with=expected.get("built_with")
+            report,
+            nodes=hosts,
+            adopted=expected.get("adopted"),
+            built_with=expected.get("built_with"),
+            keyword=keyword,
         )
         kept = record_evidence(evidence, record)
         answer["evidence"] = str(kept)

@@ -80,6 +80,8 @@ class Evidence(_Model):
     """What the environment took from its host instead of the lock, such as torch: distribution -> version."""
     built_with: dict[str, str] = {}
     """Build switches that the lock does not state: they leave something out of what was compiled."""
+    keyword: str = ""
+    """The run's `-k`: only tests that match it ran."""
     id: str = ""
 
     @property
@@ -94,7 +96,8 @@ class Evidence(_Model):
             return "CPU"
         names = [re.sub(r"^NVIDIA ", "", gpu.name) for gpu in self.gpus]
         text = names[0] if self.nproc <= 1 else f"{self.nproc}x {names[0]}"
-        return f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
+        text = f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
+        return f"{text}, only -k {self.keyword!r}" if self.keyword else text
 
 
 def content_id(record: Mapping[str, Any]) -> str:
@@ -135,6 +138,7 @@ def from_report(
     nodes: Sequence[str] = (),
     adopted: Mapping[str, str] | None = None,
     built_with: Mapping[str, str] | None = None,
+    keyword: str | None = None,
 ) -> Evidence:
     """Make the record of a run.
 
@@ -144,6 +148,7 @@ def from_report(
         nodes: names of the hosts that took part, which are kept out of the record.
         adopted: distributions that came from the host instead of the lock.
         built_with: switches of the compiles that the lock does not state.
+        keyword: the run's `-k`.
 
     """
     machine = report.machine
@@ -192,6 +197,7 @@ def from_report(
         ],
         "adopted": dict(adopted or {}),
         "built_with": dict(built_with or {}),
+        "keyword": keyword or "",
     }
     free = _names(nodes)
     record = {key: _scrub(value, free) if key in {"reason", "tests"} else value for key, value in record.items()}
