@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -13,6 +14,9 @@ from python_on_whales import DockerClient
 
 from envbuild.engine.bootstrap import RootFS, bootstrap_root
 from envbuild.settings import load_settings
+
+# A runner started in the background ignores Ctrl-C, and so would every command that these tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 

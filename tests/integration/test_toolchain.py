@@ -107,7 +107,9 @@ def test_a_failing_compile_names_stage_log_and_error(built, engine, cache, tmp_p
     """The last stages of the same cell, with a source that does not compile."""
     folder = tmp_path / "broken-1.0"
     folder.mkdir()
-    (folder / "setup.py").write_text(SETUP.replace("one.cu", "bad.cu"))
+    (folder / "setup.py").write_text(
+        'import os\nos.environ["TORCH_CUDA_ARCH_LIST"] = "9.0"\n' + SETUP.replace("one.cu", "bad.cu")
+    )
     (folder / "bad.cu").write_text("__global__ void k() { this is no C++; }\n")
     with tarfile.open(tmp_path / "broken-1.0.tar.gz", "w:gz") as tar:
         tar.add(folder, arcname="broken-1.0")
