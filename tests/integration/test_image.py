@@ -47,12 +47,25 @@ def cache(tmp_path_factory) -> dict[str, str]:
     return {"ENVBUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_images_of_other_runs(engine):
+    """Remove what an earlier run tagged, before and after."""
+    forget_images(engine)
+    yield
+    forget_images(engine)
+
+
 @pytest.fixture(scope="session")
 def cpu(engine, cache) -> dict[str, Any]:
     """The CPU cell, built from nothing; its report."""
     made = run("image", *CPU, "--tag", "envbuild-test:cpu", "--no-cache", "--json", env=cache)
     assert made.code == 0, made.err
     return made.answer
+
+
+def forget_images(engine) -> None:
+    for tag in images(engine, "envbuild-test:"):
+        engine.image.remove(tag, force=True)
 
 
 def images(engine, name: str) -> list[str]:
