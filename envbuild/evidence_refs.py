@@ -1,12 +1,29 @@
 """The committed evidence as the solver ranks by it: how far each proof went, and the versions that it ran."""
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from envbuild.matrix.order import EvidenceRef
 from envbuild.paths import data_dir
 
+if TYPE_CHECKING:
+    from envbuild.verify.evidence import Evidence
+
 # What a proof speaks for: the software that ran. The OS and the base under it only rank by their listed preference.
 _SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
+
+
+@cache
+def committed_evidence() -> tuple["Evidence", ...]:
+    """Return the records of this installation, read once.
+
+    Raises:
+        DataError: a record was edited.
+
+    """
+    from envbuild.verify.evidence import load_evidence
+
+    return load_evidence(data_dir("matrices") / "evidence")
 
 
 @cache
@@ -19,10 +36,8 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
         DataError: a record was edited.
 
     """
-    from envbuild.verify.evidence import load_evidence
-
     found = []
-    for record in load_evidence(data_dir("matrices") / "evidence"):
+    for record in committed_evidence():
         if not record.passed:
             continue
         versions = {axis: str(record.cell[axis]) for axis in _SOFTWARE if record.cell.get(axis)}

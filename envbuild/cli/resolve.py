@@ -154,11 +154,11 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
 
 
 def _evidence_line(solution: "Solution") -> str:
-    from envbuild.paths import data_dir
-    from envbuild.verify.evidence import Standing, evidence_for, load_evidence
+    from envbuild.evidence_refs import committed_evidence
+    from envbuild.verify.evidence import Standing, evidence_for
     from envbuild.verify.smoke import suite_hash
 
-    records = load_evidence(data_dir("matrices") / "evidence")
+    records = committed_evidence()
     standing = evidence_for(records, cell_id=solution.cell.id, suite=suite_hash())
     if standing.status != "never":
         return f"evidence   {standing.describe()}"

@@ -121,9 +121,7 @@ class SourceStore:
 
     def _have(self, name: str, url: str, commit: str) -> None:
         """Bring `commit` into the object store unless it is there."""
-        self._objects.parent.mkdir(parents=True, exist_ok=True)
-        if not (self._objects / "HEAD").exists():
-            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
+        self._make_store()
         if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
             return
         for place in self._places(url):
@@ -140,6 +138,11 @@ class SourceStore:
             where=redact(url),
             hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
         )
+
+    def _make_store(self) -> None:
+        self._objects.parent.mkdir(parents=True, exist_ok=True)
+        if not (self._objects / "HEAD").exists():
+            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
 
     def _places(self, url: str) -> list[Path]:
         """Return the clones in the site's `sources` folder that may hold a commit of `url`."""
@@ -191,9 +194,7 @@ class SourceStore:
 
     def tree_of(self, folder: Path, submodules: tuple[Submodule, ...] = ()) -> str:
         """Return the git tree id of the files in `folder`, with `submodules` as links."""
-        self._objects.parent.mkdir(parents=True, exist_ok=True)
-        if not (self._objects / "HEAD").exists():
-            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
+        self._make_store()
         with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
             env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
             skip = [f":(exclude){s.path}" for s in submodules]
