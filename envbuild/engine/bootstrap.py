@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.lock.model import OsPackage
+from envbuild.processes import end_group
 
 # What every root of ours holds beside the essential packages: a package manager, and the roots of trust for https.
 BASE_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
@@ -202,15 +204,21 @@ def bootstrap_root(
         ]
         try:
             with log.open("wb") as output:
-                done = subprocess.run(
+                # A session of its own: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
+                process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TMPDIR": folder},
-                    check=False,
+                    start_new_session=True,
                 )
-            if done.returncode:
+            try:
+                code = process.wait()
+            except BaseException:
+                end_group(process, first=signal.SIGTERM, patience=15.0)
+                raise
+            if code:
                 raise _bootstrap_failure(log, (mirror, security_mirror))
             installed = _parse_stanzas((scratch / "envbuild-packages").read_text())
             if locked is not None:

@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.paths import data_dir
+from envbuild.processes import end_group
 
 if TYPE_CHECKING:
     from envbuild.settings import Settings
@@ -521,12 +522,7 @@ def _on_host(
 
     def remove() -> None:
         # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set.
-        for number, patience in ((signal.SIGINT, 15.0), (signal.SIGKILL, 5.0)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=patience)
-                return
+        end_group(process, first=signal.SIGINT, patience=15.0)
 
     return _Started(process=process, remove=remove)
 

@@ -36,6 +36,7 @@ def run(*args: str, env: dict[str, str] | None = None, timeout: float = 1500) ->
         text=True,
         check=False,
         timeout=timeout,
+        start_new_session=True,  # what hangs up its process group shows as an exit code here, and ends no test run
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Done(code=done.returncode, out=done.stdout, err=done.stderr)
@@ -198,6 +199,24 @@ def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
     again = run("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-smoke", "--json", env=cache)
     assert again.code == 0, again.err
     assert again.answer["digest"] == cpu["digest"]
+
+
+def test_an_interrupted_bootstrap_leaves_nothing(cpu, tmp_path):
+    """mmdebstrap has a session of its own, which Ctrl-C does not reach: envbuild ends it, and it removes its root."""
+    (tmp_path / "tmp").mkdir()
+    env = os.environ | {"ENVBUILD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-m", "envbuild", "image", *CPU, "--lock", cpu["lock"]["folder"], "--locked"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        for line in process.stderr:
+            if "base" in line and "started" in line:
+                time.sleep(3)
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.wait(60) == 130, rest
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not list((tmp_path / "cache" / "roots").iterdir())
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
 
 
 def test_two_builds_of_one_cell_take_turns(cpu, engine, cache):
