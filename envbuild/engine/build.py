@@ -328,8 +328,7 @@ class _Run:
         else:
             self.watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.b.on_change(name, "kept")
-        if self.b.cache:
-            self.contexts[name] = str(kept)
+        self.contexts[name] = str(kept)  # without a cache, too: this run compiled it, and compiles it once
 
     def image(self, tag: str) -> Built:
         """Build the image, load it and tag it."""
