@@ -180,7 +180,10 @@ def main() -> None:
     count = sum(1 for _ in enumerate_cells(matrix, ["cuda", "torch", "te", "python", "gpu"]))
     answer["enumerate"] = {"cells": count, "seconds": round(time.perf_counter() - start, 2)}
     answer["ten_times"] = measure(enlarged(matrix, 10), full=False)
-    answer["growth"] = round(answer["ten_times"]["solve_ms"]["median"] / answer["matrix"]["solve_ms"]["median"], 1)
+    answer["growth"] = {
+        what: round(answer["ten_times"][what]["median"] / answer["matrix"][what]["median"], 1)
+        for what in ("solve_ms", "conflict_ms")
+    }
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return

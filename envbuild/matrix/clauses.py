@@ -8,7 +8,7 @@ set". Sets are integers used as bit masks, so thousands of clauses propagate in 
 import datetime as dt
 import itertools
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -77,8 +77,6 @@ class Clauses:
     full: tuple[int, ...]
     real: tuple[int, ...]
     clauses: tuple[Clause, ...]
-    watch: tuple[tuple[int, ...], ...]
-    """Per axis: the clauses that mention it."""
     tested: tuple[TestedTogether, ...]
     guards: Mapping[int, Mapping[int, int]]
     """Per axis: a release that is taken only when a pin names it -> the clause that keeps it out."""
@@ -335,10 +333,6 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         literals = tuple((compiler.number[n], compiler.mask(n, spec)) for n, spec in rule.when.items())
         if all(mask for _, mask in literals):
             tested.append(TestedTogether(rule, literals))
-    watch: list[list[int]] = [[] for _ in compiler.names]
-    for i, clause in enumerate(clauses):
-        for a, _ in clause.literals:
-            watch[a].append(i)
     return Clauses(
         matrix=matrix,
         names=compiler.names,
@@ -349,7 +343,6 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         full=compiler.full,
         real=compiler.real,
         clauses=tuple(clauses),
-        watch=tuple(tuple(w) for w in watch),
         tested=tuple(tested),
         guards=guards,
         _masks=compiler.masks,
@@ -375,32 +368,38 @@ def propagate(
 
     """
     clauses = compiled.clauses
-    pending = deque(range(len(clauses)) if only is None else only)
-    queued = set(pending)
-    watch: Sequence[Sequence[int]] | Mapping[int, Sequence[int]] = compiled.watch
-    if only is not None:
-        watch = local = defaultdict(list)
-        for number in only:
-            for axis, _ in clauses[number].literals:
-                local[axis].append(number)
+    order = range(len(clauses)) if only is None else only
+    pending = deque(range(len(order)))
+    queued = bytearray(b"\1" * len(order))
+    # per axis: the places in `order` looked at since it was last narrowed, for they alone have to be looked at again;
+    # going through every clause of the axis each time would grow with the square of the matrix
+    seen: list[list[int]] = [[] for _ in domains]
     while pending:
-        number = pending.popleft()
-        queued.discard(number)
+        place = pending.popleft()
+        queued[place] = False
+        number = order[place]
+        literals = clauses[number].literals
         unit, unit_mask = -1, 0
-        for axis, mask in clauses[number].literals:
+        for axis, mask in literals:
             left = domains[axis]
-            if left & mask:
-                if unit >= 0 or not left & ~mask:
-                    break  # satisfied, or two axes can still satisfy it
-                unit, unit_mask = axis, mask
+            both = left & mask
+            if both == left:
+                break  # satisfied, for good (compared, for `left & ~mask` would copy a long number several times)
+            if both:
+                if unit >= 0:  # two axes can still satisfy it
+                    for other, _ in literals:
+                        seen[other].append(place)
+                    break
+                unit, unit_mask = axis, both
         else:
             if unit < 0:
                 return number
             if fired is not None:
                 fired.append((number, unit, domains[unit]))
-            domains[unit] &= unit_mask
-            for other in watch[unit]:
-                if other not in queued:
-                    queued.add(other)
+            domains[unit] = unit_mask
+            again, seen[unit] = sorted(seen[unit]), []
+            for other in again:
+                if not queued[other]:
+                    queued[other] = True
                     pending.append(other)
     return None

@@ -83,9 +83,10 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
 
     """
     pins = [pin for pin, _, _ in asked.masks]
+    known: dict[tuple[Pin, ...], bool] = {}
     found: dict[tuple[Pin, ...], tuple[Step, ...]] = {}
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
-        core = _minimal_pins(asked, pins, order)
+        core = _minimal_pins(asked, pins, order, known)
         if core not in found:
             compiled, domains = asked.of(core)
             domains = _possible(asked, core, compiled, domains)
@@ -95,20 +96,26 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
     return Conflict(steps=best, asked=asked, evidence=tuple(evidence))
 
 
-def _minimal_pins(asked: Asked, pins: Sequence[Pin], order: Sequence[Pin]) -> tuple[Pin, ...]:
-    """Drop pins in `order` while what is left still has no cell.
+def _minimal_pins(
+    asked: Asked, pins: Sequence[Pin], order: Sequence[Pin], known: dict[tuple[Pin, ...], bool]
+) -> tuple[Pin, ...]:
+    """Drop pins in `order` while what is left still has no cell; `known` keeps which pins have one.
 
     More than one pass, because dropping a pin is not always a relief: without it an axis of use `asked` is not in use.
     """
-    kept = list(pins)
+    kept = tuple(pins)
     changed = True
     while changed:
         changed = False
         for pin in order:
-            rest = [other for other in kept if other is not pin]
-            if len(rest) < len(kept) and not solvable(*asked.of(rest)):
+            rest = tuple(other for other in kept if other is not pin)
+            if len(rest) == len(kept):
+                continue
+            if rest not in known:
+                known[rest] = solvable(*asked.of(rest))
+            if not known[rest]:
                 kept, changed = rest, True
-    return tuple(kept)
+    return kept
 
 
 def _possible(asked: Asked, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:

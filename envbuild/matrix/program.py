@@ -39,7 +39,8 @@ class Program:
         """Axis -> value index at each place, for the axes that are still open."""
         self.order: dict[int, list[int]] = {}
         """Axis -> order atom of each place; place 0 has none."""
-        self._members: dict[tuple[int, int], int] = {}
+        self._inside: dict[tuple[int, int], list[int]] = {}
+        """(axis, its values) -> what `inside` says of them: most sets are asked for by several clauses."""
 
     def __enter__(self) -> Self:
         self.backend = self.control.backend()
@@ -69,15 +70,17 @@ class Program:
             return None
         if chosen == domain:
             return []
-        found = list(itertools.islice(runs(chosen, domain), 2))
-        if len(found) == 1:
-            return self._run(axis, *found[0])
-        member = self._members.get((axis, chosen))
-        if member is None:
-            member = self._members[axis, chosen] = self.backend.add_atom()
-            for first, end in runs(chosen, domain):
-                self.backend.add_rule([member], self._run(axis, first, end))
-        return [member]
+        literals = self._inside.get((axis, chosen))
+        if literals is None:
+            parts = [self._run(axis, first, end) for first, end in runs(chosen, domain)]
+            if len(parts) == 1:
+                literals = parts[0]
+            else:
+                literals = [self.backend.add_atom()]
+                for part in parts:
+                    self.backend.add_rule(literals, part)
+            self._inside[axis, chosen] = literals
+        return literals
 
     def forbid(self, literals: Sequence[tuple[int, int]], *assumed: int) -> None:
         """Refuse that every axis of the clause `literals` is outside its mask."""
@@ -93,7 +96,7 @@ class Program:
         """Add every clause of the matrix that propagation has not settled."""
         domains = self.domains
         for clause in self.compiled.clauses:
-            if all(domains[axis] & ~mask for axis, mask in clause.literals):
+            if all(domains[axis] & mask != domains[axis] for axis, mask in clause.literals):
                 self.forbid(clause.literals)
 
     def both(self, parts: Sequence[Sequence[int]]) -> int:
