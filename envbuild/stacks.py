@@ -193,8 +193,9 @@ class Stack(Model):
 
     @property
     def axes(self) -> dict[AxisName, str]:
-        """The pins of the cell: what was stated, with the corrections."""
-        return self.stated | {c.item: c.instead for c in self.corrections if c.item in self.stated}
+        """The pins of the cell: what was stated, with the corrections, and the flavor, which some rules judge by."""
+        corrected = {c.item: c.instead for c in self.corrections if c.item in self.stated}
+        return {**self.stated, **corrected, "flavor": self.flavor}
 
     def digest(self) -> str:
         """sha256 (hex) over all that decides what the stack puts into an image; proof and prose are left out."""

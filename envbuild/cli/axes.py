@@ -27,6 +27,7 @@ FIRST = (
     "driver",
     "os",
     "base",
+    "flavor",
     "toolchain",
 )
 
@@ -57,12 +58,14 @@ def _help(name: str, title: str, use: str) -> str:
     notes = {
         "asked": f"Not in the cell unless asked for; `--{name} auto` takes what fits.",
         "default": "`none` leaves it out.",
-        "host": "`auto` reads this host's.",
         "derived": "Follows from other axes; may be constrained.",
     }
     more = {
         "cuda": "12.6 means 12.6.*; `envbuild resolve --help` says what else a SPEC may be.",
         "gpu": "Such as h100, a100 or sm_90.",
+        "driver": "`auto` reads this host's.",
+        "flavor": "runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. "
+        "[default: runtime, or the stack's own]",
     }
     return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
@@ -122,13 +125,13 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
         stack = load_stack(kwargs["stack"])
         hosts = {name for name, _, use in _headers() if use == "host"}
         for axis, stated in stack.axes.items():
-            if axis in hosts and kwargs.get(_PREFIX + axis.replace("-", "_")):
-                continue  # the makers' own machine gives way to the one that is named
+            if axis in hosts and (axis in lock or kwargs.get(_PREFIX + axis.replace("-", "_"))):
+                continue  # the makers' own machine and flavor give way to those that are named
             yield Pin(axis=axis, spec=stated, origin=f"stack {stack.name}")
-    for name, _, use in _headers():
+    for name, _, _ in _headers():
         spec: str | None = kwargs.get(_PREFIX + name.replace("-", "_"))
         if spec is not None:
-            wanted = _of_host(name) if use == "host" and spec == AUTO else spec.strip()
+            wanted = _of_host(name) if name == "driver" and spec == AUTO else spec.strip()
             yield Pin(axis=name, spec=wanted, origin=f"--{name}")
 
 

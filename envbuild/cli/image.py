@@ -56,7 +56,6 @@ def image(
     contexts: tuple[str, ...],
     as_json: bool,
     lock_file: Path | None,
-    flavor: str | None,
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
@@ -71,16 +70,14 @@ def image(
 
     started = time.monotonic()
     substitutes = _contexts(contexts)
-    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    asked = asked_from(flags, lock_file=lock_file, sources=sources)
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
     for line in settings.notices:
         note(line)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
-    asked, found, left_out = _with_lock(
-        asked, settings, client, tag, flags, lock_file, flavor, sources, locked_only=locked
-    )
+    asked, found, left_out = _with_lock(asked, settings, client, tag, flags, lock_file, sources, locked_only=locked)
     from envbuild.cli.show import StageDisplay
 
     display: list[StageDisplay] = []
@@ -144,7 +141,6 @@ def _with_lock(
     tag: str | None,
     flags: dict[str, Any],
     lock_file: Path | None,
-    flavor: str | None,
     sources: tuple[str, ...],
     *,
     locked_only: bool,
@@ -180,7 +176,7 @@ def _with_lock(
     for name, why in left_out.items():
         note(f"{name} is left out: {why}; `--{name} auto` insists on it")
     again = {**flags, **{"axis_" + name.replace("-", "_"): "none" for name in left_out}}
-    asked = asked_from(again, lock_file=None, flavor=flavor, sources=sources)
+    asked = asked_from(again, lock_file=None, sources=sources)
     note(f"cell {asked.solution.cell.id}")
     return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note), left_out
 
@@ -355,9 +351,7 @@ def _told(report: dict[str, Any]) -> str:
 @road_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @json_option
-def pull(
-    tag: str | None, as_json: bool, lock_file: Path | None, flavor: str | None, sources: tuple[str, ...], **flags: Any
-) -> None:
+def pull(tag: str | None, as_json: bool, lock_file: Path | None, sources: tuple[str, ...], **flags: Any) -> None:
     """Pull the prebuilt image of a cell's lock from the registry of the settings, verified by digest.
 
     Exits with 4 when the cell has no lock, and with 8 when the registry does not hold its image.
@@ -368,7 +362,7 @@ def pull(
     from envbuild.pipeline import lock_for, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
 
-    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
         locked = read_lock(lock_file)
     else:

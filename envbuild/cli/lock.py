@@ -25,7 +25,6 @@ def lock(
     check: bool,
     as_json: bool,
     lock_file: Path | None,
-    flavor: str | None,
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
@@ -37,7 +36,7 @@ def lock(
     from envbuild.lock.find import find_lock, lock_name, own_locks, require_complete
     from envbuild.lock.make import make_lock, read_lock, write_lock
 
-    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if check:
         from envbuild.errors import LockError
 

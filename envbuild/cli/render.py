@@ -30,7 +30,6 @@ def render(
     unlocked: bool,
     as_json: bool,
     lock_file: Path | None,
-    flavor: str | None,
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
@@ -40,7 +39,7 @@ def render(
     """
     from envbuild.plan.plan import plan_of
 
-    asked = asked_from(flags, lock_file=lock_file, flavor=flavor, sources=sources)
+    asked = asked_from(flags, lock_file=lock_file, sources=sources)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(

@@ -96,7 +96,8 @@ def _request(flags: dict[str, Any], lock_file: Path | None) -> "Request":
         return request_from(flags)
     from envbuild.lock.make import read_lock
 
-    return request_from(flags, lock=read_lock(lock_file).lock.cell)
+    lock = read_lock(lock_file).lock
+    return request_from(flags, lock={**lock.cell, "flavor": lock.flavor})
 
 
 def _rule_answer(rule: "Rule") -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Asked:
 
 
 def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the axis flags, `--flavor`, `--source` and `--lock` to a command; `asked_from` reads them."""
+    """Add the axis flags, `--source` and `--lock` to a command; `asked_from` reads them."""
     for option in (
         click.option(
             "--lock",
@@ -45,19 +45,13 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="te=git|te=pypi",
             help="Where a component's source comes from; Transformer Engine's is PyPI unless git is asked for.",
         ),
-        click.option(
-            "--flavor",
-            type=click.Choice(["runtime", "devel"]),
-            default=None,
-            help="runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. [default: runtime, or the stack's own]",
-        ),
         axis_options,
     ):
         command = option(command)
     return command
 
 
-def asked_from(flags: dict[str, Any], *, lock_file: Path | None, flavor: str | None, sources: tuple[str, ...]) -> Asked:
+def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
     """Resolve the flags to a cell and its inputs.
 
     Raises:
@@ -78,13 +72,13 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, flavor: str | N
         from envbuild.lock.make import read_lock
 
         pinned = read_lock(lock_file).lock
-    request = request_from(flags, lock=pinned.cell if pinned else None)
+    request = request_from(flags, lock={**pinned.cell, "flavor": pinned.flavor} if pinned else None)
     name = flags.get("stack") or (pinned.stack if pinned else None)
     stack = load_stack(name) if name else None
     solution = solve(matrix, request, evidence_refs())
-    chosen: Any = flavor or (pinned.flavor if pinned else None) or (stack.flavor if stack else "runtime")
+    flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else "pypi")
-    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=chosen, te_source=te_source)
+    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
     return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 
 

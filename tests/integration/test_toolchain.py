@@ -54,9 +54,7 @@ def built(engine, cache, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cache.items():
             patch.setenv(name, value)
-        asked = asked_from(
-            {"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, flavor=None, sources=()
-        )
+        asked = asked_from({"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, sources=())
     locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=False, note=lambda _: None)
     plan = plan_of(asked.matrix, locked)
     builder = Builder(settings=asked.settings, plan=plan, client=engine, on_change=lambda *_: None, note=lambda _: None)

@@ -1,5 +1,6 @@
 """The matrix that ships: complete, consistent, quick to load, and right about what people ask most."""
 
+import re
 import time
 import tomllib
 
@@ -16,7 +17,7 @@ from envbuild.paths import data_dir
 
 TOPICS = {
     "abi", "apex-cuda13", "cpu-build", "cxx-standard", "deepspeed-cuda13", "deepspeed-torch", "driver-compat", "driver-floor",
-    "fa3-lookup", "fused-rope", "gcc-cuda", "glibc-manylinux", "gpu-arch-cuda", "gpu-arch-torch", "megatron-te",
+    "fa3-lookup", "flavor-devel", "fused-rope", "gcc-cuda", "glibc-manylinux", "gpu-arch-cuda", "gpu-arch-torch", "megatron-te",
     "megatron-torch", "ngc-fixed", "nvcc-equals-torch", "python-range", "require-cuda", "root-base-needs-pypi-toolchain",
     "sm90a-hopper", "te-cuda-floor", "te-cudnn-floor", "te-flash-attn-cap",
 }  # fmt: skip
@@ -45,6 +46,7 @@ def test_a_rule_says_why_in_one_plain_sentence(matrix):
     for rule in matrix.rules:
         assert 20 <= len(rule.why) <= 240, rule.id
         assert not rule.why.endswith("."), rule.id  # whoever prints it puts the stop
+        assert not re.search(r"\b[Tt]his (torch|CUDA|release|version)", rule.why), rule.id  # it names the releases
 
 
 def test_it_loads_in_60_ms():
