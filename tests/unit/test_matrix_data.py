@@ -49,6 +49,21 @@ def test_a_rule_says_why_in_one_plain_sentence(matrix):
         assert not re.search(r"\b[Tt]his (torch|CUDA|release|version)", rule.why), rule.id  # it names the releases
 
 
+def test_the_driver_rules_and_the_facts_that_verdicts_rest_on_say_the_same(matrix):
+    floors = {rule.when["cuda"]: rule for rule in matrix.rules if rule.topic == "driver-floor"}
+    for release in matrix.releases["cuda"]:
+        facts = release.facts
+        if facts.compat_branches:
+            newer, branches = floors[release.version].any_of
+            assert newer == {"driver": f">={facts.driver_minor}"}, release.version
+            assert branches == {"driver": facts.compat_branches}, release.version
+        elif facts.driver_minor:
+            rule = next(
+                r for cuda, r in floors.items() if release.version in ([cuda] if isinstance(cuda, str) else cuda)
+            )
+            assert rule.needs == {"driver": f">={facts.driver_minor}"}, release.version
+
+
 def test_it_loads_in_60_ms():
     took = []
     for _ in range(3):
