@@ -195,7 +195,7 @@ def make_image(
             pulled = pull_prebuilt(settings, client, locked.lock, plan, name)
             if pulled is not None:
                 return Made(built=pulled, plan=plan, locked=locked, lock_folder=folder, origin="pulled")
-    if not locked_only:
+    if not locked_only and not locked.fresh:
         anew = renewed(settings, matrix, inputs, locked, note=note)
         if anew is not None:
             locked, folder = anew

@@ -26,10 +26,11 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Locked:
-    """A lock and the pylock files that go with it, by set name."""
+    """A lock and the pylock files that go with it, by set name; `fresh` when this very run pinned it."""
 
     lock: Lock
     pylocks: dict[str, str]
+    fresh: bool = False
 
 
 def uv_wheel() -> FileSource:
@@ -160,7 +161,7 @@ class _Maker:
             files=(*files, *inputs.files),
             missing=tuple(self.missing),
         )
-        return Locked(lock=lock, pylocks=self.pylocks)
+        return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
 
     def _miss(self, what: str, error: Exception, host: str, component: str = "") -> None:
         self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0], component=component))
