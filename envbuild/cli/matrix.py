@@ -181,6 +181,7 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
     from envbuild.matrix.load import load_matrix
 
     loaded = load_matrix()
+    axes = tuple(dict.fromkeys(axes))
     found = list(enumerate_cells(loaded, axes, request_from(flags).pins))
     place = {axis: {r.version: i for i, r in enumerate(loaded.releases[axis])} for axis in axes}
     # what an open axis was asked to be is not among its releases; it is the same in every row then
@@ -240,11 +241,10 @@ def page(folder: Path, as_json: bool) -> None:
     It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
     then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
     """
-    from envbuild.evidence_refs import evidence_refs
+    from envbuild.evidence_refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.matrix.page import build_page, page_path, render_page, write_page
     from envbuild.stacks import load_stack, stack_names
-    from envbuild.verify.evidence import load_evidence
     from envbuild.verify.smoke import suite_hash
 
     loaded = load_matrix()
@@ -252,7 +252,7 @@ def page(folder: Path, as_json: bool) -> None:
     built = build_page(
         loaded,
         stacks=[load_stack(name) for name in stack_names()],
-        records=load_evidence(data_dir("matrices") / "evidence"),
+        records=committed_evidence(),
         evidence=evidence_refs(),
         suite=suite_hash(),
         note=note,

@@ -263,20 +263,37 @@ def _te(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _flash_attn(asking: _Asking) -> Iterator[Proposal]:
-    for distribution, day in asking.newer("flash-attn", "flash-attn", chosen=True):
+def _named_alike(
+    asking: _Asking, axis: AxisName, to_fill_in: tuple[str, ...], facts: Sequence[str] = ()
+) -> Iterator[Proposal]:
+    """Propose what the distribution of the axis' own name has, where the index tells its version and day and no more.
+
+    Args:
+        asking: the run.
+        axis: the axis, and its distribution on PyPI.
+        to_fill_in: what a person adds to every release.
+        facts: the facts that are the version itself.
+
+    """
+    for distribution, day in asking.newer(axis, axis, chosen=True):
         version = str(distribution.version)
         yield Proposal(
-            axis="flash-attn",
+            axis=axis,
             version=version,
             release={
                 "version": version,
-                "source": f"PyPI:flash-attn=={version}",
+                "source": f"PyPI:{axis}=={version}",
                 "date": day,
-                "facts": {"pypi": version},
+                "facts": dict.fromkeys(facts, version),
             },
-            to_fill_in=("facts.cxx_standard (setup.py)", "whether TE's cap takes it in", *(() if day else ("date",))),
+            to_fill_in=(*to_fill_in, *(() if day else ("date",))),
         )
+
+
+def _flash_attn(asking: _Asking) -> Iterator[Proposal]:
+    return _named_alike(
+        asking, "flash-attn", ("facts.cxx_standard (setup.py)", "whether TE's cap takes it in"), facts=("pypi",)
+    )
 
 
 def _megatron(asking: _Asking) -> Iterator[Proposal]:
@@ -314,17 +331,7 @@ def _megatron(asking: _Asking) -> Iterator[Proposal]:
 
 
 def _deepspeed(asking: _Asking) -> Iterator[Proposal]:
-    for distribution, day in asking.newer("deepspeed", "deepspeed", chosen=True):
-        version = str(distribution.version)
-        yield Proposal(
-            axis="deepspeed",
-            version=version,
-            release={"version": version, "source": f"PyPI:deepspeed=={version}", "date": day},
-            to_fill_in=(
-                "whether its requirements changed (requirements/requirements.txt)",
-                *(() if day else ("date",)),
-            ),
-        )
+    return _named_alike(asking, "deepspeed", ("whether its requirements changed (requirements/requirements.txt)",))
 
 
 def _nvcc(asking: _Asking) -> Iterator[Proposal]:
