@@ -34,6 +34,7 @@ def enumerate_cells(
     named = {pin.axis for pin in pins}
     if not axes:
         raise UsageError("no axis to enumerate", hint="name at least one, e.g. cuda,torch,te")
+    axes = list(dict.fromkeys(axes))  # one named twice would multiply what its releases alike stand for
     wanted = [Pin(axis=axis, spec=AUTO, origin="the axes to enumerate") for axis in axes if axis not in named]
     asked = read_request(matrix, Request(pins=(*pins, *wanted)))
     compiled = asked.compiled

@@ -187,6 +187,7 @@ def test_compat_is_for_data_center_gpus(matrix):
 def test_enumeration_is_every_combination_once(matrix):
     found = [(c["cuda"], c["torch"], c["te"]) for c in enumerate_cells(matrix, ["cuda", "torch", "te"])]
     assert len(found) == len(set(found)) == 4 * 3  # torch 2.6 has too old a cuDNN, and a CPU build has no te
+    assert len(list(enumerate_cells(matrix, ["te", "te"]))) == len({te for _, _, te in found})
     only = list(enumerate_cells(matrix, ["torch"], [Pin(axis="cuda", spec="cpu", origin="--cuda")]))
     assert only == [{"torch": "2.8.0+cpu"}]
     none = [Pin(axis="te", spec="none", origin="--te"), Pin(axis="torch", spec="2.6", origin="--torch")]
