@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     # Modules and data files make objects that live as long as the process: looking for garbage among them again and again
     # is a twentieth of a short command's time.
     gc.set_threshold(50_000, 20, 100)
+    # No plugin of pydantic has a say in these models, and looking for one reads every installed distribution's metadata.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
