@@ -9,6 +9,7 @@ from typing import Any
 from envbuild.errors import UsageError
 from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.clauses import compile_matrix
 from envbuild.matrix.conflict import Conflict, explain_conflict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Release
@@ -122,6 +123,8 @@ def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
     # the same thing said on several lines is one statement; the first line speaks for it
     distinct = list({(s.axis, s.spec, s.path): s for s in reversed(statements)}.values())[::-1]
+    # a release that is taken only by name (an NGC image) may be what lets two others stand together
+    naming = [s for s in distinct if _names_a_guarded_release(matrix, _pin(s))]
     told: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
     alone = set()
@@ -129,18 +132,24 @@ def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator
         if _conflict(matrix, [statement]):
             alone.add(number)
     for a, b in itertools.combinations(range(len(distinct)), 2):
-        conflict = None if {a, b} & alone else _conflict(matrix, [distinct[a], distinct[b]])
-        if conflict is not None:
+        pair = [distinct[a], distinct[b]]
+        conflict = None if {a, b} & alone else _conflict(matrix, pair)
+        if conflict is not None and _conflict(matrix, [*pair, *naming]) is not None:
             told.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
             clashes[b] = clashes.get(b, 0) + 1
-            yield _told(matrix, conflict, [distinct[a], distinct[b]])
+            yield _told(matrix, conflict, pair)
     rest = _without_clashes(range(len(distinct)), told, clashes)
     while (conflict := _conflict(matrix, [distinct[n] for n in rest])) is not None:
         pins = set(conflict.pins)
         members = [n for n in rest if _pin(distinct[n]) in pins]
         yield _told(matrix, conflict, [distinct[n] for n in members])
         rest.remove(members[-1])
+
+
+def _names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
+    compiled = compile_matrix(matrix)
+    return bool(compiled.named(compiled.number[pin.axis], pin.spec))
 
 
 def _without_clashes(numbers: Sequence[int], told: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:

@@ -21,7 +21,7 @@ EXPECTED = {
     "megatron-gpt3.sh": [
         (4, "recipe-stated-twice"),
         (8, "recipe-path-other-cuda"),
-        (11, "driver-floor-13"),
+        (11, "driver-floor-13.2"),
         (11, "nvcc-is-cuda"),
         (11, "nvcc-is-cuda"),
         (11, "recipe-unpinned-package"),
