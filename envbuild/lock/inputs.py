@@ -258,20 +258,10 @@ def _name(requirement: str) -> str:
 
 
 def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
-    """Return uv's managed build of the cell's Python, for an OS that does not bring that version itself.
-
-    Raises:
-        UsageError: there is none.
-
-    """
-    version = cell.versions["python"]
-    facts = matrix.release("python", version).facts
-    if facts.managed is None:
-        raise UsageError(
-            f"{cell.versions['os']} brings no Python {version}, and uv manages no build of it",
-            where="--python",
-            hint="leave --python out, or choose the OS that brings it (envbuild matrix os)",
-        )
+    """Return uv's managed build of the cell's Python, for an OS that does not bring that version itself."""
+    facts = matrix.release("python", cell.versions["python"]).facts
+    assert facts.managed is not None, "rules python-source-* refuse the others"  # noqa: S101
+    assert facts.sha256 is not None  # noqa: S101
     return FileSource(name="python", url=facts.managed, sha256=facts.sha256)
 
 

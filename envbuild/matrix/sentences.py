@@ -182,7 +182,8 @@ def _told(
         else:
             text, source = _release_text(compiled, causes, before)
         rule = "release"
-    consequences = [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
+    # a step that ends with nothing left says so once, not what was left on the way
+    consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
     return Step(
         rule=rule, axes=axes, text=" ".join([_sentence(compiled, text), *filter(None, consequences)]), source=source
     )

@@ -3,7 +3,7 @@
 import pytest
 from road import changed, complete, inputs_for, keys, plan_for
 
-from envbuild.errors import NoCellError, UsageError
+from envbuild.errors import NoCellError
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
@@ -170,5 +170,14 @@ def test_a_python_that_the_os_lacks_is_uvs_managed_build_by_hash():
     text = dockerfile(plan_for(cuda="13.0", te="2.12", python="3.12", base="debian12-root"))
     assert "FROM scratch AS src-python\nADD --checksum=sha256:" in text
     assert "ENVBUILD_PYTHON=/opt/python/bin/python3.12" in text
-    with pytest.raises(UsageError, match="brings no Python"):
-        inputs_for(cuda="cpu", python="3.15", base="debian12-root")
+
+
+def test_a_python_that_neither_os_nor_uv_gives_is_refused_when_resolving():
+    releases = load_matrix().releases
+    lone = [r.version for r in releases["python"] if r.facts.managed is None]
+    own = {r.facts.python: r.version for r in releases["os"]}
+    assert lone
+    for version in lone:
+        for system in {"debian12", "debian13", "ubuntu24.04", "ubuntu22.04"} - {own.get(version)}:
+            with pytest.raises(NoCellError):
+                inputs_for(cuda="cpu", python=version, os=system)
