@@ -89,7 +89,7 @@ def stack_reach(matrix: Matrix, host: HostFacts, stacks: Mapping[str, Mapping[Ax
 
 def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, cpu: bool) -> Iterator[Reach]:
     if cpu or not host.gpus:
-        yield _one(matrix, host, name, pins, gpu=None, geforce=False, cpu=cpu)
+        yield _one(matrix, host, name, pins, gpu=None, cpu=cpu)
         return
     # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
     seen: set[tuple[str, bool]] = set()
@@ -105,13 +105,14 @@ def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *
                 why=f"the matrix does not know {gpu.name}{f' (sm_{gpu.sm})' if gpu.sm else ''}", source=None,
             )  # fmt: skip
             continue
-        pinned = (*pins, Pin(axis="gpu", spec=release.version, origin=f"this machine's {gpu.name}"))
-        yield _one(matrix, host, name, pinned, gpu=release.version, geforce=gpu.geforce, cpu=False)
+        here = f"this machine's {gpu.name}"
+        pinned = [*pins, Pin(axis="gpu", spec=release.version, origin=here)]
+        if gpu.geforce:
+            pinned.append(Pin(axis="board", spec="geforce", origin=here))
+        yield _one(matrix, host, name, tuple(pinned), gpu=release.version, cpu=False)
 
 
-def _one(
-    matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, gpu: str | None, geforce: bool, cpu: bool
-) -> Reach:
+def _one(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, gpu: str | None, cpu: bool) -> Reach:
     try:
         cell = solve(matrix, Request(pins=pins)).cell
     except NoCellError as error:
@@ -124,7 +125,7 @@ def _one(
         return Reach(
             name=name, gpu=None, runs=True, cell=cell.id, verdict=None, why="builds and runs here", source=None
         )
-    verdict = driver_verdict(matrix, cell, host.driver, data_center=False if geforce else None)
+    verdict = driver_verdict(matrix, cell, host.driver)
     if verdict is None:
         return Reach(
             name=name, gpu=gpu, runs=False, cell=cell.id, verdict=None,

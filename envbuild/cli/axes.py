@@ -25,6 +25,7 @@ FIRST = (
     "python",
     "gpu",
     "driver",
+    "board",
     "os",
     "base",
     "flavor",
@@ -64,6 +65,7 @@ def _help(name: str, title: str, use: str) -> str:
         "cuda": "12.6 means 12.6.*; `envbuild resolve --help` says what else a SPEC may be.",
         "gpu": "Such as h100, a100 or sm_90.",
         "driver": "`auto` reads this host's.",
+        "board": "data-center or geforce; `--gpu rtx4090` says it, too.",
         "flavor": "runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. "
         "[default: runtime, or the stack's own]",
     }

@@ -43,7 +43,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 
     matrix = load_matrix()
     solution = solve(matrix, _request(flags, lock_file), evidence_refs())
-    verdict = driver_verdict(matrix, solution.cell, data_center=_data_center(matrix, solution))
+    verdict = driver_verdict(matrix, solution.cell)
     emit(_answer(solution, verdict), as_json=as_json, human=lambda: _told(matrix, solution, verdict))
 
 
@@ -71,7 +71,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             error.hint = error.conflict.nearest_text()
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
-    verdict = driver_verdict(matrix, solution.cell, data_center=_data_center(matrix, solution))
+    verdict = driver_verdict(matrix, solution.cell)
     emit(
         {
             **_answer(solution, verdict),
@@ -81,14 +81,6 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         as_json=as_json,
         human=lambda: _explained(solution, choices, verdict),
     )
-
-
-def _data_center(matrix: "Matrix", solution: "Solution") -> bool | None:
-    """Return False when the request names a GeForce card, and None, which leaves it to the architecture, otherwise."""
-    asked = {pin.spec for pin in solution.request.pins if pin.axis == "gpu"}
-    if "gpu" not in solution.cell.versions:
-        return None
-    return False if asked & set(matrix.release("gpu", solution.cell.versions["gpu"]).facts.geforce) else None
 
 
 def _request(flags: dict[str, Any], lock_file: Path | None) -> "Request":

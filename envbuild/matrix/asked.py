@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
@@ -67,6 +67,19 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
     )
 
 
+def _with_board(matrix: Matrix, request: Request) -> Request:
+    """Add what a GPU's name says beside its architecture: an RTX 4090 is sm_89 and a GeForce board."""
+    if "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
+        return request
+    boards = {name for r in matrix.releases["gpu"] for name in r.facts.geforce}
+    named = [
+        Pin(axis="board", spec="geforce", origin=f"{p.origin} {p.spec}")
+        for p in request.pins
+        if p.axis == "gpu" and p.spec in boards
+    ]
+    return replace(request, pins=(*request.pins, *named)) if named else request
+
+
 def read_request(matrix: Matrix, request: Request) -> Asked:
     """Read every pin.
 
@@ -74,6 +87,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
         UsageError: a pin names an axis that does not exist, or matches no release of it.
 
     """
+    request = _with_board(matrix, request)
     added: dict[AxisName, Release] = {}
     for pin in request.pins:
         axis = matrix.axes.get(pin.axis)

@@ -16,7 +16,7 @@ AUTO = "auto"
 """The spec that asks for an axis and leaves the choice to the solver (`--flash-attn-hopper auto`)."""
 
 
-_BESIDE = frozenset({"driver", "flavor"})
+_BESIDE = frozenset({"board", "driver", "flavor"})
 """What is stated beside a cell, so that rules can judge it, and is no part of the cell's identity."""
 
 
@@ -47,13 +47,13 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) over the versions of all that a cell is made of; the host's driver and the flavor are no part of that."""
+        """sha256 (hex) over the versions of all that a cell is made of; the host's driver and board and the flavor are no part of that."""
         body = json.dumps({"versions": dict(self.of_image.versions), "commits": dict(self.commits)}, sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()
 
     @cached_property
     def of_image(self) -> "Cell":
-        """The cell without the host's driver, which must not change what is built, and the flavor, which inputs hold."""
+        """The cell without the host's driver and board, which must not change what is built, and the flavor, which inputs hold."""
         kept = {axis: version for axis, version in self.versions.items() if axis not in _BESIDE}
         return self if len(kept) == len(self.versions) else Cell(versions=kept, commits=self.commits)
 

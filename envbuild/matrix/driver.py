@@ -39,16 +39,13 @@ def parse_driver(text: str, *, where: str = "--driver") -> Version:
         ) from None
 
 
-def driver_verdict(
-    matrix: Matrix, cell: Cell, driver: str | None = None, *, data_center: bool | None = None
-) -> DriverVerdict | None:
+def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> DriverVerdict | None:
     """Return what `driver` means for `cell`.
 
     Args:
         matrix: where the driver floors and the branches of cuda-compat are stated.
         cell: its torch says which update of the toolkit's libraries runs.
         driver: the host's version; the cell's own `driver` by default.
-        data_center: whether the host's GPU may use cuda-compat; what the cell's `gpu` says by default.
 
     Returns:
         None when no driver is known.
@@ -88,8 +85,7 @@ def driver_verdict(
             source=release.source,
         )
     floor = facts.driver_minor or full
-    if data_center is None:
-        data_center = _data_center(matrix, cell)
+    data_center = _data_center(matrix, cell)
     branch = str(found.major)
     if branch in facts.compat_branches and data_center:
         return DriverVerdict(
@@ -125,6 +121,8 @@ def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str 
 
 def _data_center(matrix: Matrix, cell: Cell) -> bool:
     # without a GPU nothing says that cuda-compat may be used
+    if cell.versions.get("board") == "geforce":
+        return False
     gpu = cell.versions.get("gpu")
     facts = matrix.release("gpu", gpu).facts if gpu else None
     return isinstance(facts, GpuFacts) and facts.data_center

@@ -62,8 +62,8 @@ class Axis(Model):
     """One dimension of the matrix.
 
     `use` says when a cell has it: `always`; `default` (unless the request makes it impossible); `asked` (only when a flag
-    or a stack names it); `host` (stated beside the cell, only when given, and no part of its id: the machine's driver, the
-    image's flavor); `derived` (fixed by another axis' release).
+    or a stack names it); `host` (stated beside the cell, only when given, and no part of its id: the machine's driver and
+    board, the image's flavor); `derived` (fixed by another axis' release).
     """
 
     name: AxisName = Field(pattern=r"^[a-z][a-z0-9-]*$")

@@ -215,9 +215,14 @@ def test_a_lock_pins_every_axis_and_lets_none_in():
     assert both.prefer == "newest"
 
 
-@pytest.mark.parametrize(("card", "verdict"), [("rtx4090", "refused"), ("l40s", "needs-compat")])
-def test_a_geforce_card_gets_no_cuda_compat(card, verdict):
-    """One architecture, two verdicts: cuda-compat is for data-center GPUs."""
-    done = CliRunner().invoke(resolve_command, ["--cuda", "13.0", "--driver", "535.104.05", "--gpu", card, "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["driver_verdict"] == verdict
+def test_a_geforce_card_gets_no_cuda_compat():
+    """One architecture, two answers: cuda-compat is for data-center GPUs."""
+    asked = ["--cuda", "12.6", "--driver", "470.82.01", "--gpu"]
+    done = CliRunner().invoke(resolve_command, [*asked, "l40s", "--json"])
+    assert json.loads(done.stdout)["driver_verdict"] == "needs-compat"
+    refused = CliRunner().invoke(resolve_command, [*asked, "rtx4090"])
+    assert isinstance(refused.exception, NoCellError)
+    assert "You asked for board geforce (--gpu rtx4090)." in str(refused.exception)
+    same = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "rtx4090", "--json"])
+    plain = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "sm_89", "--json"])
+    assert json.loads(same.stdout)["id"] == json.loads(plain.stdout)["id"]

@@ -178,7 +178,10 @@ def test_driver_verdicts(matrix, driver, verdict, words):
 def test_compat_is_for_data_center_gpus(matrix):
     cell = solve(matrix, request(cuda="12.6", gpu="rtx5090")).cell
     assert driver_verdict(matrix, cell, "470.256.02").verdict == "refused"
-    assert driver_verdict(matrix, cell, "470.256.02", data_center=True).verdict == "needs-compat"
+    assert (
+        driver_verdict(matrix, solve(matrix, request(cuda="12.6", gpu="h100")).cell, "470.256.02").verdict
+        == "needs-compat"
+    )
     assert driver_verdict(matrix, cell) is None
     with pytest.raises(UsageError, match="not a driver version"):
         driver_verdict(matrix, cell, "new")
