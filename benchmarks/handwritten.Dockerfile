@@ -2,11 +2,11 @@
 FROM scratch
 ADD rootfs.tar /
 ARG OS_PACKAGES TORCH_REQUIREMENTS TOOLS TOOLCHAIN ENV_REQUIREMENTS MAX_JOBS
-ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 RUN apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install ${OS_PACKAGES}
 COPY uv /usr/local/bin/uv
 RUN --mount=type=secret,id=ca,target=/run/ca.crt export SSL_CERT_FILE=/run/ca.crt UV_LINK_MODE=copy \
- && uv venv --python /usr/bin/python3 /opt/venv \
+ && uv venv --python /usr/bin/python3.11 /opt/venv \
  && uv pip install --python /opt/venv/bin/python --no-deps ${TORCH_REQUIREMENTS} \
  && uv pip install --python /opt/venv/bin/python --no-deps ${TOOLS} ${TOOLCHAIN} \
  && uv pip install --python /opt/venv/bin/python --no-deps ${ENV_REQUIREMENTS}
