@@ -271,7 +271,6 @@ class _Maker:
 
         cell = self.inputs.cell
         glibc = cell.versions["glibc"]
-        caps = _caps(self.matrix, self.inputs)
         sets: list[PythonSet] = []
         held: list[str] = []
         for group in self.inputs.python:
@@ -282,7 +281,8 @@ class _Maker:
                 sets.append(PythonSet(name=group.name, requirements=()))
                 continue
             self.note(f"resolving the {group.name} packages")
-            constraints = [*caps, *(held if shared else ())]
+            beside = group.name in {"torch", "env"}
+            constraints = [*_caps(self.matrix, self.inputs, compiling=not beside), *(held if shared else ())]
             without = [line.split("==")[0] for line in held] if shared else []
             try:
                 text, found = pylock.resolve(
@@ -352,11 +352,20 @@ def _requires_dist(sdist: Path) -> list[str]:
     return stated or [line for line in texts.get("requires.txt", "").split("\n[")[0].splitlines() if line]
 
 
-def _caps(matrix: Matrix, inputs: Inputs) -> list[str]:
-    """Return the ceilings on packages that the cell's components break above, as constraint lines."""
+def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
+    """Return the ceilings on packages that the cell's components break above, as constraint lines.
+
+    With `compiling`, only those of what takes part in a compile: what Megatron wants beside it changes no build tool, or
+    another Megatron would compile everything anew.
+    """
     from envbuild.matrix.packages import caps_for
 
-    return [f"{cap.distribution}{cap.spec}" for cap in caps_for(matrix, inputs.cell)]
+    parts = {"cuda", "python", "torch", *(c.axis for c in inputs.components)}
+    return [
+        f"{cap.distribution}{cap.spec}"
+        for cap in caps_for(matrix, inputs.cell)
+        if not compiling or parts.issuperset(cap.when)
+    ]
 
 
 def write_lock(locked: Locked, folder: Path) -> Path:

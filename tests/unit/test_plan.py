@@ -4,6 +4,7 @@ import pytest
 from road import changed, complete, inputs_for, keys, plan_for
 
 from envbuild.errors import NoCellError
+from envbuild.lock.make import _caps
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
@@ -181,3 +182,11 @@ def test_a_python_that_neither_os_nor_uv_gives_is_refused_when_resolving():
         for system in {"debian12", "debian13", "ubuntu24.04", "ubuntu22.04"} - {own.get(version)}:
             with pytest.raises(NoCellError):
                 inputs_for(cuda="cpu", python=version, os=system)
+
+
+def test_what_megatron_wants_beside_it_changes_no_build_tool():
+    plain = inputs_for(cuda="13.0", te="2.12")
+    beside = inputs_for(cuda="13.0", te="2.12", megatron="0.16")
+    matrix = load_matrix()
+    assert "setuptools<80" in _caps(matrix, beside, compiling=False)
+    assert _caps(matrix, beside, compiling=True) == _caps(matrix, plain, compiling=True)
