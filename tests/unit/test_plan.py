@@ -185,8 +185,8 @@ def test_a_python_that_neither_os_nor_uv_gives_is_refused_when_resolving():
 
 
 def test_what_megatron_wants_beside_it_changes_no_build_tool():
-    plain = inputs_for(cuda="13.0", te="2.12")
-    beside = inputs_for(cuda="13.0", te="2.12", megatron="0.16")
+    plain = inputs_for(cuda="13.0", te="2.12", torch="2.11")
+    beside = inputs_for(cuda="13.0", te="2.12", torch="2.11", megatron="0.16")
     matrix = load_matrix()
     assert "setuptools<80" in _caps(matrix, beside, compiling=False)
     assert _caps(matrix, beside, compiling=True) == _caps(matrix, plain, compiling=True)
