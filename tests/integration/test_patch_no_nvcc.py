@@ -1,0 +1,70 @@
+"""The no-nvcc patch: what only asks nvcc for its version does without, in an image that has none."""
+
+import subprocess
+
+import pytest
+from patch_support import REQUIREMENTS, real, stand_in, the_patch, venv
+
+PATCH = the_patch("no-nvcc")
+PATH = PATCH.files[0].path
+
+# a loader of our own, around the patch's lines
+BETWEEN = {
+    0: "import subprocess\nfrom torch.utils import cpp_extension\n",
+    1: '    print(subprocess.check_output([cpp_extension.CUDA_HOME + "/bin/nvcc", "-V"], text=True))\n',
+}
+CALL = """
+import sys
+from torch.utils import cpp_extension
+cpp_extension.CUDA_HOME = sys.argv[1] or None
+sys.path.insert(0, sys.argv[2])
+import kernels
+kernels.load(None)
+print("loaded")
+"""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module", params=["stand-in", "real"])
+def load(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    sides = stand_in(PATCH, PATH, BETWEEN) if request.param == "stand-in" else real(PATCH)[PATH]
+    for name, text in zip(("before", "after"), sides, strict=True):
+        (folder / name).mkdir()
+        (folder / name / "kernels.py").write_text(text)
+    python = venv(*REQUIREMENTS)
+
+    def run(side, toolkit=""):
+        return subprocess.run(
+            [str(python), "-c", CALL, str(toolkit), str(folder / side)], capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    """A toolkit whose nvcc notes that it was asked."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\necho "Cuda compilation tools, release 12.6, V12.6.85"\n')
+    nvcc.chmod(0o755)
+    return tmp_path
+
+
+def test_without_a_toolkit_nothing_is_asked(load):
+    done = load("after")
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+
+
+def test_before_it_failed(load):
+    done = load("before")
+    assert done.returncode == 1
+    assert "unsupported operand type(s) for +: 'NoneType' and 'str'" in done.stderr
+
+
+def test_an_nvcc_that_is_there_is_still_asked(load, toolkit):
+    done = load("after", toolkit)
+    assert done.returncode == 0, done.stderr
+    assert (toolkit / "asked").exists()
