@@ -179,7 +179,7 @@ def test_apex_compiles_with_its_extensions(headline, builder, engine, settings, 
         name="apex",
         url="https://github.com/NVIDIA/apex.git",
         commit="e74a67bba3ee679f778670e17edc21639008ae0a",
-        submodules=False,
+        submodules=(),
     )
     try:
         source = store.checkout(store.pin(wanted))
