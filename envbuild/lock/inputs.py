@@ -292,6 +292,17 @@ def _own_python(matrix: Matrix, cell: Cell) -> bool:
 
 
 def _commit(matrix: Matrix, cell: Cell, axis: str) -> str:
+    """Return the commit of what is built from git.
+
+    Raises:
+        UsageError: the matrix knows the release from its package index alone.
+
+    """
     commit = cell.commits.get(axis) or matrix.release(axis, cell.versions[axis]).commit
-    assert commit is not None, f"{axis} {cell.versions[axis]} is built from git and has no commit"  # noqa: S101
+    if commit is None:
+        raise UsageError(
+            f"the matrix knows no commit of {axis} {cell.versions[axis]}, so that it cannot be built from git",
+            where=f"--source {axis}=git",
+            hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
+        )
     return commit

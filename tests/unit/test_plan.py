@@ -3,7 +3,8 @@
 import pytest
 from road import changed, complete, inputs_for, keys, plan_for
 
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
+from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import _caps
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import bake, dockerfile
@@ -190,3 +191,11 @@ def test_what_megatron_wants_beside_it_changes_no_build_tool():
     matrix = load_matrix()
     assert "setuptools<80" in _caps(matrix, beside, compiling=False)
     assert _caps(matrix, beside, compiling=True) == _caps(matrix, plain, compiling=True)
+
+
+def test_a_release_whose_commit_nobody_knows_cannot_come_from_git():
+    matrix = load_matrix()
+    unknown = next(r.version for r in matrix.releases["te"] if r.commit is None and r.facts.pypi)
+    cell = inputs_for(te=unknown, apex="none").cell
+    with pytest.raises(UsageError, match="no commit of te"):
+        inputs_of(matrix, cell, te_source="git")
