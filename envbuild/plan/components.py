@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.stacks import Stack
@@ -52,7 +53,18 @@ class Component:
 
 
 def sm_of(matrix: Matrix, cell: Cell) -> str:
-    """Return the SM number that the cell's GPU needs, e.g. `90`."""
+    """Return the SM number that the cell's GPU needs, e.g. `90`.
+
+    Raises:
+        UsageError: the cell has no GPU.
+
+    """
+    if "gpu" not in cell.versions:
+        raise UsageError(
+            "what is compiled for CUDA is compiled for one GPU architecture, and this cell has none",
+            where="--gpu none",
+            hint="name the GPU, such as --gpu h100, or leave the flag out",
+        )
     sm: str = matrix.release("gpu", cell.versions["gpu"]).facts.sm
     return sm
 
