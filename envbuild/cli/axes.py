@@ -133,6 +133,14 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
     for name, _, _ in _headers():
         spec: str | None = kwargs.get(_PREFIX + name.replace("-", "_"))
         if spec is not None:
+            if not spec.strip():
+                from envbuild.errors import UsageError
+
+                raise UsageError(
+                    "the value is empty",
+                    where=f"--{name}",
+                    hint=f"a shell variable that is not set? Write a version, or leave the flag out; `envbuild matrix {name}` lists them",
+                )
             wanted = _of_host(name) if name == "driver" and spec == AUTO else spec.strip()
             yield Pin(axis=name, spec=wanted, origin=f"--{name}")
 

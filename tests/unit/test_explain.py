@@ -7,7 +7,7 @@ from small_matrix import locked_together, request, requires, small_matrix, with_
 from envbuild.cli.axes import request_from
 from envbuild.cli.resolve import explain as explain_command
 from envbuild.cli.resolve import resolve as resolve_command
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.asked import read_request
 from envbuild.matrix.explain import explain
 from envbuild.matrix.load import load_matrix
@@ -226,3 +226,10 @@ def test_a_geforce_card_gets_no_cuda_compat():
     same = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "rtx4090", "--json"])
     plain = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "sm_89", "--json"])
     assert json.loads(same.stdout)["id"] == json.loads(plain.stdout)["id"]
+
+
+def test_an_empty_value_is_not_whatever_fits():
+    """`--te "$TE"` with TE unset is a mistake, not a wish for any release."""
+    refused = CliRunner().invoke(resolve_command, ["--te", " "])
+    assert isinstance(refused.exception, UsageError)
+    assert "--te" in str(refused.exception)
