@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.errors import NoCellError
@@ -12,6 +12,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, GpuFacts, Release
+from envbuild.matrix.order import EvidenceRef
 from envbuild.matrix.program import solvable
 from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import version_key
@@ -52,7 +53,7 @@ def _names(listed: str, reported: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(listed)}(?![A-Za-z0-9])", reported, re.IGNORECASE) is not None
 
 
-def cuda_reach(matrix: Matrix, host: HostFacts) -> tuple[Reach, ...]:
+def cuda_reach(matrix: Matrix, host: HostFacts, evidence: Sequence[EvidenceRef] = ()) -> tuple[Reach, ...]:
     """Judge the cell that each CUDA release resolves to on this machine: the CPU cell first, then the newest CUDA.
 
     A CUDA for which no torch is built has no cell on any machine, and is left out.
@@ -63,7 +64,7 @@ def cuda_reach(matrix: Matrix, host: HostFacts) -> tuple[Reach, ...]:
         asked = read_request(matrix, Request(pins=(pin,)))
         if solvable(asked.compiled, asked.compiled.domains(asked.pinned())):
             name = CPU if release.version == CPU else f"CUDA {release.version}"
-            found += _judged(matrix, host, name, (pin,), cpu=release.version == CPU)
+            found += _judged(matrix, host, name, (pin,), evidence, cpu=release.version == CPU)
     return tuple(found)
 
 
@@ -72,7 +73,12 @@ def _newest_first(release: Release) -> tuple[int, ...]:
     return tuple(-part for part in version.release) if version else (-sys.maxsize,)
 
 
-def stack_reach(matrix: Matrix, host: HostFacts, stacks: Mapping[str, Mapping[AxisName, str]]) -> tuple[Reach, ...]:
+def stack_reach(
+    matrix: Matrix,
+    host: HostFacts,
+    stacks: Mapping[str, Mapping[AxisName, str]],
+    evidence: Sequence[EvidenceRef] = (),
+) -> tuple[Reach, ...]:
     """Judge the cell that each stack (its name, and its pins by axis) resolves to on this machine."""
     return tuple(
         found
@@ -82,14 +88,17 @@ def stack_reach(matrix: Matrix, host: HostFacts, stacks: Mapping[str, Mapping[Ax
             host,
             name,
             tuple(Pin(axis=axis, spec=spec, origin=f"stack {name}") for axis, spec in axes.items()),
+            evidence,
             cpu=axes.get("cuda") == CPU,
         )
     )
 
 
-def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, cpu: bool) -> Iterator[Reach]:
+def _judged(
+    matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], evidence: Sequence[EvidenceRef], *, cpu: bool
+) -> Iterator[Reach]:
     if cpu or not host.gpus:
-        yield _one(matrix, host, name, pins, gpu=None, cpu=cpu)
+        yield _one(matrix, host, name, pins, evidence, gpu=None, cpu=cpu)
         return
     # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
     seen: set[tuple[str, bool]] = set()
@@ -109,12 +118,21 @@ def _judged(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *
         pinned = [*pins, Pin(axis="gpu", spec=release.version, origin=here)]
         if gpu.geforce:
             pinned.append(Pin(axis="board", spec="geforce", origin=here))
-        yield _one(matrix, host, name, tuple(pinned), gpu=release.version, cpu=False)
+        yield _one(matrix, host, name, tuple(pinned), evidence, gpu=release.version, cpu=False)
 
 
-def _one(matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], *, gpu: str | None, cpu: bool) -> Reach:
+def _one(
+    matrix: Matrix,
+    host: HostFacts,
+    name: str,
+    pins: tuple[Pin, ...],
+    evidence: Sequence[EvidenceRef],
+    *,
+    gpu: str | None,
+    cpu: bool,
+) -> Reach:
     try:
-        cell = solve(matrix, Request(pins=pins)).cell
+        cell = solve(matrix, Request(pins=pins), evidence).cell
     except NoCellError as error:
         last = error.conflict.steps[-1] if error.conflict else None
         return Reach(

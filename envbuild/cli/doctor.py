@@ -34,6 +34,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     """  # fmt: skip
     from envbuild.diagnosis import diagnose
     from envbuild.errors import HostError
+    from envbuild.evidence_refs import evidence_refs
     from envbuild.host import facts, read_facts
     from envbuild.matrix.load import load_matrix
     from envbuild.reach import cuda_reach, stack_reach
@@ -47,8 +48,9 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     host = read_facts(remote_facts) if remote_facts else facts(settings)
     matrix = load_matrix()
     areas = diagnose(host)
-    cells = cuda_reach(matrix, host)
-    stacks = stack_reach(matrix, host, {name: load_stack(name).axes for name in stack_names()})
+    evidence = evidence_refs()
+    cells = cuda_reach(matrix, host, evidence)
+    stacks = stack_reach(matrix, host, {name: load_stack(name).axes for name in stack_names()}, evidence)
     emit(
         {
             "host": host.model_dump(mode="json"),

@@ -7,8 +7,11 @@ from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOT
 from envbuild import host as host_module
 from envbuild.cli import main
 from envbuild.diagnosis import AREAS, Area, diagnose
+from envbuild.evidence_refs import evidence_refs
 from envbuild.host import Gpu
+from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
+from envbuild.matrix.solve import solve
 from envbuild.reach import Reach, cuda_reach, gpu_release, stack_reach
 
 
@@ -233,3 +236,14 @@ def test_this_machine_with_its_settings(
     }
     assert "s3cret" not in out + err
     assert json.loads(out)["host"]["cache"] is None
+
+
+def test_the_cells_named_are_those_that_image_would_build() -> None:
+    """Evidence decides there too."""
+    evidence = evidence_refs()
+    matrix = load_matrix()
+    wanted = solve(matrix, Request(pins=(Pin(axis="cuda", spec="13.0", origin="--cuda"),)), evidence).cell
+    (found,) = [r for r in cuda_reach(matrix, ENGINE.facts(), evidence) if r.name == "CUDA 13.0"]
+    assert found.cell == wanted.id
+    (plain,) = [r for r in cuda_reach(matrix, ENGINE.facts()) if r.name == "CUDA 13.0"]
+    assert plain.cell != wanted.id
