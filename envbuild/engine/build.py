@@ -403,6 +403,12 @@ class _Run:
     def _failure(self, target: str) -> EnvbuildError:
         stage, lines = self.watch.failure()
         self.watch.log.flush()
+        if self.settings.builder and any(f'no builder "{self.settings.builder}" found' in line for line in lines):
+            return HostError(
+                f"buildx has no builder named {self.settings.builder}",
+                where="--builder, or the setting `builder`",
+                hint="`docker buildx ls` lists those that there are; leave it out to use the engine's own",
+            )
         foreign = [line for line in lines if _FOREIGN.search(line)]
         if foreign:
             return LockError(

@@ -110,34 +110,21 @@ def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engin
     assert other.answer["digest"] == cpu["digest"]
 
 
-def test_a_named_builder_builds_and_the_engine_gets_the_image(cpu, engine, second_engine, tmp_path):
-    """Every docker context is a buildx builder, too."""
-    context = f"envbuild-test-{os.getpid()}"
-    host = second_engine.client_config.host
-    subprocess.run(
-        ["docker", "context", "create", context, "--docker", f"host={host}"], capture_output=True, check=True
-    )
-    try:
-        env = {"ENVBUILD_CACHE_DIR": str(tmp_path)}
-        lock = ("--lock", cpu["lock"]["folder"], "--locked")
-        made = run(
-            "image",
-            *CPU,
-            *lock,
-            "--builder",
-            context,
-            "--tag",
-            "envbuild-test:builder",
-            "--no-smoke",
-            "--json",
-            env=env,
-        )
-    finally:
-        subprocess.run(["docker", "context", "rm", "--force", context], capture_output=True, check=True)
+def test_a_named_builder_builds_and_the_engine_gets_the_image(cpu, engine, tmp_path):
+    env = {"ENVBUILD_CACHE_DIR": str(tmp_path)}
+    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-test:builder", "--no-smoke")
+    made = run("image", *CPU, *lock, "--builder", "default", "--json", env=env)
     assert made.code == 0, made.err
     assert made.answer["digest"] == cpu["digest"]
     assert images(engine, "envbuild-test:builder")
-    assert not images(second_engine, "envbuild-test:builder")
+
+
+def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
+    lock = ("--lock", cpu["lock"]["folder"], "--locked")
+    refused = run("image", *CPU, *lock, "--builder", "no-such", env={"ENVBUILD_CACHE_DIR": str(tmp_path)})
+    assert refused.code == 8, refused.err
+    assert "no builder named no-such" in refused.err
+    assert "docker buildx ls" in refused.err
 
 
 def test_a_bump_runs_what_it_touches_alone(cpu, cache):
