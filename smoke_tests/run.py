@@ -10,10 +10,13 @@ cannot run what was asked, 4 the suite itself could not run.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import random
+import shutil
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -139,11 +142,35 @@ def suite_hash():
     return "sha256:" + sha.hexdigest()
 
 
+def keep_bytecode():
+    """Leave no byte code in the environment; where torch's is missing, return a folder that this run's processes share.
+
+    Every test of several ranks starts new processes, and each would compile torch and Transformer Engine anew.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin or os.path.exists(importlib.util.cache_from_source(spec.origin)):
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        return None
+    folder = tempfile.mkdtemp(prefix="smoke-bytecode-")
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = folder
+    return folder
+
+
 def main(argv=None):
+    bytecode = keep_bytecode()
+    try:
+        return run(argv)
+    finally:
+        if bytecode:
+            shutil.rmtree(bytecode, ignore_errors=True)
+
+
+def run(argv):
     args = parse(argv)
     events = Events()
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if args.pytest:
         # pytest itself goes in front; what it needs goes behind, so that the environment's own copies are the ones tested.
         os.environ["ENVBUILD_SMOKE_PYTEST"] = os.path.abspath(args.pytest)

@@ -169,12 +169,8 @@ def test_kernels_te_nvrtc(te, gpu, figure):
         matching(names, "transpose_general_kernel"),
     )
     figure("NVRTC kernels", short(compiled))
-    asked = (
-        os.environ.get("NVTE_CUDA_INCLUDE_DIR")
-        or os.environ.get("CUDA_HOME")
-        or os.environ.get("CUDA_DIR")
-        or "/usr/local/cuda"
-    )
+    named = [os.environ.get(name) for name in ("NVTE_CUDA_INCLUDE_DIR", "CUDA_HOME", "CUDA_DIR")]
+    asked = ", ".join([folder for folder in named if folder] + ["/usr/local/cuda"])
     why = (
         "NVTE_DISABLE_NVRTC is set"
         if os.environ.get("NVTE_DISABLE_NVRTC", "0") not in ("", "0")

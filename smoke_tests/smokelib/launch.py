@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -27,9 +28,12 @@ class RanksFailed(AssertionError):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on and that the kernel gives nobody by itself: the ranks listen seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)  # Linux gives out 32768 and above
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _die_with_parent():
