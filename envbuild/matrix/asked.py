@@ -69,14 +69,11 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
 
 def _with_board(matrix: Matrix, request: Request) -> Request:
     """Add what a GPU's name says beside its architecture: an RTX 4090 is sm_89 and a GeForce board."""
-    if "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
+    gpus = [pin for pin in request.pins if pin.axis == "gpu"]
+    if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
         return request
-    boards = {name for r in matrix.releases["gpu"] for name in r.facts.geforce}
-    named = [
-        Pin(axis="board", spec="geforce", origin=f"{p.origin} {p.spec}")
-        for p in request.pins
-        if p.axis == "gpu" and p.spec in boards
-    ]
+    cards = {name for r in matrix.releases["gpu"] for name in r.facts.geforce}
+    named = [Pin(axis="board", spec="geforce", origin=f"{p.origin} {p.spec}") for p in gpus if p.spec in cards]
     return replace(request, pins=(*request.pins, *named)) if named else request
 
 

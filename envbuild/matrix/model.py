@@ -147,6 +147,8 @@ class TeFacts(Model):
     """CUDA major -> core wheel distribution, e.g. {"12": "transformer-engine-cu12"}."""
     pypi: str | None = None
     """The version on PyPI (2.6.0.post1 for 2.6)."""
+    finds_cu13: bool = True
+    """Whether it finds CUDA 13's NVRTC and cuRAND where PyPI's packages put them (nvidia/cu13), without CUDA_HOME."""
     submodules: tuple[str, ...] = ()
     fa3_distribution: str | None = None
     fa3_module: str | None = None

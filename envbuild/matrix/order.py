@@ -37,7 +37,7 @@ ORDER_IN_WORDS = {
 }
 """The stated order in one line, by what the request prefers."""
 SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
-"""The axes that evidence speaks of."""
+"""The axes that evidence speaks of: the software that ran. The OS and the base under it rank by their listed preference alone."""
 
 LEVELS = ("built", "cpu", "gpu")
 """What evidence can show, the weakest first."""

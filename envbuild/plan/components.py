@@ -163,7 +163,7 @@ def _fa3(matrix: Matrix, cell: Cell, _: str) -> Component:
         distribution=facts.distribution.replace("_", "-"),
         module=facts.module,
         folder="hopper",
-        job_gib=4.5,
+        job_gib=7.0,
         environment={f"{prefix}_FORCE_BUILD": "TRUE", "NVCC_THREADS": "1"},
         tools=("packaging", "wheel", "psutil", "einops"),
     )

@@ -460,12 +460,10 @@ def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> 
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     if "te" in cell.versions and kind != "ngc":
         # TE compiles some kernels at run time and looks for CUDA's headers here first.
-        include = (
-            f"{site}/nvidia/cu13/include"
-            if cell.versions["cuda"].startswith("13")
-            else f"{site}/nvidia/cuda_runtime/include"
-        )
-        env["NVTE_CUDA_INCLUDE_DIR"] = include
+        cuda13 = cell.versions["cuda"].startswith("13")
+        env["NVTE_CUDA_INCLUDE_DIR"] = f"{site}/nvidia/{'cu13' if cuda13 else 'cuda_runtime'}/include"
+        if cuda13 and not devel and not matrix.release("te", cell.versions["te"]).facts.finds_cu13:
+            env["CUDA_HOME"] = f"{site}/nvidia/cu13"
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}
     return env | own
 

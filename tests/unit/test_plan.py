@@ -199,3 +199,12 @@ def test_a_release_whose_commit_nobody_knows_cannot_come_from_git():
     cell = inputs_for(te=unknown, apex="none").cell
     with pytest.raises(UsageError, match="no commit of te"):
         inputs_of(matrix, cell, te_source="git")
+
+
+@pytest.mark.parametrize(
+    ("te", "cuda_home"),
+    [("2.10", "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"), ("2.11", None), ("2.12", None)],
+)
+def test_a_te_that_does_not_know_cuda_13s_packages_is_told_where_their_libraries_are(te, cuda_home):
+    pinned = {"cuda": "13.0", "torch": "2.11", "te": te, "os": "debian12"}
+    assert plan_for(**pinned).environment.get("CUDA_HOME") == cuda_home
