@@ -3,14 +3,11 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from envbuild.matrix.order import EvidenceRef
+from envbuild.matrix.order import SOFTWARE, EvidenceRef
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
     from envbuild.verify.evidence import Evidence
-
-# What a proof speaks for: the software that ran. The OS and the base under it only rank by their listed preference.
-_SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
 
 
 @cache
@@ -28,7 +25,7 @@ def committed_evidence() -> tuple["Evidence", ...]:
 
 @cache
 def evidence_refs() -> tuple[EvidenceRef, ...]:
-    """Return what the records that passed prove.
+    """Return what the records that passed prove; a run of some tests alone (`-k`) proves no cell.
 
     A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say that it is stale.
 
@@ -38,9 +35,9 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
     """
     found = []
     for record in committed_evidence():
-        if not record.passed:
+        if not record.passed or record.keyword:
             continue
-        versions = {axis: str(record.cell[axis]) for axis in _SOFTWARE if record.cell.get(axis)}
+        versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis)}
         if record.device == "cuda":
             level = EvidenceRef(id=record.id, level="gpu", versions=versions)
         elif record.level == "import":

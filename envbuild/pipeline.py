@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
 from envbuild.engine.registry import find_digest, pull_verified, push
-from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError
+from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, current_os, make_lock, write_lock
@@ -182,9 +182,21 @@ def make_image(
     display: Callable[[Plan], tuple[Callable[[str, str], None], Note]],
     substitutes: dict[str, str] | None = None,
 ) -> Made:
-    """Have the image of a lock: the engine's own, the registry's, or a new one."""
+    """Have the image of a lock: the engine's own, the registry's, or a new one.
+
+    Raises:
+        UsageError: `substitutes` names a stage that this plan does not take from outside.
+
+    """
     locked, folder = found
     plan = plan_of(matrix, locked, inputs.stack)
+    for stage in substitutes or {}:
+        if stage not in plan.external:
+            raise UsageError(
+                f"{stage} is no input of this cell",
+                where="--build-context",
+                hint=f"what can be replaced: {', '.join(plan.external)}",
+            )
     name = tag or plan.tag
     on_change, note = display(plan)
     if cache and not substitutes:

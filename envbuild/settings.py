@@ -187,7 +187,11 @@ class Settings(BaseModel):
 LIST_KEYS = frozenset({"extra_index_urls", "find_links"})
 """Settings that hold several values; in the environment they are separated by whitespace."""
 
-_NOT_SETTINGS = frozenset({"ENVBUILD_CONFIG"})
+_NOT_SETTINGS = frozenset(
+    # the file of the settings, and what the shell rendering reads
+    {"ENVBUILD_CONFIG"}
+    | {f"ENVBUILD_{name}" for name in ("ADOPT_TORCH", "OFFLINE", "PREFIX", "PYTHON", "UV", "WHEELS")}
+)
 
 # Each setting -> the variables that other tools read the same thing from, strongest first.
 _MACHINE_VARIABLES: dict[str, tuple[str, ...]] = {

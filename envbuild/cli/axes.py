@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.paths import data_dir
 
-_PREFIX = "axis_"
 # What people ask for first; the axes that are not named here follow.
 FIRST = (
     "cuda",
@@ -33,6 +33,16 @@ FIRST = (
 )
 
 
+def axis_order(name: str) -> tuple[int, str]:
+    """Return the key that sorts axes as people look for them."""
+    return (FIRST.index(name) if name in FIRST else len(FIRST), name)
+
+
+def keyword(axis: str) -> str:
+    """Return the name under which the flag of an axis reaches a command."""
+    return "axis_" + axis.replace("-", "_")
+
+
 @cache
 def _headers() -> tuple[tuple[str, str, str], ...]:
     """Return (name, title, use) of every axis.
@@ -50,9 +60,7 @@ def _headers() -> tuple[tuple[str, str, str], ...]:
             continue  # the loader names the mistake when the matrix is read
         if axis and "name" in axis:
             found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
-    return tuple(
-        sorted(found, key=lambda header: (FIRST.index(header[0]) if header[0] in FIRST else len(FIRST), header[0]))
-    )
+    return tuple(sorted(found, key=lambda header: axis_order(header[0])))
 
 
 def _help(name: str, title: str, use: str) -> str:
@@ -81,9 +89,7 @@ def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"A stack, whose pins are added to the flags: {stacks}, or a file of yours.",
     )(command)
     for name, title, use in reversed(_headers()):
-        command = click.option(
-            f"--{name}", _PREFIX + name.replace("-", "_"), metavar="SPEC", help=_help(name, title, use)
-        )(command)
+        command = click.option(f"--{name}", keyword(name), metavar="SPEC", help=_help(name, title, use))(command)
     return command
 
 
@@ -117,7 +123,7 @@ def request_from(kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = 
 
 def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
     for name, _, use in _headers():
-        if name in lock and not (use == "host" and kwargs.get(_PREFIX + name.replace("-", "_"))):
+        if name in lock and not (use == "host" and kwargs.get(keyword(name))):
             yield Pin(axis=name, spec=lock[name], origin="the lock")
         elif lock and use == "default":
             yield Pin(axis=name, spec=NONE, origin="the lock")
@@ -127,15 +133,13 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
         stack = load_stack(kwargs["stack"])
         hosts = {name for name, _, use in _headers() if use == "host"}
         for axis, stated in stack.axes.items():
-            if axis in hosts and (axis in lock or kwargs.get(_PREFIX + axis.replace("-", "_"))):
+            if axis in hosts and (axis in lock or kwargs.get(keyword(axis))):
                 continue  # the makers' own machine and flavor give way to those that are named
             yield Pin(axis=axis, spec=stated, origin=f"stack {stack.name}")
     for name, _, _ in _headers():
-        spec: str | None = kwargs.get(_PREFIX + name.replace("-", "_"))
+        spec: str | None = kwargs.get(keyword(name))
         if spec is not None:
             if not spec.strip():
-                from envbuild.errors import UsageError
-
                 raise UsageError(
                     "the value is empty",
                     where=f"--{name}",
@@ -146,7 +150,6 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
 
 
 def _of_host(axis: str) -> str:
-    from envbuild.errors import HostError
     from envbuild.host import driver_version
 
     driver = driver_version()

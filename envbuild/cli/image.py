@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.axes import keyword
 from envbuild.cli.output import emit, json_option, note
 from envbuild.cli.road import Asked, asked_from, road_options
 
@@ -65,11 +66,18 @@ def image(
     not what the lock says, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
     """
     from envbuild.engine.build import engine_client
+    from envbuild.errors import UsageError
     from envbuild.pipeline import make_image, push_image
     from envbuild.verify.proofs import kept_proof
 
     started = time.monotonic()
     substitutes = _contexts(contexts)
+    if substitutes and do_push:
+        raise UsageError(
+            "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
+            where="--push with --build-context",
+            hint="leave --push out; docker tag and docker push publish it under a name of its own",
+        )
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
@@ -111,6 +119,10 @@ def image(
         report |= {key: kept[key] for key in ("audit", "smoke", "not_proven")} | {"proven": "earlier, on this machine"}
     else:
         failure = _prove(settings, made, report, with_smoke=not no_smoke)
+    report["replaced"] = substitutes
+    report["not_proven"] += [
+        f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
+    ]
     report["pushed"] = push_image(settings, client, made) if do_push and failure is None else None
     report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: _told(report))
@@ -175,14 +187,14 @@ def _with_lock(
     left_out = {axis: f"its source is out of reach ({host}), and nobody asked for it" for axis, host in lacking.items()}
     for name, why in left_out.items():
         note(f"{name} is left out: {why}; `--{name} auto` insists on it")
-    again = {**flags, **{"axis_" + name.replace("-", "_"): "none" for name in left_out}}
+    again = {**flags, **{keyword(name): "none" for name in left_out}}
     asked = asked_from(again, lock_file=None, sources=sources)
     note(f"cell {asked.solution.cell.id}")
     return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note), left_out
 
 
 def _was_asked(flags: dict[str, Any], axis: str) -> bool:
-    if flags.get("axis_" + axis.replace("-", "_")):
+    if flags.get(keyword(axis)):
         return True
     if flags.get("stack"):
         from envbuild.stacks import load_stack

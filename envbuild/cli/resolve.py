@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import FIRST, axis_options, request_from
+from envbuild.cli.axes import axis_options, axis_order, request_from
 from envbuild.cli.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from envbuild.matrix.load import Matrix
     from envbuild.matrix.model import Rule
     from envbuild.matrix.solve import Solution
+    from envbuild.verify.evidence import Evidence
 
 _lock_option = click.option(
     "--lock",
@@ -89,7 +90,7 @@ def _request(flags: dict[str, Any], lock_file: Path | None) -> "Request":
     from envbuild.lock.make import read_lock
 
     lock = read_lock(lock_file).lock
-    return request_from(flags, lock={**lock.cell, "flavor": lock.flavor})
+    return request_from(flags, lock=lock.pins)
 
 
 def _rule_answer(rule: "Rule") -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _choice_answer(choice: "Choice") -> dict[str, Any]:
 
 
 def _sorted_axes(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+    return sorted(names, key=axis_order)
 
 
 def _table(rows: "Sequence[tuple[str, ...]]") -> list[str]:
@@ -148,20 +149,28 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
 
 def _evidence_line(solution: "Solution") -> str:
     from envbuild.evidence_refs import committed_evidence
-    from envbuild.verify.evidence import Standing, evidence_for
+    from envbuild.matrix.order import SOFTWARE
+    from envbuild.verify.evidence import evidence_for
     from envbuild.verify.smoke import suite_hash
 
-    records = committed_evidence()
-    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite_hash())
+    records, suite = committed_evidence(), suite_hash()
+    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite)
     if standing.status != "never":
         return f"evidence   {standing.describe()}"
     proven = {ref.id for ref in solution.evidence}
-    for record in records:
-        if record.id in proven:  # another cell, whose software is this one's
-            return (
-                f"evidence   its software {Standing(status='verified', record=record).describe()}, in {record.cell_id}"
-            )
-    return "evidence   never verified"
+    others = [record for record in records if record.id in proven]  # of cells that hold what was left open
+    if not others:
+        return "evidence   never verified"
+    versions = solution.cell.versions
+
+    def lacking(record: "Evidence") -> list[str]:
+        return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
+
+    record = min(others, key=lambda other: (len(lacking(other)), -other.date.timestamp()))
+    there = evidence_for([record], cell_id=record.cell_id, suite=suite).describe()
+    if lacking(record):
+        return f"evidence   never verified; all but {', '.join(lacking(record))}: {there}, in {record.cell_id}"
+    return f"evidence   its software {there}, in {record.cell_id}"
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:

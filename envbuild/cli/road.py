@@ -72,7 +72,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
         from envbuild.lock.make import read_lock
 
         pinned = read_lock(lock_file).lock
-    request = request_from(flags, lock={**pinned.cell, "flavor": pinned.flavor} if pinned else None)
+    request = request_from(flags, lock=pinned.pins if pinned else None)
     name = flags.get("stack") or (pinned.stack if pinned else None)
     stack = load_stack(name) if name else None
     solution = solve(matrix, request, evidence_refs())

@@ -140,6 +140,11 @@ class Lock(Model):
         return Cell(versions=self.cell, commits=self.commits)
 
     @property
+    def pins(self) -> dict[str, str]:
+        """Version of every axis that a request is held to by this lock: the cell's, and the flavor stated beside it."""
+        return {**self.cell, "flavor": self.flavor}
+
+    @property
     def complete(self) -> bool:
         """Whether every input is pinned by hash."""
         return not self.missing

@@ -91,3 +91,10 @@ def test_without_a_command_the_help_is_shown(capsys):
         main([])
     assert caught.value.code == 2
     assert "Usage: envbuild" in capsys.readouterr().err
+
+
+def test_an_image_with_replaced_inputs_is_not_pushed_as_its_locks(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["image", "--cuda", "cpu", "--push", "--build-context", "torch=docker-image://site/torch"])
+    assert caught.value.code == 2
+    assert "the registry holds images by their lock" in capsys.readouterr().err

@@ -5,10 +5,14 @@ import json
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from envbuild import evidence_refs
+from envbuild.cli.resolve import _evidence_line
 from envbuild.errors import DataError, HostError
+from envbuild.matrix.cell import Cell
 from envbuild.verify.evidence import (
     Evidence,
     age,
@@ -19,7 +23,7 @@ from envbuild.verify.evidence import (
     read_evidence,
     record_evidence,
 )
-from envbuild.verify.smoke import Outcome, SmokeReport
+from envbuild.verify.smoke import Outcome, SmokeReport, suite_hash
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"
@@ -206,3 +210,22 @@ def test_a_host_that_lacks_something_says_nothing_of_the_cell() -> None:
 )
 def test_age(seconds: int, words: str) -> None:
     assert age(NOW, NOW + timedelta(seconds=seconds)) == words
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({}, "its software verified on"),
+        ({"te": "2.11.0"}, "never verified; all but te: verified on"),
+        ({"te": "2.11.0", "deepspeed": "0.18"}, "never verified; all but te, deepspeed: verified on"),
+    ],
+)
+def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch, versions, says) -> None:
+    record = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and r.cell.get("te"))
+    record = record.model_copy(update={"suite": suite_hash()})
+    monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (record,))
+    cell = Cell(
+        versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
+    )
+    solution = SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=record.id)])
+    assert _evidence_line(solution).removeprefix("evidence").strip().startswith(says)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from envbuild.cli.axes import request_from
 from envbuild.cli.road import asked_from
 from envbuild.errors import NoCellError, UsageError
-from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.nearest import nearest
 from envbuild.matrix.solve import solve
@@ -87,3 +87,10 @@ def test_resolve_takes_it_and_a_wrong_one_is_named():
     assert json.loads(done.stdout)["cell"]["flavor"] == "devel"
     with pytest.raises(UsageError, match="no release of flavor matches 'slim'"):
         CliRunner().invoke(resolve, ["--flavor", "slim"], catch_exceptions=False)
+
+
+def test_what_stays_beside_a_cell_is_what_describes_a_host_or_a_use():
+    matrix = load_matrix()
+    host = [name for name, axis in matrix.axes.items() if axis.use == "host"]
+    versions = dict.fromkeys(matrix.axes, "1")
+    assert set(versions) - set(Cell(versions=versions).of_image.versions) == set(host)

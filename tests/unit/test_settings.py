@@ -1,10 +1,12 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from envbuild.errors import DataError, HostError
+from envbuild.paths import data_dir
 from envbuild.settings import LIST_KEYS, Settings, config_path, load_settings, redact
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -115,6 +117,14 @@ def test_a_misspelt_key_gets_its_neighbour(machine: Machine) -> None:
     machine.config("")
     settings = machine.load(ENVBUILD_DEBIAN_MIROR="http://x")
     assert "ENVBUILD_DEBIAN_MIROR is not a setting: did you mean debian_mirror?" in settings.notices[0]
+
+
+def test_the_shell_renderings_own_variables_are_no_mistake(machine: Machine) -> None:
+    usage = data_dir("dockerfiles").joinpath("shell.j2").read_text().partition("set -eu")[0]
+    names = set(re.findall(r"ENVBUILD_[A-Z_]+", usage))
+    assert {"ENVBUILD_PREFIX", "ENVBUILD_UV"} <= names
+    own = {name: "1" for name in names if name.removeprefix("ENVBUILD_").lower() not in Settings.model_fields}
+    assert not machine.load(**own).notices
 
 
 def test_a_bad_variable_is_named(machine: Machine) -> None:
