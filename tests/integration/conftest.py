@@ -32,6 +32,17 @@ def engine() -> DockerClient:
     return DockerClient()
 
 
+@pytest.fixture(scope="module")
+def room(engine) -> Iterator[None]:
+    """Leave an engine without this module's images and without any build cache: the next one needs the disk."""
+    yield
+    ours = [tag for image in engine.image.list() for tag in image.repo_tags if tag.startswith("envbuild-")]
+    if ours:  # by name: the same image may carry the user's own tag
+        engine.image.remove(ours, force=True)
+    engine.image.prune()
+    engine.buildx.prune(all=True)
+
+
 @pytest.fixture(scope="session")
 def second_engine(engine) -> Iterator[DockerClient]:
     """An engine beside the first, with nothing in it."""

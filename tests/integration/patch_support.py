@@ -93,6 +93,18 @@ def real(patch: Patch) -> dict[str, tuple[str, str]]:
     return {path: (before[path].decode(), new.decode()) for path, new in patched(patch, before).items()}
 
 
+def sides(kind: str, patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, str]:
+    """Return a patched file before and after: the `real` one, or its `stand-in`."""
+    return stand_in(patch, path, between) if kind == "stand-in" else real(patch)[path]
+
+
+def write_sides(kind: str, patch: Patch, path: str, between: Mapping[int, str], *places: Path) -> None:
+    """Write both `sides` of a patched file, the one before and the one after it."""
+    for place, text in zip(places, sides(kind, patch, path, between), strict=True):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+
+
 def stand_in(patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, str]:
     """Return a stand-in for a patched file, before and after: the patch's own lines, and ours between them.
 

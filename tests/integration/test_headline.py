@@ -35,7 +35,7 @@ BUILDER = """FROM envbuild-test:trixie-cuda
 COPY tools /opt/tools
 """
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("room")]
 
 
 @pytest.fixture(scope="module")

@@ -2,44 +2,16 @@
 
 import concurrent.futures
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import interrupted, run
 
 CPU = ("--cuda", "cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def answer(self) -> Any:
-        return json.loads(self.out)
-
-
-def run(*args: str, env: dict[str, str] | None = None, timeout: float = 1500) -> Done:
-    done = subprocess.run(
-        [sys.executable, "-m", "envbuild", *args],
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        start_new_session=True,  # what hangs up its process group shows as an exit code here, and ends no test run
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 @pytest.fixture(scope="session")
@@ -127,6 +99,27 @@ def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
     assert "docker buildx ls" in refused.err
 
 
+def test_a_replaced_input_is_told(cpu, cache):
+    """An image of other inputs is not the lock's: the report says so, and no later run takes it for the lock's image."""
+    same = next(Path(cache["ENVBUILD_CACHE_DIR"]).glob("builds/*/contexts/uv-wheel"))
+    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-test:replaced", "--no-smoke", "--json")
+    replaced = run("image", *CPU, *lock, "--build-context", f"uv-wheel={same}", env=cache)
+    assert replaced.code == 0, replaced.err
+    assert replaced.answer["replaced"] == {"uv-wheel": str(same)}
+    assert f"the image of this lock: uv-wheel was replaced by {same}" in replaced.answer["not_proven"]
+    again = run("image", *CPU, *lock, env=cache | {"ENVBUILD_REGISTRY": ""})
+    assert again.answer["replaced"] == {}
+    assert again.answer["digest"] == cpu["digest"]
+
+
+def test_an_input_that_the_cell_does_not_have_replaces_nothing(cpu, cache):
+    lock = ("--lock", cpu["lock"]["folder"], "--locked")
+    refused = run("image", *CPU, *lock, "--build-context", "src-te=/tmp", env=cache)
+    assert refused.code == 2, refused.err
+    assert "src-te is no input of this cell" in refused.err
+    assert "uv-wheel" in refused.err
+
+
 def test_a_bump_runs_what_it_touches_alone(cpu, cache):
     """A package more changes the environment and the assembly; the OS packages and the root stay."""
     same = ("--torch", cpu["cell"]["torch"], "--python", cpu["cell"]["python"], "--os", cpu["cell"]["os"])
@@ -191,27 +184,8 @@ def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
 
 
 def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
-    env = os.environ | cache
-    command = [
-        sys.executable,
-        "-m",
-        "envbuild",
-        "image",
-        *CPU,
-        "--tag",
-        "envbuild-test:interrupted",
-        "--no-cache",
-        "--no-smoke",
-    ]
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        for line in process.stderr:
-            if "torch" in line and "started" in line:
-                time.sleep(2)
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
-    assert process.wait(60) == 130, rest
-    assert "Traceback" not in rest
+    command = ("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-cache", "--no-smoke")
+    interrupted(*command, env=cache, stage="torch", seconds=2)
     assert images(engine, "envbuild-test:interrupted") == []
     again = run("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-smoke", "--json", env=cache)
     assert again.code == 0, again.err
@@ -221,16 +195,8 @@ def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
 def test_an_interrupted_bootstrap_leaves_nothing(cpu, tmp_path):
     """mmdebstrap has a session of its own, which Ctrl-C does not reach: envbuild ends it, and it removes its root."""
     (tmp_path / "tmp").mkdir()
-    env = os.environ | {"ENVBUILD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
-    command = [sys.executable, "-m", "envbuild", "image", *CPU, "--lock", cpu["lock"]["folder"], "--locked"]
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        for line in process.stderr:
-            if "base" in line and "started" in line:
-                time.sleep(3)
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stderr.read()
-    assert process.wait(60) == 130, rest
+    env = {"ENVBUILD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    interrupted("image", *CPU, "--lock", cpu["lock"]["folder"], "--locked", env=env, stage="base", seconds=3)
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not list((tmp_path / "cache" / "roots").iterdir())
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from patch_support import REQUIREMENTS, real, stand_in, the_patch, venv
+from patch_support import REQUIREMENTS, the_patch, venv, write_sides
 
 PATCH = the_patch("fix-convert")
 PATH = PATCH.files[0].path
@@ -84,9 +84,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module", params=["stand-in", "real"])
 def convert(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("convert")
-    sides = stand_in(PATCH, PATH, BETWEEN) if request.param == "stand-in" else real(PATCH)[PATH]
-    for name, text in zip(("before.py", "after.py"), sides, strict=True):
-        (folder / name).write_text(text)
+    write_sides(request.param, PATCH, PATH, BETWEEN, folder / "before.py", folder / "after.py")
     (folder / "loader_ours.py").write_text(LOADER)
     (folder / "saver_ours.py").write_text(SAVER)
     python = venv(*REQUIREMENTS)

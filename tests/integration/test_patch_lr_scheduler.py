@@ -5,7 +5,7 @@ import subprocess
 import tarfile
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, real, sdist, stand_in, the_patch, venv
+from patch_support import PROBES, REQUIREMENTS, sdist, the_patch, venv, write_sides
 
 DEEPSPEED = "067d95579eeb13a04a4cb49c83ae5c570dac5e37f5578fda656b177a06e720f9"
 PATCH = the_patch("lr-scheduler")
@@ -52,10 +52,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", params=["stand-in", "real"])
 def result(request, tmp_path_factory):
-    sides = stand_in(PATCH, PATH, BETWEEN) if request.param == "stand-in" else real(PATCH)[PATH]
     folder = tmp_path_factory.mktemp("lr")
-    for name, text in zip(("before.py", "after.py"), sides, strict=True):
-        (folder / name).write_text(text)
+    write_sides(request.param, PATCH, PATH, BETWEEN, folder / "before.py", folder / "after.py")
     python = venv(*REQUIREMENTS)
     with tarfile.open(sdist(python, "deepspeed", "0.5.1", DEEPSPEED)) as archive:
         engine = archive.extractfile("deepspeed-0.5.1/deepspeed/runtime/engine.py")

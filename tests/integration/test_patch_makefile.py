@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from patch_support import REQUIREMENTS, real, stand_in, the_patch, venv
+from patch_support import REQUIREMENTS, sides, the_patch, venv
 
 PATCH = the_patch("makefile")
 PATH = PATCH.files[0].path
@@ -38,13 +38,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=["stand-in", "real"])
 def make(request, tmp_path_factory):
-    sides = stand_in(PATCH, PATH, BETWEEN) if request.param == "stand-in" else real(PATCH)[PATH]
+    before_and_after = sides(request.param, PATCH, PATH, BETWEEN)
     python = venv(*REQUIREMENTS)
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": "/nonexistent"}
 
     def run(side):
         folder = tmp_path_factory.mktemp("make")
-        (folder / "Makefile").write_text(sides[side])
+        (folder / "Makefile").write_text(before_and_after[side])
         (folder / "helpers.cpp").write_text(HELPERS)
         subprocess.run(["make"], cwd=folder, env=environment, check=True, capture_output=True)
         code = "import helpers; print(helpers.answer(), helpers.__file__)"

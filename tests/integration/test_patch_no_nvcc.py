@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from patch_support import REQUIREMENTS, real, stand_in, the_patch, venv
+from patch_support import REQUIREMENTS, the_patch, venv, write_sides
 
 PATCH = the_patch("no-nvcc")
 PATH = PATCH.files[0].path
@@ -29,10 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module", params=["stand-in", "real"])
 def load(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
-    sides = stand_in(PATCH, PATH, BETWEEN) if request.param == "stand-in" else real(PATCH)[PATH]
-    for name, text in zip(("before", "after"), sides, strict=True):
-        (folder / name).mkdir()
-        (folder / name / "kernels.py").write_text(text)
+    write_sides(request.param, PATCH, PATH, BETWEEN, folder / "before" / "kernels.py", folder / "after" / "kernels.py")
     python = venv(*REQUIREMENTS)
 
     def run(side, toolkit=""):

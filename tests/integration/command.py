@@ -1,0 +1,55 @@
+"""Running envbuild as a user does, and interrupting it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def answer(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*args: str, env: dict[str, str] | None = None, timeout: float | None = 1500) -> Done:
+    done = subprocess.run(
+        [sys.executable, "-m", "envbuild", *args],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        start_new_session=True,  # what hangs up its process group shows as an exit code here, and ends no test run
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def interrupted(*args: str, env: dict[str, str], stage: str, seconds: float) -> str:
+    """Press Ctrl-C `seconds` after `stage` has started; return what the command says from then on."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "envbuild", *args],
+        env=os.environ | env,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for line in process.stderr:
+            if stage in line and "started" in line:
+                time.sleep(seconds)
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.wait(60) == 130, rest
+    assert "Traceback" not in rest
+    return rest
