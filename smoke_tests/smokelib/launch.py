@@ -341,7 +341,7 @@ def _follow(
                             watch.errors[rank] = "died at '{}' without a word{}".format(
                                 watch.last[rank]["at"], _exit_note(started, pid)
                             )
-                    erred = True
+                            erred = True
         if erred or any(process.poll() not in (None, 0) for process in started):
             # The others now wait for a rank that is gone; give them a moment to say so, then end it.
             failed_since = failed_since or now
@@ -382,6 +382,7 @@ def _judge(watch: _Watch, started: List[Any], world: int) -> None:
             "rank {} at '{}'".format(r, watch.last[r]["at"]) if r in watch.last else "rank {} never started".format(r)
             for r in missing
         )
-        raise RanksFailed(
-            "the launch ended with {} ({})\n--- output ---\n{}".format(codes, where or "every rank done", tail)
-        )
+        if not missing:
+            crash = [line for line in watch.output if line.startswith(("terminate called", "Fatal Python error"))]
+            where = "every rank had done its work; what failed is its end" + (": " + crash[0] if crash else "")
+        raise RanksFailed("the launch ended with {} ({})\n--- output ---\n{}".format(codes, where, tail))

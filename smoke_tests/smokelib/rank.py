@@ -35,6 +35,7 @@ class Rank:
         os.environ.setdefault("MASTER_PORT", os.environ.get("SMOKE_MASTER_PORT", "29500"))
         self.args = json.loads(os.environ.get("SMOKE_ARGS", "{}"))
         self.sequence = 0
+        self.grouped = False  # whether init_process_group was called
         kind, _, which = os.environ.get("SMOKE_FAULT", "").partition(":")
         self.fault = kind if kind and int(which or -1) == self.rank else ""
 
@@ -70,6 +71,7 @@ def _die_with_parent():
 def main(function):
     """Run `function(rank)` as the body of a worker script and report how it ended."""
     _die_with_parent()
+    faulthandler.enable()
     rank = Rank()
     folder = os.environ.get("SMOKE_STACKS")
     if folder:
@@ -88,6 +90,10 @@ def main(function):
     rank._say(done=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    if rank.grouped:
+        # DDP keeps gloo's threads alive after destroy_process_group (seen with torch 2.13). One that still drops a tensor while
+        # the interpreter ends is killed inside a destructor: "terminate called without an active exception", SIGABRT.
+        os._exit(0)
 
 
 def init_process_group(rank, device):
@@ -100,6 +106,7 @@ def init_process_group(rank, device):
     if device == "cuda":
         torch.cuda.set_device(rank.local)
     rank.at("init")
+    rank.grouped = True
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         timeout=datetime.timedelta(seconds=float(os.environ.get("SMOKE_RANK_TIMEOUT", "300"))),

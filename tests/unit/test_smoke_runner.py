@@ -246,7 +246,7 @@ def launch() -> Iterator[ModuleType]:
 
 
 WORKER = """
-import os, signal, subprocess, sys, time
+import atexit, os, signal, subprocess, sys, time
 from smokelib import rank as ranks
 def body(rank):
     rank.at("first")
@@ -257,6 +257,8 @@ def body(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "leave":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    if what == "abort":
+        atexit.register(os.abort)
     if what == "stall":
         time.sleep(600)
     rank.at("second")
@@ -295,6 +297,12 @@ def test_ranks_report_in_order(ranks) -> None:
 def test_a_rank_that_raises_is_named(launch, ranks) -> None:
     with pytest.raises(launch.RanksFailed, match=r"rank 1 failed: ValueError: broken weights \(w\.py:\d+ in body\)"):
         ranks(2, **{"1": "raise"})
+
+
+def test_a_rank_whose_process_ends_badly_after_its_work_is_told(launch, ranks) -> None:
+    said = r"ended with \[0, -6\] \(every rank had done its work; what failed is its end: Fatal Python error: Aborted\)"
+    with pytest.raises(launch.RanksFailed, match=said):
+        ranks(2, **{"1": "abort"})
 
 
 def test_a_rank_that_is_killed_is_named_and_the_rest_ended(launch, ranks) -> None:
