@@ -119,6 +119,7 @@ def test_a_failing_saver_fails_the_command(convert, mode, code):
 def test_a_failing_loader_still_fails_the_command(convert):
     done, saved = convert("after", "loader")
     assert done.returncode in {1, 3}
+    assert "exit code None" not in done.stderr
     assert saved is None
 
 
