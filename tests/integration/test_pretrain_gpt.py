@@ -1,0 +1,118 @@
+"""pretrain_gpt.py of the patched Megatron-LM itself, on the processor: it trains with SGD_sai, stops, and goes on.
+
+Needs the real repository under UPSTREAM_TREES; no package registry carries it.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from patch_support import PROBES, REQUIREMENTS, the_patch, upstream_tree, venv
+
+from envbuild.patching import apply
+
+ARGUMENTS = """
+--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
+--mock-data --tokenizer-type NullTokenizer --vocab-size 8191 --num-workers 0 --split 100,0,0 --eval-iters 0 --log-interval 1 --train-iters 6
+--transformer-impl local --attention-backend unfused --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion
+--no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion --distributed-backend gloo --use-cpu-initialization
+--lr 1e-2 --lr-decay-style constant --weight-decay 0.01 --attention-dropout 0 --hidden-dropout 0 --ckpt-format torch
+"""
+SGD = ("--optimizer", "sgd", "--sgd-momentum", "0.9")
+STEP = re.compile(r"iteration +(\d+)/.*lm loss: (\S+) .*grad norm: (\S+) ")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def pretrain(tmp_path_factory):
+    """Run pretrain_gpt.py on some ranks; return how it ended and (step, loss, gradient norm) of each step."""
+    patches = [the_patch(name) for name in ("sgd", "fix-convert", "no-nvcc")]
+    tree = tmp_path_factory.mktemp("megatron") / "tree"
+    shutil.copytree(upstream_tree(patches[0]), tree, ignore=shutil.ignore_patterns(".git"))
+    apply(tree, patches)
+    python = venv(
+        *REQUIREMENTS, "six==1.17.0", "tensorboard==2.20.0", "regex==2026.11.15", "pyyaml==6.0.3", "requests==2.34.2"
+    )
+    environment = os.environ | {
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(tree),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    helpers = ["make", "-C", str(tree / "megatron" / "core" / "datasets")]
+    subprocess.run(helpers, env=environment, check=True, capture_output=True)
+
+    def run(ranks: int, *more: object) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str, str]]]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        launch = [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", port]
+        command = [*launch, PROBES / "on_processor.py", tree / "pretrain_gpt.py", *ARGUMENTS.split(), *more]
+        done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
+        return done, STEP.findall(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (1, ()),
+        (2, ()),
+        (2, ("--tensor-model-parallel-size", 2)),
+        (2, ("--pipeline-model-parallel-size", 2)),
+    ],
+    ids=["one", "DP2", "TP2", "PP2"],
+)
+def test_it_trains_and_a_resumed_run_continues_the_one_that_was_not_stopped(
+    pretrain, tmp_path: Path, ranks: int, layout: tuple[object, ...]
+) -> None:
+    whole, steps = pretrain(ranks, *SGD, *layout)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert [int(number) for number, _, _ in steps] == [1, 2, 3, 4, 5, 6]
+    assert len({loss for _, loss, _ in steps}) == 6
+    first, before = pretrain(ranks, *SGD, *layout, "--exit-interval", 3, "--save", tmp_path, "--save-interval", 3)
+    assert first.returncode == 0, first.stderr[-3000:]
+    second, after = pretrain(ranks, *SGD, *layout, "--load", tmp_path)
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert before + after == steps
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--use-distributed-optimizer",), "does not work with --use-distributed-optimizer"),
+        (("--ckpt-format", "torch_dist"), "does not work with --ckpt-format torch_dist"),
+        (("--optimizer-cpu-offload",), "must be used in conjunction with `--use-precision-aware-optimizer`"),
+        (("--optimizer-cpu-offload", "--use-precision-aware-optimizer"), "only supported with adam"),
+    ],
+)
+def test_what_sgd_cannot_do_is_refused(pretrain, flags: tuple[str, ...], says: str) -> None:
+    """CPU offload meets Megatron's own check of arguments first; test_patch_sgd has the patch's."""
+    done, steps = pretrain(1, *SGD, *flags)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert not steps
+
+
+def test_adam_is_as_it_was(pretrain) -> None:
+    done, steps = pretrain(1, "--optimizer", "adam")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(steps) == 6
+
+
+def test_the_profiler_sees_the_optimizer_in_the_steps_that_were_asked_for(pretrain, tmp_path: Path) -> None:
+    window = ("--profile-step-start", 2, "--profile-step-end", 4, "--tensorboard-dir", tmp_path)
+    done, _ = pretrain(1, *SGD, "--profile", "--use-pytorch-profiler", *window)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (trace,) = tmp_path.glob("*.trace.json")
+    names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"Optimizer.step#SGD_sai.step", "ProfilerStep#2", "ProfilerStep#3"} <= names
+    assert "ProfilerStep#1" not in names
