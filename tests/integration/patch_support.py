@@ -10,6 +10,7 @@ that finds its target there runs on the real file too.
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.patching import Patch, load_patches, patched
+from envbuild.patching import Patch, apply, load_patches, patched
 
 REQUIREMENTS = (
     "torch==2.13.0",
@@ -84,6 +85,15 @@ def upstream_tree(patch: Patch) -> Path:
     if not root or not (Path(root) / patch.target).is_dir():
         pytest.skip(f"UPSTREAM_TREES holds no {patch.target}")
     return Path(root) / patch.target
+
+
+def patched_tree(folder: Path, *names: str) -> Path:
+    """Return a copy of a real checkout in `folder`, with these patches applied, or skip."""
+    patches = [the_patch(name) for name in names]
+    tree = folder / "tree"
+    shutil.copytree(upstream_tree(patches[0]), tree, ignore=shutil.ignore_patterns(".git"))
+    apply(tree, patches)
+    return tree
 
 
 def real(patch: Patch) -> dict[str, tuple[str, str]]:

@@ -6,15 +6,12 @@ Needs the real repository under UPSTREAM_TREES; no package registry carries it.
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, the_patch, upstream_tree, venv
-
-from envbuild.patching import apply
+from patch_support import PROBES, REQUIREMENTS, patched_tree, venv
 
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
@@ -32,10 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def pretrain(tmp_path_factory):
     """Run pretrain_gpt.py on some ranks; return how it ended and (step, loss, gradient norm) of each step."""
-    patches = [the_patch(name) for name in ("sgd", "fix-convert", "no-nvcc")]
-    tree = tmp_path_factory.mktemp("megatron") / "tree"
-    shutil.copytree(upstream_tree(patches[0]), tree, ignore=shutil.ignore_patterns(".git"))
-    apply(tree, patches)
+    tree = patched_tree(tmp_path_factory.mktemp("megatron"), "sgd", "fix-convert", "no-nvcc")
     python = venv(
         *REQUIREMENTS, "six==1.17.0", "tensorboard==2.20.0", "regex==2026.11.15", "pyyaml==6.0.3", "requests==2.34.2"
     )
