@@ -43,11 +43,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def python() -> Path:
-    return venv(*REQUIREMENTS)
-
-
-@pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     """A folder with a corpus as json lines and as plain text, a GPT-2 vocabulary of bytes, one of words, and DeepSpeed's configuration."""
     folder = tmp_path_factory.mktemp("corpus")
@@ -69,8 +64,9 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-def run(python: Path, tree: Path, ranks: int, launcher: str, *words: object) -> str:
+def run(tree: Path, ranks: int, launcher: str, *words: object) -> str:
     """Run the probe with these words by the launcher; return what it printed."""
+    python = venv(*REQUIREMENTS)
     front: dict[str, list[object]] = {
         "none": [python],
         "torchrun": [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 24777],
@@ -94,25 +90,26 @@ def run(python: Path, tree: Path, ranks: int, launcher: str, *words: object) -> 
     return done.stdout + done.stderr
 
 
-def prepared(tree: Path, python: Path) -> Path:
+def prepared(tree: Path) -> Path:
+    """Compile the tree's helpers; whoever has no tree has skipped by now, and needs no environment."""
+    python = venv(*REQUIREMENTS)
     environment = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"}
     subprocess.run(["make", "-C", str(tree / "megatron" / "data")], env=environment, check=True, capture_output=True)
     return tree
 
 
 @pytest.fixture(scope="module")
-def llm_jp(python, tmp_path_factory) -> Path:
-    return prepared(patched_tree(tmp_path_factory.mktemp("llm-jp"), "makefile"), python)
+def llm_jp(tmp_path_factory) -> Path:
+    return prepared(patched_tree(tmp_path_factory.mktemp("llm-jp"), "makefile"))
 
 
 @pytest.fixture(scope="module")
-def tokens(python, llm_jp, corpus) -> Path:
+def tokens(llm_jp, corpus) -> Path:
     """The corpus as the tree's own preprocess_data.py leaves it."""
     prefix = corpus / "tokens"
     files = ["--input", corpus / "corpus.jsonl", "--output-prefix", prefix, "--vocab-file", corpus / "vocab.json"]
     more = ["--merge-file", corpus / "merges.txt", "--tokenizer-type", "GPT2BPETokenizer"]
     run(
-        python,
         llm_jp,
         1,
         "none",
@@ -128,7 +125,7 @@ def tokens(python, llm_jp, corpus) -> Path:
     return corpus / "tokens_text_document"
 
 
-def test_llm_jp_trains_alike_by_every_launcher(python, llm_jp, corpus, tokens) -> None:
+def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
     flags = ["--vocab-file", corpus / "vocab.json", "--merge-file", corpus / "merges.txt", "--data-path", tokens]
     flags += [
         "--micro-batch-size",
@@ -147,18 +144,18 @@ def test_llm_jp_trains_alike_by_every_launcher(python, llm_jp, corpus, tokens) -
     for launcher, more in (("torchrun", []), ("deepspeed", []), ("mpirun", ["--use-mpi"])):
         if launcher == "mpirun" and not shutil.which("mpirun"):
             continue
-        said = run(python, llm_jp, 2, launcher, "pretrain_gpt.py", *MODEL.split(), *flags, *more)
+        said = run(llm_jp, 2, launcher, "pretrain_gpt.py", *MODEL.split(), *flags, *more)
         losses[launcher] = LOSS.findall(said)
     assert [step for step, _ in losses["torchrun"]] == ["1", "2", "3", "4", "5"]
     assert float(losses["torchrun"][-1][1]) < float(losses["torchrun"][0][1])
     assert all(other == losses["torchrun"] for other in losses.values())
 
 
-def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(python, corpus, tmp_path_factory) -> None:
+def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(corpus, tmp_path_factory) -> None:
     tree = patched_tree(tmp_path_factory.mktemp("gpt2-3d"), "lr-scheduler") / "Megatron-LM-v1.1.5-3D_parallelism"
-    prepared(tree, python)
+    prepared(tree)
     encode = [
-        python,
+        venv(*REQUIREMENTS),
         data_dir("dockerfiles") / "tools" / "encode-text",
         corpus / "corpus.txt",
         "--vocab",
@@ -187,7 +184,7 @@ def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(python, corpus, tmp_
         "cosine",
     ]
     flags += ["--warmup", 0.2, "--lr-decay-iters", 5, "--deepspeed", "--deepspeed_config", corpus / "two.json"]
-    said = run(python, tree, 4, "deepspeed", "--2020", "pretrain_gpt2.py", *MODEL.split(), *flags)
+    said = run(tree, 4, "deepspeed", "--2020", "pretrain_gpt2.py", *MODEL.split(), *flags)
     losses = [float(loss) for _, loss in LOSS.findall(said)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
