@@ -170,7 +170,7 @@ def _evidence_line(solution: "Solution") -> str:
     there = evidence_for([record], cell_id=record.cell_id, suite=suite).describe()
     if lacking(record):
         return f"evidence   never verified; all but {', '.join(lacking(record))}: {there}, in {record.cell_id}"
-    return f"evidence   its software {there}, in {record.cell_id}"
+    return f"evidence   {there}, in {record.cell_id}, whose software is this cell's"
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:
