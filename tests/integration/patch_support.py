@@ -56,6 +56,11 @@ def venv(*requirements: str) -> Path:
     return folder / "bin/python"
 
 
+def environment_of(python: Path, **more: str) -> dict[str, str]:
+    """Return the environment of this process with the virtual environment of `python` in front."""
+    return os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"} | more
+
+
 def sdist(python: Path, name: str, version: str, sha256: str) -> Path:
     """Return a source archive from the package index, verified by its hash; it is downloaded once."""
     place = cache() / f"{name.replace('-', '_')}-{version}.tar.gz"

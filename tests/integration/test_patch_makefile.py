@@ -1,11 +1,10 @@
 """The makefile patch: `make` builds an extension that the running Python imports."""
 
-import os
 import shutil
 import subprocess
 
 import pytest
-from patch_support import REQUIREMENTS, sides, the_patch, venv
+from patch_support import REQUIREMENTS, environment_of, sides, the_patch, venv
 
 PATCH = the_patch("makefile")
 PATH = PATCH.files[0].path
@@ -40,7 +39,7 @@ pytestmark = [
 def make(request, tmp_path_factory):
     before_and_after = sides(request.param, PATCH, PATH, BETWEEN)
     python = venv(*REQUIREMENTS)
-    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": "/nonexistent"}
+    environment = environment_of(python, HOME="/nonexistent")
 
     def run(side):
         folder = tmp_path_factory.mktemp("make")

@@ -1,18 +1,16 @@
 """The own training scripts of llm-jp and gpt2-3d under DeepSpeed, on the processor: five steps by each launcher.
 
-Needs the real repositories under UPSTREAM_TREES; no package registry carries them.
+Needs Open MPI and the real repositories under UPSTREAM_TREES; no package registry carries those.
 """
 
 import json
-import os
 import random
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, patched_tree, venv
+from patch_support import PROBES, environment_of, patched_tree, venv
 
 from envbuild.paths import data_dir
 
@@ -50,11 +48,8 @@ def corpus(tmp_path_factory) -> Path:
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (folder / "corpus.txt").write_text("".join(text + "\n" for text in texts))
     (folder / "words.json").write_text(json.dumps({word: number for number, word in enumerate((*WORDS, "<eod>"))}))
-    printed = [
-        *range(ord("!"), ord("~") + 1),
-        *range(0xA1, 0xAD),
-        *range(0xAE, 0x100),
-    ]  # GPT-2 shows other bytes above 256
+    # GPT-2's alphabet of bytes: those that print stand for themselves, the others for what follows 256
+    printed = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = [*map(chr, printed), *(chr(256 + number) for number in range(256 - len(printed)))]
     (folder / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate([*symbols, "<|endoftext|>", "al"])}))
     (folder / "merges.txt").write_text("#version: 0.2\na l\n")
@@ -69,21 +64,21 @@ def run(tree: Path, ranks: int, launcher: str, *words: object) -> str:
     python = venv(*REQUIREMENTS)
     front: dict[str, list[object]] = {
         "none": [python],
-        "torchrun": [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 24777],
+        "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks],
         "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", ranks, python],
-        "deepspeed": [python.parent / "deepspeed", "--num_gpus", ranks, "--master_port", 24778],
+        "deepspeed": [python.parent / "deepspeed", "--num_gpus", ranks],
     }
-    environment = os.environ | {
-        "PATH": f"{python.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(tree),
-        "DS_ACCELERATOR": "cpu",
-        "LOCAL_SIZE": str(ranks),  # how many devices DeepSpeed's CPU accelerator says there are
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "24779",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "WANDB_MODE": "disabled",
-    }
+    environment = environment_of(
+        python,
+        PYTHONPATH=str(tree),
+        DS_ACCELERATOR="cpu",
+        LOCAL_SIZE=str(ranks),  # how many devices DeepSpeed's CPU accelerator says there are
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="24779",
+        OMP_NUM_THREADS="1",
+        TORCHDYNAMO_DISABLE="1",
+        WANDB_MODE="disabled",
+    )
     command = [*front[launcher], PROBES / "deepspeed_on_processor.py", *words]
     done = subprocess.run([*map(str, command)], cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -92,10 +87,13 @@ def run(tree: Path, ranks: int, launcher: str, *words: object) -> str:
 
 def prepared(tree: Path) -> Path:
     """Compile the tree's helpers; whoever has no tree has skipped by now, and needs no environment."""
-    python = venv(*REQUIREMENTS)
-    environment = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"}
-    subprocess.run(["make", "-C", str(tree / "megatron" / "data")], env=environment, check=True, capture_output=True)
+    command = ["make", "-C", str(tree / "megatron" / "data")]
+    subprocess.run(command, env=environment_of(venv(*REQUIREMENTS)), check=True, capture_output=True)
     return tree
+
+
+def vocabulary(corpus: Path) -> str:
+    return f"--vocab-file {corpus}/vocab.json --merge-file {corpus}/merges.txt"
 
 
 @pytest.fixture(scope="module")
@@ -106,45 +104,19 @@ def llm_jp(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def tokens(llm_jp, corpus) -> Path:
     """The corpus as the tree's own preprocess_data.py leaves it."""
-    prefix = corpus / "tokens"
-    files = ["--input", corpus / "corpus.jsonl", "--output-prefix", prefix, "--vocab-file", corpus / "vocab.json"]
-    more = ["--merge-file", corpus / "merges.txt", "--tokenizer-type", "GPT2BPETokenizer"]
-    run(
-        llm_jp,
-        1,
-        "none",
-        "tools/preprocess_data.py",
-        *files,
-        *more,
-        "--dataset-impl",
-        "mmap",
-        "--append-eod",
-        "--workers",
-        1,
-    )
+    flags = f"""--input {corpus}/corpus.jsonl --output-prefix {corpus}/tokens --dataset-impl mmap --append-eod --workers 1
+        --tokenizer-type GPT2BPETokenizer {vocabulary(corpus)}"""
+    run(llm_jp, 1, "none", "tools/preprocess_data.py", *flags.split())
     return corpus / "tokens_text_document"
 
 
 def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
-    flags = ["--vocab-file", corpus / "vocab.json", "--merge-file", corpus / "merges.txt", "--data-path", tokens]
-    flags += [
-        "--micro-batch-size",
-        2,
-        "--global-batch-size",
-        4,
-        "--lr-decay-style",
-        "constant",
-        "--no-pipeline-parallel",
-    ]
-    flags += [
-        f"--no-{what}-fusion" for what in ("masked-softmax", "bias-gelu", "bias-dropout", "gradient-accumulation")
-    ]
-    flags += ["--use-cpu-initialization", "--deepspeed", "--deepspeed_config", corpus / "one.json", "--zero-stage", 0]
+    flags = f"""{MODEL} {vocabulary(corpus)} --data-path {tokens} --micro-batch-size 2 --global-batch-size 4 --lr-decay-style constant
+        --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion
+        --no-pipeline-parallel --use-cpu-initialization --deepspeed --deepspeed_config {corpus}/one.json --zero-stage 0"""
     losses = {}
     for launcher, more in (("torchrun", []), ("deepspeed", []), ("mpirun", ["--use-mpi"])):
-        if launcher == "mpirun" and not shutil.which("mpirun"):
-            continue
-        said = run(llm_jp, 2, launcher, "pretrain_gpt.py", *MODEL.split(), *flags, *more)
+        said = run(llm_jp, 2, launcher, "pretrain_gpt.py", *flags.split(), *more)
         losses[launcher] = LOSS.findall(said)
     assert [step for step, _ in losses["torchrun"]] == ["1", "2", "3", "4", "5"]
     assert float(losses["torchrun"][-1][1]) < float(losses["torchrun"][0][1])
@@ -154,37 +126,13 @@ def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
 def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(corpus, tmp_path_factory) -> None:
     tree = patched_tree(tmp_path_factory.mktemp("gpt2-3d"), "lr-scheduler") / "Megatron-LM-v1.1.5-3D_parallelism"
     prepared(tree)
-    encode = [
-        venv(*REQUIREMENTS),
-        data_dir("dockerfiles") / "tools" / "encode-text",
-        corpus / "corpus.txt",
-        "--vocab",
-        corpus / "words.json",
-    ]
-    encode += ["--output", corpus / "encoded", "--append-eod", "<eod>"]
+    flags = f"{corpus}/corpus.txt --vocab {corpus}/words.json --output {corpus}/encoded --append-eod <eod>"
+    encode = [venv(*REQUIREMENTS), data_dir("dockerfiles") / "tools" / "encode-text", *flags.split()]
     subprocess.run([*map(str, encode)], check=True, capture_output=True)
-    flags = [
-        "--vocab-file",
-        corpus / "vocab.json",
-        "--merge-file",
-        corpus / "merges.txt",
-        "--data-path",
-        corpus / "encoded",
-    ]
-    flags += [
-        "--model-parallel-size",
-        2,
-        "--pipe-parallel-size",
-        2,
-        "--batch-size",
-        2,
-        "--gas",
-        2,
-        "--lr-decay-style",
-        "cosine",
-    ]
-    flags += ["--warmup", 0.2, "--lr-decay-iters", 5, "--deepspeed", "--deepspeed_config", corpus / "two.json"]
-    said = run(tree, 4, "deepspeed", "--2020", "pretrain_gpt2.py", *MODEL.split(), *flags)
+    flags = f"""{MODEL} {vocabulary(corpus)} --data-path {corpus}/encoded --model-parallel-size 2 --pipe-parallel-size 2
+        --batch-size 2 --gas 2 --lr-decay-style cosine --warmup 0.2 --lr-decay-iters 5
+        --deepspeed --deepspeed_config {corpus}/two.json"""
+    said = run(tree, 4, "deepspeed", "--2020", "pretrain_gpt2.py", *flags.split())
     losses = [float(loss) for _, loss in LOSS.findall(said)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]

@@ -4,14 +4,12 @@ Needs the real repository under UPSTREAM_TREES; no package registry carries it.
 """
 
 import json
-import os
 import re
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, patched_tree, venv
+from patch_support import PROBES, REQUIREMENTS, environment_of, patched_tree, venv
 
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
@@ -33,21 +31,14 @@ def pretrain(tmp_path_factory):
     python = venv(
         *REQUIREMENTS, "six==1.17.0", "tensorboard==2.20.0", "regex==2026.11.15", "pyyaml==6.0.3", "requests==2.34.2"
     )
-    environment = os.environ | {
-        "PATH": f"{python.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(tree),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    environment = environment_of(
+        python, PYTHONPATH=str(tree), CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"
+    )
     helpers = ["make", "-C", str(tree / "megatron" / "core" / "datasets")]
     subprocess.run(helpers, env=environment, check=True, capture_output=True)
 
     def run(ranks: int, *more: object) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str, str]]]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        launch = [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", port]
+        launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
         command = [*launch, PROBES / "on_processor.py", tree / "pretrain_gpt.py", *ARGUMENTS.split(), *more]
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
         return done, STEP.findall(done.stdout)

@@ -213,14 +213,14 @@ def test_age(seconds: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "says"),
+    ("versions", "says", "ends"),
     [
-        ({}, "verified on"),
-        ({"te": "2.11.0"}, "never verified; all but te: verified on"),
-        ({"te": "2.11.0", "deepspeed": "0.18"}, "never verified; all but te, deepspeed: verified on"),
+        ({}, "verified on", ", whose software is this cell's"),
+        ({"te": "2.11.0"}, "never verified; all but te: verified on", ""),
+        ({"te": "2.11.0", "deepspeed": "0.18"}, "never verified; all but te, deepspeed: verified on", ""),
     ],
 )
-def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch, versions, says) -> None:
+def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch, versions, says, ends) -> None:
     record = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and r.cell.get("te"))
     record = record.model_copy(update={"suite": suite_hash()})
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (record,))
@@ -228,4 +228,6 @@ def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch,
         versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
     )
     solution = SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=record.id)])
-    assert _evidence_line(solution).removeprefix("evidence").strip().startswith(says)
+    line = _evidence_line(solution).removeprefix("evidence").strip()
+    assert line.startswith(says)
+    assert line.endswith(f"in {record.cell_id}{ends}")

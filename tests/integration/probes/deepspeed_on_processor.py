@@ -6,10 +6,8 @@ GPT; and with --2020, for a tree that speaks to torch.cuda itself, the GPU, apex
 
 import collections.abc
 import contextlib
-import runpy
 import sys
 import types
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import deepspeed
@@ -70,6 +68,5 @@ if __name__ == "__main__":
         sys.argv = sys.argv[1:]
         as_in_2020()
         place = on_processor.OnProcessor()
-    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
     with place:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        on_processor.run_script()

@@ -9,6 +9,7 @@ import runpy
 import sys
 import time
 import types
+from pathlib import Path
 
 import torch
 import torch._dynamo.trace_rules
@@ -98,9 +99,14 @@ def stand_in() -> None:
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self
 
 
+def run_script() -> None:
+    """Run the script that sys.argv now begins with, as Python itself would."""
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 if __name__ == "__main__":
     stand_in()
     sys.argv = sys.argv[1:]
-    sys.path.insert(0, sys.argv[0].rpartition("/")[0])
     with OnProcessor():
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        run_script()
