@@ -302,7 +302,9 @@ def evidence_for(
 ) -> Standing:
     """Return what the records say of a cell.
 
-    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides.
+    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides. A run of
+    some tests alone (`-k`) that passed proves less than a whole one: it decides where there is no other, and takes back
+    what an earlier run of the same tests said.
 
     Args:
         records: as `load_evidence` returns them.
@@ -318,12 +320,22 @@ def evidence_for(
         return Standing(status="never")
     ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
     stale: tuple[Evidence, str] | None = None
+    partial: Evidence | None = None
+    taken_back: set[str] = set()
     for record in ranked:
+        if partial and partial.device != record.device:
+            break
         why = _staleness(record, suite, lock_digest)
-        if not why:
+        if why:
+            if stale is None and record.passed:
+                stale = (record, why)
+        elif record.keyword and record.passed:
+            partial = partial or record
+            taken_back.add(record.keyword)
+        elif record.keyword not in taken_back:
             return Standing(status="verified" if record.passed else "failed", record=record)
-        if stale is None and record.passed:
-            stale = (record, why)
+    if partial:
+        return Standing(status="verified", record=partial)
     if stale is None:
         return Standing(status="never")
     return Standing(status="stale", record=stale[0], why_stale=stale[1])

@@ -66,8 +66,8 @@ def report(**changes) -> SmokeReport:
 
 
 def record(**changes) -> Evidence:
-    when = changes.pop("now", NOW)
-    return from_report(report(**changes), now=when)
+    when, keyword = changes.pop("now", NOW), changes.pop("keyword", None)
+    return from_report(report(**changes), now=when, keyword=keyword)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -198,6 +198,26 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
 def test_a_gpu_run_counts_before_a_later_cpu_run() -> None:
     cpu = record(device="cpu", machine={"gpus": []}, now=NOW + timedelta(days=1))
     assert evidence_for([record(), cpu], cell_id=CELL).record == record()
+
+
+def test_a_run_of_some_tests_alone_gives_way_to_a_whole_one() -> None:
+    def some(verdict: str, hours: int) -> Evidence:
+        return record(keyword="te", verdict=verdict, reason="test_x", now=NOW + timedelta(hours=hours))
+
+    whole, passed, failed, mended = record(), some("passed", 1), some("failed", 2), some("passed", 3)
+    cpu = record(device="cpu", machine={"gpus": []}, now=NOW + timedelta(days=1))
+    stale = record(suite="sha256:old")
+    for records, decides in [
+        ([whole, passed], whole),
+        ([passed], passed),
+        ([whole, passed, failed], failed),
+        ([whole, failed, mended], whole),
+        ([failed, mended], mended),
+        ([passed, cpu], passed),
+        ([stale, passed], passed),
+        ([record(verdict="failed", reason="test_y"), passed], record(verdict="failed", reason="test_y")),
+    ]:
+        assert evidence_for(records, cell_id=CELL, suite="sha256:22").record == decides
 
 
 def test_a_host_that_lacks_something_says_nothing_of_the_cell() -> None:
