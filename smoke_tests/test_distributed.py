@@ -51,8 +51,6 @@ def test_distributed_ddp(launcher, device, nproc, seed, expected, figure, alone)
     """torch DDP on every rank count: same data, parameters equal to the bit, losses as on one rank."""
     if launcher == "mpirun" and not expected.lists("mpi") and not launch.available("mpirun"):
         pytest.skip("the lock lists no mpi, and this host has none")
-    if launcher == "torchrun" and not launch.available(launcher):
-        pytest.skip("this torch has no torch.distributed.run")
     if nproc < 2:
         pytest.skip("one rank only: nothing to distribute")
     falling(alone)

@@ -92,11 +92,17 @@ def read_hostfile(path: str) -> List[Dict[str, Any]]:
 
 
 def available(launcher: str) -> bool:
-    if launcher == "torchrun":
-        import importlib.util
+    return launcher in ("torchrun", "env") or shutil.which(launcher) is not None
 
-        return importlib.util.find_spec("torch.distributed.run") is not None
-    return launcher == "env" or shutil.which(launcher) is not None
+
+def _torchrun() -> List[str]:
+    """Return torch's own launcher as arguments of Python; before 1.9 it had another name and wanted to be told."""
+    import importlib.util
+
+    # a launching host need not have torch itself
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("torch.distributed.run") is None:
+        return ["-m", "torch.distributed.launch", "--use_env"]
+    return ["-m", "torch.distributed.run"]
 
 
 def _commands(
@@ -135,11 +141,12 @@ def _commands(
                 "argv": agent
                 + [
                     h["host"],
-                    "cd {} && exec env {} {} -m torch.distributed.run --nnodes {} --nproc_per_node {} --node_rank {} "
+                    "cd {} && exec env {} {} {} --nnodes {} --nproc_per_node {} --node_rank {} "
                     "--master_addr {} --master_port {} {}".format(
                         shlex.quote(HERE),
                         export,
                         python,
+                        " ".join(_torchrun()),
                         len(hosts),
                         slots,
                         i,
@@ -153,7 +160,7 @@ def _commands(
             for i, h in enumerate(hosts)
         ]
     if launcher == "torchrun":
-        argv = [python, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(world)]
+        argv = [python] + _torchrun() + ["--nnodes", "1", "--nproc_per_node", str(world)]
         return [{"argv": argv + ["--master_addr", "127.0.0.1", "--master_port", str(port)] + script, "env": {}}]
     if launcher == "mpirun":
         version = subprocess.run(

@@ -41,7 +41,7 @@ def digest(tensors):
     for tensor in tensors:
         data = tensor.detach().cpu().contiguous()
         sha.update(str((tuple(data.shape), data.dtype)).encode())
-        sha.update(
-            data.view(torch.uint8).numpy().tobytes() if data.numel() and data.dim() else str(data.tolist()).encode()
-        )
+        # an integer of the same size: NumPy has no bfloat16, and torch before 1.10 no view of another size
+        whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[data.element_size()]
+        sha.update(data.view(whole).numpy().tobytes() if data.numel() and data.dim() else str(data.tolist()).encode())
     return sha.hexdigest()[:16]
