@@ -92,8 +92,9 @@ def _te(matrix: Matrix, cell: Cell, source: Literal["pypi", "git"]) -> Component
         distribution="transformer-engine",
         module="transformer_engine.pytorch",
         extensions=("transformer_engine_torch",),
-        job_gib=4.0,
-        environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0"},
+        job_gib=4.1,
+        # Without the third, a build below somebody's own git clone names that clone's commit in the wheel's version.
+        environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0", "NVTE_NO_LOCAL_VERSION": "1"},
         tools=("packaging", "wheel", "cmake", "pybind11"),
     )
 

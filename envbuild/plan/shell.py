@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envbuild.errors import UsageError
-from envbuild.lock.model import Lock, Missing
+from envbuild.lock.model import Lock
 from envbuild.matrix.spec import version_key
 from envbuild.paths import data_dir
 from envbuild.plan.dockerfile import template
 from envbuild.plan.plan import Plan
 
+HOST_BRINGS = ("base", "devel")
+"""The stages that a script takes from its host, images and OS packages with them."""
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
 _NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
@@ -39,7 +41,7 @@ def script(plan: Plan) -> str:
     lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
     text: str = template("shell.j2").render(
         plan=plan,
-        missing=missing_for_script(plan.lock),
+        missing=plan.lock.lacking(HOST_BRINGS),
         torch=_torch(plan.lock),
         cuda=_toolkit(plan),
         moved=list(moved.items()),
@@ -54,11 +56,6 @@ def script(plan: Plan) -> str:
         sh=shlex.quote,
     )
     return text
-
-
-def missing_for_script(lock: Lock) -> tuple[Missing, ...]:
-    """Return what a lock lacks of what the script pins; images and OS packages are the host's own affair here."""
-    return tuple(m for m in lock.missing if not m.what.startswith(("digest of ", "OS packages on ")))
 
 
 def _torch(lock: Lock) -> str:

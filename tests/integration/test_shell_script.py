@@ -138,13 +138,17 @@ def test_a_second_run_repeats_nothing(made, run):
     assert before == sorted((p, p.stat().st_mtime_ns) for p in (made / "venv").rglob("*.py"))
 
 
-def test_a_torch_of_the_host_is_adopted_and_recorded_without_uv(made, run):
+def test_a_torch_of_the_host_is_adopted_and_recorded_without_uv(made, run, tmp_path):
     """The first run's environment is a host that has torch; pip does what uv did."""
     done, prefix = run("adopting", "--adopt-torch", str(made / "venv/bin/python"), uv=False)
     assert done.returncode == 0, done.stderr
     assert "no uv, so pip" in done.stderr
     found = python(prefix, "import torch, numpy, tiny; print(torch.__file__, numpy.__file__, tiny.__file__)").split()
     assert [Path(p).is_relative_to(made) for p in found] == [True, True, False]
+    # The host's torchrun would start the host's Python, which has no tiny.
+    (tmp_path / "rank.py").write_text("import os, tiny; print('rank', os.environ['RANK'], 'has', tiny.__name__)\n")
+    launched = f"import subprocess; subprocess.run(['torchrun', '--standalone', '{tmp_path}/rank.py'], check=True)"
+    assert python(prefix, launched) == "rank 0 has tiny"
     expected = json.loads((prefix / "envbuild" / "expected.json").read_text())
     assert expected["adopted"]["torch"] == TORCH
     assert expected["packages"]["torch"] == TORCH

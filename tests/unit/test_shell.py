@@ -22,7 +22,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve
 from envbuild.paths import data_dir
 from envbuild.plan.plan import plan_of
-from envbuild.plan.shell import missing_for_script, script
+from envbuild.plan.shell import HOST_BRINGS, script
 from envbuild.stacks import load_stack, stack_names
 
 CUDA = BASE | {"flash-attn-hopper": "auto", "megatron": "auto"}
@@ -106,11 +106,11 @@ def test_unlocked_says_so_in_its_first_lines_and_adopts_nothing():
 def test_a_host_brings_its_own_images_and_os_packages():
     lock = complete(inputs_for(cuda="cpu")).lock
     of_the_host = (
-        Missing(what="digest of docker.io/x:1 (base)", host="docker.io"),
-        Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com"),
+        Missing(what="digest of docker.io/x:1 (base)", host="docker.io", stages=("base",)),
+        Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel")),
     )
-    ours = Missing(what="source tree of apex at 123", host="github.com")
-    assert missing_for_script(lock.model_copy(update={"missing": (*of_the_host, ours)})) == (ours,)
+    ours = Missing(what="source tree of apex at 123", host="github.com", stages=("src-apex",))
+    assert lock.model_copy(update={"missing": (*of_the_host, ours)}).lacking(HOST_BRINGS) == (ours,)
 
 
 def test_a_torch_that_exists_in_an_image_alone_is_refused():
