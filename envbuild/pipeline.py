@@ -1,6 +1,6 @@
 """The road of `envbuild image`: a cell's lock, its image (found, pulled or built), what was proven of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, Loc
 from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, current_os, make_lock, write_lock
-from envbuild.lock.model import Lock, Missing
+from envbuild.lock.model import Lock, Missing, os_packages
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan, plan_of
@@ -25,9 +25,17 @@ Note = Callable[[str], None]
 
 
 def lock_for(
-    settings: Settings, matrix: Matrix, inputs: Inputs, *, locked_only: bool, note: Note
+    settings: Settings,
+    matrix: Matrix,
+    inputs: Inputs,
+    *,
+    locked_only: bool,
+    note: Note,
+    replaced: Collection[str] = (),
 ) -> tuple[Locked, Path]:
     """Return the lock of a cell: the one that exists, or a new one.
+
+    What only the stages `replaced` would need may lack in it.
 
     Raises:
         LockError: with `locked_only`, when there is none or it is not complete.
@@ -35,18 +43,18 @@ def lock_for(
 
     """
     found = find_lock(settings, inputs)
-    if found is not None and found[0].lock.complete:
+    if found is not None and not found[0].lock.lacking(replaced):
         return found
     if locked_only:
         if found is not None:
-            raise incomplete(found[0].lock.missing, str(found[1]))
+            raise incomplete(found[0].lock.lacking(replaced), str(found[1]))
         raise LockError(
             "this cell has no lock", where=inputs.cell.id, hint="leave --locked out to make one, or run `envbuild lock`"
         )
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
-    if not locked.lock.complete:
-        raise UnreachableError(locked.lock.missing)
+    if missing := locked.lock.lacking(replaced):
+        raise UnreachableError(missing)
     folder = own_locks(settings) / lock_name(inputs)
     write_lock(locked, folder)
     return locked, folder
@@ -60,8 +68,7 @@ def renewed(
     A Debian suite keeps one version of a package: after a point release or a security update the pinned one is gone.
     """
     fresh = current_os(settings, matrix, inputs)
-    old = {p for s in locked.lock.os for p in s.packages} | set(locked.lock.root.packages if locked.lock.root else ())
-    new = {p for s in fresh.os for p in s.packages} | set(fresh.root.packages if fresh.root else ())
+    old, new = set(os_packages(locked.lock.root, locked.lock.os)), set(os_packages(fresh.root, fresh.os))
     if old == new:
         return None
     changed = sorted({p.name for p in new - old})
@@ -87,8 +94,13 @@ class UnreachableError(HostError):
         self.missing = missing
 
 
-def require_sources(settings: Settings, plan: Plan) -> None:
+def require_sources(settings: Settings, plan: Plan, *, replaced: Collection[str] = ()) -> None:
     """Bring every source tree that the build will compile into the cache.
+
+    Args:
+        settings: where clones and the cache are.
+        plan: whose components it compiles.
+        replaced: stages of the Dockerfile that come from elsewhere, such as `src-te`.
 
     Raises:
         UnreachableError: neither the site's folder nor an upstream has one of them.
@@ -99,7 +111,7 @@ def require_sources(settings: Settings, plan: Plan) -> None:
     missing = []
     for component in plan.components:
         source = next((s for s in plan.lock.sources if s.name == component.axis), None)
-        if source is None or kept_wheel(settings, plan, component.axis):
+        if source is None or f"src-{source.name}" in replaced or kept_wheel(settings, plan, component.axis):
             continue
         try:
             store.checkout(source)
@@ -114,7 +126,10 @@ def require_sources(settings: Settings, plan: Plan) -> None:
 def _supply(missing: Missing) -> str:
     what = missing.what
     if what.startswith("digest of"):
-        return "set a mirror for that registry in the engine, or choose a base that needs no registry (--os debian12)"
+        return (
+            "set a mirror for that registry in the engine, choose a base that needs no registry (--os debian12), "
+            "or put an image of yours in its place: --build-context base=docker-image://…"
+        )
     if what.startswith("source tree"):
         return "put a clone of it under the folder that the setting `sources` names"
     if "packages:" in what or what.startswith("source of"):
@@ -207,7 +222,7 @@ def make_image(
             pulled = pull_prebuilt(settings, client, locked.lock, plan, name)
             if pulled is not None:
                 return Made(built=pulled, plan=plan, locked=locked, lock_folder=folder, origin="pulled")
-    if not locked_only and not locked.fresh:
+    if not locked_only and not locked.fresh and locked.lock.complete:
         anew = renewed(settings, matrix, inputs, locked, note=note)
         if anew is not None:
             locked, folder = anew

@@ -11,7 +11,7 @@ from envbuild.cli.output import emit, json_option, note
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from python_on_whales import DockerClient
 
@@ -85,7 +85,9 @@ def image(
         note(line)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
-    asked, found, left_out = _with_lock(asked, settings, client, tag, flags, lock_file, sources, locked_only=locked)
+    asked, found, left_out = _with_lock(
+        asked, settings, client, tag, flags, lock_file, sources, replaced=substitutes, locked_only=locked
+    )
     from envbuild.cli.show import StageDisplay
 
     display: list[StageDisplay] = []
@@ -155,6 +157,7 @@ def _with_lock(
     lock_file: Path | None,
     sources: tuple[str, ...],
     *,
+    replaced: "Mapping[str, str]",
     locked_only: bool,
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
@@ -167,13 +170,13 @@ def _with_lock(
     if lock_file is not None:
         named = read_lock(lock_file)
         check_fits(named.lock, asked.inputs, str(lock_file))
-        require_complete(named.lock, str(lock_file))
+        require_complete(named.lock, str(lock_file), replaced)
         return asked, (named, lock_file), {}
     try:
-        found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note)
+        found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note, replaced=replaced)
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_built(settings, client, plan, tag or plan.tag) is None:
-            require_sources(settings, plan)
+            require_sources(settings, plan, replaced=replaced)
     except UnreachableError as error:
         lacking = {m.component: m.host for m in error.missing}
         droppable = all(
@@ -190,7 +193,8 @@ def _with_lock(
     again = {**flags, **{keyword(name): "none" for name in left_out}}
     asked = asked_from(again, lock_file=None, sources=sources)
     note(f"cell {asked.solution.cell.id}")
-    return asked, lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note), left_out
+    found = lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note, replaced=replaced)
+    return asked, found, left_out
 
 
 def _was_asked(flags: dict[str, Any], axis: str) -> bool:

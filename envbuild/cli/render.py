@@ -10,7 +10,6 @@ from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
     from envbuild.lock.make import Locked
-    from envbuild.lock.model import Lock
     from envbuild.plan.plan import Plan
 
 
@@ -77,15 +76,20 @@ def _text(plan: "Plan", form: str) -> str:
 
 
 def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
-    from envbuild.lock.find import check_fits, find_lock, incomplete, needed
+    from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
     from envbuild.lock.make import Locked, read_lock
     from envbuild.lock.make import unlocked as without_hashes
 
+    brought: tuple[str, ...] = ()
+    if form == "shell":
+        from envbuild.plan.shell import HOST_BRINGS
+
+        brought = HOST_BRINGS
     if lock_file is not None:
         named = read_lock(lock_file)
         check_fits(named.lock, asked.inputs, str(lock_file))
         if not unlocked:
-            _require_complete(named.lock, str(lock_file), form)
+            require_complete(named.lock, str(lock_file), brought)
         return named
     if unlocked:
         return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
@@ -93,18 +97,5 @@ def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) 
     if found is None:
         raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")
     locked, place = found
-    _require_complete(locked.lock, str(place), form)
+    require_complete(locked.lock, str(place), brought)
     return locked
-
-
-def _require_complete(lock: "Lock", where: str, form: str) -> None:
-    """Raise LockError when the lock lacks a hash that the rendered text would state."""
-    from envbuild.lock.find import incomplete
-
-    missing = lock.missing
-    if form == "shell":
-        from envbuild.plan.shell import missing_for_script
-
-        missing = missing_for_script(lock)
-    if missing:
-        raise incomplete(missing, where)

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from urllib.parse import unquote, urlsplit
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.lock.model import OsPackage
 from envbuild.processes import end_group
+from envbuild.settings import Settings
 
-# What every root of ours holds beside the essential packages: a package manager, and the roots of trust for https.
-BASE_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
+# What a base image that others made may hold beside apt: the compilers that cuda-nvcc asks for, and what NVIDIA's
+# Dockerfiles use to fetch their packages (gitlab.com/nvidia/container-images/cuda, dist/12.6.3/ubuntu2404).
+_MADE_BY_OTHERS = ("build-essential", "curl", "gnupg2")
 
 # Kept out of the root and of everything installed on it later, as Debian's own slim images do; licences stay.
 _EXCLUDED = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
@@ -65,6 +68,8 @@ class Archive:
     components: tuple[str, ...]
     keyring: Path
     keyring_package: str
+    base_packages: tuple[str, ...]
+    """What a root of it holds beside the essential packages."""
 
     def sources(self, suite: str, *, mirror: str, security_mirror: str, options: str = "") -> list[str]:
         """Return the lines of a sources.list: the suite, its updates, its security updates."""
@@ -85,6 +90,8 @@ _DEBIAN = Archive(
     components=("main",),
     keyring=Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     keyring_package="debian-archive-keyring",
+    # A package manager, and the roots of trust for https.
+    base_packages=("apt", "ca-certificates", "usr-is-merged"),
 )
 _UBUNTU = Archive(
     mirror="http://archive.ubuntu.com/ubuntu",
@@ -92,6 +99,7 @@ _UBUNTU = Archive(
     components=("main", "restricted", "universe", "multiverse"),
     keyring=Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
     keyring_package="ubuntu-keyring",
+    base_packages=("apt",),
 )
 ARCHIVES: Mapping[str, Archive] = {
     "bookworm": _DEBIAN,
@@ -130,6 +138,21 @@ def archive_of(suite: str) -> Archive:
         ) from None
 
 
+def mirrors_of(settings: Settings, suite: str) -> tuple[str, str]:
+    """Return the URLs that a site takes `suite` and its security updates from.
+
+    Raises:
+        LockError: no archive of that suite is known.
+
+    """
+    archive = archive_of(suite)
+    if archive is _DEBIAN:
+        return settings.debian_mirror, settings.debian_security_mirror
+    mirror = settings.ubuntu_mirror
+    # Ubuntu's own archive has the security updates on a host of their own, and its mirrors hold them like the rest.
+    return mirror, archive.security_mirror if mirror == archive.mirror else mirror
+
+
 def bootstrap_root(
     *,
     suite: str,
@@ -141,9 +164,9 @@ def bootstrap_root(
     security_mirror: str | None = None,
     locked: Iterable[OsPackage] | None = None,
 ) -> RootFS:
-    """Make the Debian root of `suite` with the essential packages, `BASE_PACKAGES` and `packages` in it.
+    """Make the Debian root of `suite` with the essential packages, its archive's base packages and `packages` in it.
 
-    Two runs over the same archive state give the same bytes, on any host and as any user.
+    Two runs over the same archive state give the same files, on any host and as any user; with the same tar, the same bytes.
 
     Args:
         suite: bookworm or trixie.
@@ -191,7 +214,7 @@ def bootstrap_root(
             "--skip=output/dev",
             f"--components={','.join(archive.components)}",
             f"--keyring={archive.keyring}",
-            f"--include={','.join((*BASE_PACKAGES, *packages))}",
+            f"--include={','.join((*archive.base_packages, *packages))}",
             *(f"--aptopt={option}" for option in _host_apt_options()),
             # This root is thrown away when the machine dies; no need to wait for its disk.
             "--dpkgopt=force-unsafe-io",
@@ -223,12 +246,25 @@ def bootstrap_root(
             installed = _parse_stanzas((scratch / "envbuild-packages").read_text())
             if locked is not None:
                 _compare(locked, installed, suite)
+            drop_member(part, "dev")
             part.replace(dest)
         finally:
             part.unlink(missing_ok=True)
     with dest.open("rb") as tar:
         digest = hashlib.file_digest(tar, "sha256").hexdigest()
     return RootFS(path=dest, sha256=digest, packages=installed)
+
+
+def drop_member(path: Path, name: str) -> None:
+    """Take the empty folder `name` out of an uncompressed tar; the file keeps its size.
+
+    mmdebstrap 1.4 leaves an empty /dev in a root that was asked for without one, and 1.3 does not.
+    """
+    with tarfile.open(path) as tar:
+        member = next((m for m in tar if m.name.removeprefix("./") == name and m.isdir()), None)
+    if member is not None:
+        data = path.read_bytes()
+        path.write_bytes(data[: member.offset] + data[member.offset_data :] + bytes(member.offset_data - member.offset))
 
 
 def _hooks(scratch: Path, epoch: int) -> list[str]:
@@ -263,7 +299,7 @@ def resolve_os_packages(
     """Return every package that installing `packages` on `suite` brings, by name, each with its version and hash.
 
     With `installed` it is what comes on top of those; without, it is a whole root: the essential packages and
-    `BASE_PACKAGES` too, just what `bootstrap_root` installs. Recommended packages are left out.
+    the archive's base packages too, on Debian just what `bootstrap_root` installs. Recommended packages are left out.
 
     Args:
         suite: a key of `ARCHIVES`.
@@ -296,8 +332,32 @@ def resolve_os_packages(
             apt.write_status(installed)
             wanted = list(packages)
         else:
-            wanted = ["?essential", *BASE_PACKAGES, *packages]
+            wanted = ["?essential", *archive.base_packages, *packages]
         return apt.closure(wanted, suite)
+
+
+def resolve_on_image(
+    *,
+    suite: str,
+    packages: Sequence[str],
+    mirror: str | None = None,
+    security_mirror: str | None = None,
+) -> tuple[tuple[OsPackage, ...], tuple[OsPackage, ...]]:
+    """Return what installing `packages` on an image that others made brings, and what else it may have to renew there.
+
+    Nobody can say from afar what the image holds, and a package that is newer in the archive often takes others along
+    (libc6-dev asks for exactly its libc6). So nothing counts as installed: the essential packages are pinned as well. The
+    build adds what the image lacks, and renews what that asks for.
+
+    Args and Raises: as `resolve_os_packages`.
+
+    """
+
+    def closure(*wanted: str) -> tuple[OsPackage, ...]:
+        return resolve_os_packages(suite=suite, packages=wanted, mirror=mirror, security_mirror=security_mirror)
+
+    added = closure(*packages)
+    return added, tuple(package for package in closure(*packages, *_MADE_BY_OTHERS) if package not in set(added))
 
 
 class _IsolatedApt:

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from envbuild.engine.bootstrap import archive_of
+from envbuild.engine.bootstrap import archive_of, mirrors_of
 from envbuild.lock.python import PYTORCH, uv_environment
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
@@ -33,10 +33,9 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
     suite = _suite(plan)
     if suite is not None:
         archive = archive_of(suite)
-        debian = "debian" in archive.mirror
-        mirror = settings.debian_mirror if debian else settings.ubuntu_mirror
-        security = settings.debian_security_mirror if debian else mirror
-        if (mirror, security) != (archive.mirror, archive.security_mirror):
+        mirror, security = mirrors_of(settings, suite)
+        # An image that others made may name archives of its own, whose keys have been changed since or that are out of reach.
+        if plan.lock.root is None or (mirror, security) != (archive.mirror, archive.security_mirror):
             sources = archive.sources(suite, mirror=mirror, security_mirror=security)
             found["apt"] = _private(folder / "apt.list", "\n".join(sources) + "\n")
     return found

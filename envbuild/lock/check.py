@@ -8,6 +8,7 @@ from envbuild.errors import HostError, LockError
 from envbuild.lock.index import download, files_of
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, Note, current_os
+from envbuild.lock.model import os_packages
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
@@ -36,10 +37,8 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
         fresh = current_os(settings, matrix, inputs)
     except LockError as error:
         raise HostError(error.what, where=error.where, hint=error.hint) from error
-    served = {(p.name, p.version): p.sha256 for s in fresh.os for p in s.packages} | {
-        (p.name, p.version): p.sha256 for p in (fresh.root.packages if fresh.root else ())
-    }
-    for package in [p for s in lock.os for p in s.packages] + list(lock.root.packages if lock.root else ()):
+    served = {(p.name, p.version): p.sha256 for p in os_packages(fresh.root, fresh.os)}
+    for package in os_packages(lock.root, lock.os):
         found = served.get((package.name, package.version))
         if found != package.sha256:
             faults.append(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -67,10 +67,14 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
             )
 
 
-def require_complete(lock: Lock, where: str) -> None:
-    """Raise LockError listing every missing hash and the host that holds it, unless the lock is complete."""
-    if lock.missing:
-        raise incomplete(lock.missing, where)
+def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:
+    """Raise LockError listing every missing hash and the host that holds it, unless the lock has all that is needed.
+
+    `replaced` names the stages that come from elsewhere, such as `base`: what they alone need may lack.
+    """
+    missing = lock.lacking(replaced)
+    if missing:
+        raise incomplete(missing, where)
 
 
 def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -105,6 +106,12 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
     ).run()
 
 
+class _Archive(TypedDict):
+    suite: str
+    mirror: str
+    security_mirror: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class OsSide:
     """The OS side of a lock: the root, and what stages add to it."""
@@ -163,8 +170,9 @@ class _Maker:
         )
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
 
-    def _miss(self, what: str, error: Exception, host: str, component: str = "") -> None:
-        self.missing.append(Missing(what=what, host=host, why=str(error).splitlines()[0], component=component))
+    def _miss(self, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
+        why = str(error).splitlines()[0]
+        self.missing.append(Missing(what=what, host=host, why=why, component=component, stages=stages))
 
     def _image(self, image: BaseImage) -> BaseImage:
         from envbuild.engine.registry import find_digest, parse_reference
@@ -176,7 +184,7 @@ class _Maker:
         try:
             digest = find_digest(image.reference, ca_bundle=self.settings.ca_bundle)
         except HostError as error:
-            self._miss(f"digest of {image.reference} ({image.stage})", error, host)
+            self._miss(f"digest of {image.reference} ({image.stage})", error, host, image.stage)
             return image
         if digest is None:
             raise LockError(
@@ -185,44 +193,42 @@ class _Maker:
         return image.model_copy(update={"digest": digest})
 
     def os_side(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.engine.bootstrap import resolve_os_packages
+        from envbuild.engine.bootstrap import mirrors_of, resolve_on_image, resolve_os_packages
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
-        ubuntu = self.matrix.release("os", inputs.cell.versions["os"]).facts.family == "ubuntu"
-        mirror = self.settings.ubuntu_mirror if ubuntu else self.settings.debian_mirror
-        security = None if ubuntu else self.settings.debian_security_mirror
-
-        def closure(wanted: tuple[str, ...], installed: tuple[OsPackage, ...]) -> tuple[OsPackage, ...]:
-            return resolve_os_packages(
-                suite=suite, packages=wanted, mirror=mirror, security_mirror=security, installed=installed
-            )
-
-        wanted = {"runtime": inputs.os_runtime, "builder": inputs.os_builder}
-        base = closure((), ())
-        runtime = closure(wanted["runtime"], base)
-        builder = closure(wanted["builder"], (*base, *runtime)) if wanted["builder"] else ()
+        mirror, security_mirror = mirrors_of(self.settings, suite)
+        asked: _Archive = {"suite": suite, "mirror": mirror, "security_mirror": security_mirror}
+        base: tuple[OsPackage, ...] = ()
+        renewed: tuple[OsPackage, ...] = ()
+        if inputs.root_suite:
+            base = resolve_os_packages(packages=(), **asked)
+            runtime = resolve_os_packages(packages=inputs.os_runtime, installed=base, **asked)
+        else:
+            runtime, renewed = resolve_on_image(packages=inputs.os_runtime, **asked)
+        builder: tuple[OsPackage, ...] = ()
+        if inputs.os_builder:
+            builder = resolve_os_packages(packages=inputs.os_builder, installed=(*base, *runtime), **asked)
         sets = (
-            OsSet(name="runtime", wanted=wanted["runtime"], packages=runtime),
-            OsSet(name="builder", wanted=wanted["builder"], packages=builder),
+            OsSet(name="runtime", wanted=inputs.os_runtime, packages=runtime, renewed=renewed),
+            OsSet(name="builder", wanted=inputs.os_builder, packages=builder, renewed=renewed),
         )
         root = Root(suite=suite, epoch=_root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
+        from envbuild.engine.bootstrap import mirrors_of
+
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         self.note(f"resolving OS packages on {suite}")
         try:
             return self.os_side()
         except LockError as error:
-            mirror = (
-                self.settings.debian_mirror
-                if inputs.cell.versions["os"].startswith("debian")
-                else self.settings.ubuntu_mirror
-            )
+            mirror, _ = mirrors_of(self.settings, suite)
             wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
-            self._miss(f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite)
+            bases = [image.stage for image in inputs.images] or ["base"]
+            self._miss(f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite, *bases)
             sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
             return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
@@ -238,6 +244,7 @@ class _Maker:
                 f"source of {sdist.distribution} {sdist.version}",
                 error,
                 urlsplit(self.settings.index_url).hostname or "index",
+                f"src-{sdist.name}",
             )
             return FileSource(name=sdist.name, url=_sdist_url(sdist))
         for file in files:
@@ -263,7 +270,8 @@ class _Maker:
             if folder is not None:
                 return plain.model_copy(update={"tree": store.tree_of(folder)})
             host = urlsplit(wanted.url).hostname or wanted.url
-            self._miss(f"source tree of {wanted.name} at {wanted.commit}", error, host, component=wanted.name)
+            what = f"source tree of {wanted.name} at {wanted.commit}"
+            self._miss(what, error, host, f"src-{wanted.name}", component=wanted.name)
             return plain
 
     def _python(self, files: tuple[FileSource, ...]) -> tuple[PythonSet, ...]:
@@ -296,7 +304,9 @@ class _Maker:
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
-                self._miss(f"{group.name} packages: {', '.join(asked.requirements)}", error, host)
+                # the stage that installs this set alone; the whole environment has none
+                within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(group.name, ())
+                self._miss(f"{group.name} packages: {', '.join(asked.requirements)}", error, host, *within)
                 sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.pylocks[group.name] = text

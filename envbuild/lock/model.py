@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 from pydantic import Field
@@ -97,6 +98,14 @@ class OsSet(Model):
     name: Literal["runtime", "builder"]
     wanted: tuple[str, ...]
     packages: tuple[OsPackage, ...] = ()
+    renewed: tuple[OsPackage, ...] = Field(default=(), exclude_if=lambda renewed: not renewed)
+    """What a base image that others made may hold, and must then hold at these versions for `packages` to fit."""
+
+
+def os_packages(root: Root | None, sets: Iterable[OsSet]) -> tuple[OsPackage, ...]:
+    """Return every OS package that a lock pins, once."""
+    every = [p for s in sets for p in (*s.packages, *s.renewed)] + list(root.packages if root else ())
+    return tuple(dict.fromkeys(every))
 
 
 class Missing(Model):
@@ -107,6 +116,8 @@ class Missing(Model):
     why: str = ""
     component: str = ""
     """The component whose source tree it is, when it is one."""
+    stages: tuple[str, ...] = Field(default=(), exclude_if=lambda stages: not stages)
+    """The stages of the Dockerfile that take it from outside; where all of them are replaced, nothing lacks."""
 
 
 class Lock(Model):
@@ -157,6 +168,12 @@ class Lock(Model):
     def canonical(self) -> str:
         """The lock as one line of JSON with sorted keys."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def lacking(self, replaced: Collection[str] = ()) -> tuple[Missing, ...]:
+        """Return what has no hash and is needed all the same where the stages `replaced` come from elsewhere."""
+        made_on = {"runtime": "base", "builder": "devel"}
+        given = {*replaced, *(made_on[stage] for stage in replaced if stage in made_on)}
+        return tuple(m for m in self.missing if not m.stages or not given.issuperset(m.stages))
 
     def python_set(self, name: str) -> PythonSet | None:
         """Return the set `name`, or None when this cell has none."""

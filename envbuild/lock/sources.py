@@ -1,6 +1,7 @@
 """Source trees by commit: from the upstream, or from a site's own folder; kept in the cache, verified by git's ids."""
 
 import configparser
+import hashlib
 import os
 import shutil
 import subprocess
@@ -57,13 +58,16 @@ class SourceStore:
         tree = self._git("rev-parse", f"{source.commit}^{{tree}}").strip()
         if source.tree is not None and tree != source.tree:
             raise _differs(source, tree, source.url)
-        folder = self._trees / f"{source.name}-{source.commit}"
+        used = [s for s in source.submodules if s.used]
+        # another choice of submodules is another tree
+        choice = hashlib.sha256("".join(f"{s.path} {s.commit}\n" for s in used).encode()).hexdigest()[:8]
+        folder = self._trees / f"{source.name}-{source.commit}{f'-{choice}' if used else ''}"
         if folder.is_dir():
             return folder
         part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
         try:
             self._write_tree(source.commit, part)
-            for submodule in (s for s in source.submodules if s.used):
+            for submodule in used:
                 self._have(f"{source.name}/{submodule.path}", submodule.url, submodule.commit)
                 self._write_tree(submodule.commit, part / submodule.path)
             part.chmod(0o755)
@@ -80,7 +84,7 @@ class SourceStore:
         with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
             env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
             self._git("read-tree", commit, env=env)
-            self._git("-c", "core.autocrlf=false", "checkout-index", "--all", env=env, cwd=folder)
+            self._git("checkout-index", "--all", env=env, cwd=folder)
 
     def _submodules(self, source: TreeInput) -> tuple[Submodule, ...]:
         listing = self._git("ls-tree", "-r", "-z", source.commit)
@@ -198,20 +202,7 @@ class SourceStore:
         with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
             env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
             skip = [f":(exclude){s.path}" for s in submodules]
-            self._git(
-                "-c",
-                "core.autocrlf=false",
-                "-c",
-                "core.fileMode=true",
-                "add",
-                "--all",
-                "--force",
-                "--",
-                ".",
-                *skip,
-                env=env,
-                cwd=folder,
-            )
+            self._git("add", "--all", "--force", "--", ".", *skip, env=env, cwd=folder)
             for submodule in submodules:
                 if "/" not in submodule.path or not any(submodule.path.startswith(f"{o.path}/") for o in submodules):
                     self._git(
@@ -250,7 +241,8 @@ class SourceStore:
             base["GIT_SSL_CAINFO"] = str(self.settings.ca_bundle)
         if self.settings.https_proxy:
             base["https_proxy"] = self.settings.https_proxy
-        command = ["git", f"--git-dir={self._objects}", "-c", "safe.directory=*", *args]
+        settled = [f for key in ("safe.directory=*", "core.autocrlf=false", "core.fileMode=true") for f in ("-c", key)]
+        command = ["git", f"--git-dir={self._objects}", *settled, *args]
         return subprocess.run(
             command, env=base | (env or {}), cwd=cwd, capture_output=True, text=True, errors="replace", check=False
         )

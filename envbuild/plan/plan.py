@@ -227,7 +227,8 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Map
         found = next((s for s in lock.os if s.name == name), None)
         if found is None:
             return None
-        return {p.name: [p.version, p.sha256] for p in found.packages} if found.packages else sorted(found.wanted)
+        pinned = (*found.packages, *found.renewed)
+        return {p.name: [p.version, p.sha256] for p in pinned} if pinned else sorted(found.wanted)
 
     def image_inputs(stage: str) -> Any:
         return next((i.digest or i.reference for i in lock.images if i.stage == stage), None)
@@ -372,6 +373,7 @@ def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
     lists: dict[str, str] = {}
     for os_set in lock.os:
         lines = [f"{p.name}={p.version} {p.sha256}" for p in os_set.packages] or list(os_set.wanted)
+        lines += [f"# {p.name}={p.version} {p.sha256}" for p in os_set.renewed]
         lists[f"os.{os_set.name}.txt"] = "".join(f"{line}\n" for line in lines)
     for python_set in lock.python:
         lists[f"python.{python_set.name}.txt"] = (

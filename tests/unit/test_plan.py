@@ -6,6 +6,7 @@ from road import changed, complete, inputs_for, keys, plan_for
 from envbuild.errors import NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import _caps
+from envbuild.lock.model import Missing
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
@@ -208,3 +209,16 @@ def test_a_release_whose_commit_nobody_knows_cannot_come_from_git():
 def test_a_te_that_does_not_know_cuda_13s_packages_is_told_where_their_libraries_are(te, cuda_home):
     pinned = {"cuda": "13.0", "torch": "2.11", "te": te, "os": "debian12"}
     assert plan_for(**pinned).environment.get("CUDA_HOME") == cuda_home
+
+
+def test_what_a_replaced_stage_alone_needs_may_lack():
+    lock = complete(inputs_for()).lock
+    image = Missing(what="digest of x (base)", host="docker.io", stages=("base",))
+    builder = Missing(what="tools packages: ninja", host="pypi.org", stages=("builder",))
+    both = Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel"))
+    always = Missing(what="env packages: six", host="pypi.org")
+    lacking = lock.model_copy(update={"missing": (image, builder, both, always)}).lacking
+    assert lacking() == (image, builder, both, always)
+    assert lacking(("base",)) == (builder, both, always)
+    assert lacking(("base", "devel")) == (builder, always)
+    assert lacking(("runtime", "builder")) == (always,)  # what is made on a base does without it

@@ -49,6 +49,24 @@ def test_a_site_without_settings_mounts_nothing_but_the_index(tmp_path):
     assert set(found) == {"env"}
 
 
+NOBLE = {"base": "nvidia-cuda-13.0.2-ubuntu24.04"}
+ARCHIVE = "http://archive.ubuntu.com/ubuntu"
+
+
+@pytest.mark.parametrize(
+    ("mirror", "security"),
+    [(ARCHIVE, "http://security.ubuntu.com/ubuntu"), ("http://mirror.acme.example/ubuntu",) * 2],
+)
+def test_an_image_that_others_made_takes_packages_from_the_os_archives_alone(tmp_path, mirror, security):
+    found = secrets(settings_of(tmp_path, ENVBUILD_UBUNTU_MIRROR=mirror), plan_for(**NOBLE), tmp_path / "secrets")
+    lines = found["apt"].read_text().splitlines()
+    assert [line.split()[1:3] for line in lines] == [
+        [mirror, "noble"],
+        [mirror, "noble-updates"],
+        [security, "noble-security"],
+    ]
+
+
 def test_no_secret_enters_the_dockerfile(tmp_path):
     from envbuild.plan.dockerfile import dockerfile
 

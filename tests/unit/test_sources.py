@@ -2,13 +2,16 @@
 
 import subprocess
 import tarfile
+from dataclasses import replace
 
 import pytest
+from road import plan_for
 
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import TreeInput
 from envbuild.lock.sources import SourceStore
-from envbuild.settings import load_settings
+from envbuild.pipeline import UnreachableError, require_sources
+from envbuild.settings import Settings, load_settings
 
 
 def git(folder, *args):
@@ -67,6 +70,15 @@ def test_a_clone_in_the_sites_folder_is_pinned_by_tree_with_its_submodules(site)
     assert (folder / "run.sh").stat().st_mode & 0o111
     assert (folder / "link").is_symlink()
     assert not (folder / ".git").exists()
+
+
+def test_another_choice_of_submodules_is_another_tree(site):
+    _, settings, wanted = site
+    store = SourceStore(settings=settings)
+    without = store.pin(replace(wanted, submodules=()))
+    assert not list((store.checkout(without) / "deps/part").glob("*"))
+    assert (store.checkout(store.pin(wanted)) / "deps/part/run.sh").is_file()
+    assert not list((store.checkout(without) / "deps/part").glob("*"))
 
 
 def test_a_tree_that_differs_from_the_lock_is_refused(site):
@@ -136,3 +148,13 @@ def test_an_upstream_out_of_reach_names_its_host(site):
     with pytest.raises(HostError, match=r"unreachable\.invalid") as refused:
         SourceStore(settings=settings).pin(wanted)
     assert "`sources`" in str(refused.value)
+
+
+def test_a_source_that_the_command_line_replaces_is_not_asked_for(tmp_path):
+    settings = Settings(cache_dir=tmp_path / "cache")
+    plan = plan_for(cuda="13.0", te="2.12", apex="auto")
+    away = tuple(s.model_copy(update={"url": "https://unreachable.invalid/apex.git"}) for s in plan.lock.sources)
+    plan = replace(plan, lock=plan.lock.model_copy(update={"sources": away}))
+    with pytest.raises(UnreachableError, match=r"(?s)apex.*unreachable\.invalid"):
+        require_sources(settings, plan)
+    require_sources(settings, plan, replaced={"src-apex"})
