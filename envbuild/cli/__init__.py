@@ -8,6 +8,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from envbuild import __version__
+from envbuild.cli.output import printed
 from envbuild.errors import EnvbuildError, HostError, UsageError
 
 # Title -> command -> (module under envbuild.cli that defines a click command of the same name, what it does in a line).
@@ -96,11 +98,14 @@ def _wants_json(argv: list[str]) -> bool:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; errors go to stderr in one message."""
     args = sys.argv[1:] if argv is None else argv
+    printed.answer = False
     # Modules and data files make objects that live as long as the process: looking for garbage among them again and again
     # is a twentieth of a short command's time.
     gc.set_threshold(50_000, 20, 100)
     # No plugin of pydantic has a say in these models, and looking for one reads every installed distribution's metadata.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # A scheduler ends a job by SIGTERM: what Ctrl-C cleans up, credentials in a temporary folder among it, goes then too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
@@ -138,7 +143,8 @@ def _usage(error: click.ClickException) -> UsageError:
 
 
 def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
-    if _wants_json(args):
+    # An answer that tells of the failure was one JSON object already; a second would be none that a reader expects.
+    if _wants_json(args) and not printed.answer:
         print(json.dumps(error.as_json(), indent=2))
     print(f"envbuild: error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)

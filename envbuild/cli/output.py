@@ -10,8 +10,18 @@ import click
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
 
 
+class Printed:
+    """What this command has printed on stdout so far."""
+
+    answer = False
+
+
+printed = Printed()
+
+
 def emit(answer: Any, *, as_json: bool, human: Callable[[], str]) -> None:
     """Print `answer` as JSON, or the text that `human` makes of it."""
+    printed.answer = True
     print(json.dumps(answer, indent=2, sort_keys=False, default=str) if as_json else human())
 
 

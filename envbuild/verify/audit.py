@@ -14,6 +14,8 @@ _MARK = "envbuild-probe "
 # What only the driver brings: on a machine without one, a module that needs it fails to load for that reason alone.
 _DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SIZE_LIMIT = 1.05
+# Where NVIDIA's images and ours have the CUDA toolkit.
+_TOOLKIT = "/usr/local/cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +134,18 @@ def _packages(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
     faults += [
         f"{name} {found[name]} is not in the lock"
         for name in found
-        if name not in expected["packages"] and name not in own
+        if name not in expected["packages"] and name not in own and name not in facts["distributions_of_base"]
     ]
     return _verdict(
-        "packages", faults, f"{len(expected['packages'])} distributions, each at its locked version, and no other"
+        "packages",
+        faults,
+        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_beside(facts)}",
     )
+
+
+def _beside(facts: dict[str, Any]) -> str:
+    count = len(facts["distributions_of_base"])
+    return f" but {count} of the base image" if count else ""
 
 
 def _same(found: str | None, locked: str) -> bool:
@@ -203,14 +212,20 @@ def _toolchain(facts: dict[str, Any]) -> Check:
 
 
 def _one_cuda(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
-    found = facts["cuda_runtimes"]
-    if expected["cell"]["cuda"] == "cpu":
+    found, cuda = facts["cuda_runtimes"], expected["cell"]["cuda"]
+    if cuda == "cpu":
         return _verdict("no CUDA", [f"{path} in a CPU image" for path in found], "no CUDA runtime library")
-    return _verdict(
-        "one CUDA",
-        [f"{len(found)} CUDA runtimes: {', '.join(found)}"] if len(found) != 1 else [],
-        found[0] if found else "",
-    )
+    # A toolkit beside torch is meant to be there where the image keeps its compiler; it has the cell's CUDA or is wrong.
+    toolkit = [path for path in found if path.startswith(_TOOLKIT) and expected["flavor"] == "devel"]
+    beside = [path for path in found if path not in toolkit]
+    faults = [f"{path} is not of CUDA {cuda}" for path in toolkit if not _has_version(path, cuda)]
+    if len(beside) > 1 or not found:
+        faults.append(f"{len(beside)} CUDA runtimes: {', '.join(beside)}" if beside else "no CUDA runtime")
+    return _verdict("one CUDA", faults, ", ".join(found))
+
+
+def _has_version(path: str, cuda: str) -> bool:
+    return path.rpartition("libcudart.so.")[2].startswith(f"{cuda}.")
 
 
 def _leftovers(facts: dict[str, Any]) -> Check:
@@ -223,6 +238,11 @@ def _leftovers(facts: dict[str, Any]) -> Check:
 
 
 def _size(facts: dict[str, Any]) -> Check:
+    if facts["distributions_of_base"]:
+        text = (
+            f"{facts['bytes'] / 2**30:.2f} GiB on disk; what of it the base image's maker left over is not told apart"
+        )
+        return Check(name="size", verdict="unproven", text=text)
     ratio = facts["bytes"] / max(1, facts["installed_bytes"])
     text = f"{facts['bytes'] / 2**30:.2f} GiB on disk, {ratio:.3f} times the installed packages"
     return Check(name="size", verdict="passed" if ratio <= _SIZE_LIMIT else "failed", text=text)
