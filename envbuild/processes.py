@@ -1,9 +1,12 @@
-"""Ending a process that leads a session of its own, with everything that it started."""
+"""Processes that lead a session of their own, and end with everything that they started."""
 
 import contextlib
 import os
 import signal
 import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 
 def end_group(
@@ -23,3 +26,41 @@ def end_group(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
             return
+
+
+def followed(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], feed: Callable[[str], None], patience: float = 30.0
+) -> int:
+    """Run `command`, hand each line of its stderr to `feed` as it comes, and return the exit code.
+
+    When `feed` raises or Ctrl-C comes, the command is asked to end by SIGTERM and nothing of it runs any more when this raises.
+
+    Args:
+        command: program and arguments; its stdout is dropped.
+        cwd: where it runs.
+        env: its whole environment.
+        feed: takes a line, its end included.
+        patience: how long the command may take to end, seconds.
+
+    """
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None  # noqa: S101 - it was asked for
+        try:
+            for line in process.stderr:
+                feed(line)
+        except BaseException:
+            # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            end_group(process, first=signal.SIGTERM, patience=patience)
+            raise
+    return process.returncode

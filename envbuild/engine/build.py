@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
+from envbuild.processes import followed
 from envbuild.settings import Settings
 
 if TYPE_CHECKING:
@@ -378,24 +378,7 @@ class _Run:
             command.append("--no-cache")
         # Contexts, secrets and the archive lie outside the folder that bake reads, on purpose.
         env = os.environ | {"BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
-        with subprocess.Popen(
-            [*command, target],
-            cwd=self.folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        ) as process:
-            try:
-                assert process.stderr is not None  # noqa: S101
-                for line in process.stderr:
-                    self.watch.feed(line)
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode:
+        if followed([*command, target], cwd=self.folder, env=env, feed=self.watch.feed):
             raise self._failure(target)
         answer: dict[str, Any] = json.loads(metadata.read_text())
         return answer
