@@ -35,8 +35,8 @@ def run(*args: str, env: dict[str, str] | None = None, timeout: float | None = 1
     return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def interrupted(*args: str, env: dict[str, str], stage: str, seconds: float) -> str:
-    """Press Ctrl-C `seconds` after `stage` has started; return what the command says from then on."""
+def interrupted(*args: str, env: dict[str, str], stage: str, seconds: float, by: signal.Signals = signal.SIGINT) -> str:
+    """Press Ctrl-C, or send `by`, `seconds` after `stage` has started; return what the command says from then on."""
     with subprocess.Popen(
         [sys.executable, "-m", "envbuild", *args],
         env=os.environ | env,
@@ -47,7 +47,7 @@ def interrupted(*args: str, env: dict[str, str], stage: str, seconds: float) -> 
         for line in process.stderr:
             if stage in line and "started" in line:
                 time.sleep(seconds)
-                process.send_signal(signal.SIGINT)
+                process.send_signal(by)
                 break
         rest = process.stderr.read()
     assert process.wait(60) == 130, rest

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from python_on_whales import DockerClient
+from root_support import debian_tar
 
-from envbuild.engine.bootstrap import RootFS, bootstrap_root
-from envbuild.settings import load_settings
+from envbuild.engine.bootstrap import RootFS
 
 # A runner started in the background ignores Ctrl-C, and so would every command that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
+NEEDED_GB = 35
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,16 @@ def engine() -> DockerClient:
         or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
     ):
         pytest.fail("no Docker engine answers: run scripts/install-engine")
-    return DockerClient()
+    client = DockerClient()
+    place = Path(client.info().docker_root_dir or "/")
+    free = shutil.disk_usage(place if place.is_dir() else "/").free / 1e9
+    if free < NEEDED_GB:
+        pytest.exit(
+            f"{free:.0f} GB are free where the engine keeps images ({place}), and these tests need {NEEDED_GB}: "
+            "docker buildx prune --all, docker image prune --all",
+            returncode=1,
+        )
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +121,5 @@ def epoch() -> int:
 def debian_root(tmp_path_factory, epoch) -> Iterator[RootFS]:
     """A bare Debian 12 root."""
     folder = tmp_path_factory.mktemp("root")
-    settings = load_settings()
-    yield bootstrap_root(
-        suite="bookworm",
-        packages=[],
-        epoch=epoch,
-        dest=folder / "rootfs.tar",
-        log=folder / "log",
-        mirror=settings.debian_mirror,
-        security_mirror=settings.debian_security_mirror,
-    )
+    yield debian_tar("bookworm", folder, epoch=epoch)
     shutil.rmtree(folder)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -183,10 +184,14 @@ def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
     assert done.out.strip().startswith("2.")
 
 
-def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache):
+def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache, tmp_path):
     command = ("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-cache", "--no-smoke")
-    interrupted(*command, env=cache, stage="torch", seconds=2)
-    assert images(engine, "envbuild-test:interrupted") == []
+    (tmp_path / "tmp").mkdir()
+    for by in (signal.SIGINT, signal.SIGTERM):
+        interrupted(*command, env=cache | {"TMPDIR": str(tmp_path / "tmp")}, stage="torch", seconds=2, by=by)
+        assert images(engine, "envbuild-test:interrupted") == []
+        assert list((tmp_path / "tmp").iterdir()) == []  # the site's credentials lay there
+        assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
     again = run("image", *CPU, "--tag", "envbuild-test:interrupted", "--no-smoke", "--json", env=cache)
     assert again.code == 0, again.err
     assert again.answer["digest"] == cpu["digest"]

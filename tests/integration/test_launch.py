@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from envbuild.engine.bootstrap import bootstrap_root
-from envbuild.settings import load_settings
+from root_support import debian_tar
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -44,16 +42,8 @@ def containers() -> list[str]:
 def image(engine, tmp_path_factory, epoch) -> Iterator[str]:
     """A Debian root with an sshd, Open MPI and pdsh."""
     folder = tmp_path_factory.mktemp("launch")
-    settings = load_settings()
-    root = bootstrap_root(
-        suite="bookworm",
-        packages=["openssh-server", "openssh-client", "openmpi-bin", "pdsh", "python3-minimal"],
-        epoch=epoch,
-        dest=folder / "root.tar",
-        log=folder / "log",
-        mirror=settings.debian_mirror,
-        security_mirror=settings.debian_security_mirror,
-    )
+    packages = ("openssh-server", "openssh-client", "openmpi-bin", "pdsh", "python3-minimal")
+    root = debian_tar("bookworm", folder, *packages, epoch=epoch)
     tag = f"envbuild-test-launch:{os.getpid()}"
     subprocess.run(["docker", "import", root.path, tag], check=True, capture_output=True)
     root.path.unlink()

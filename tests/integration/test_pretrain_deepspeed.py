@@ -1,18 +1,24 @@
 """The own training scripts of llm-jp and gpt2-3d under DeepSpeed, on the processor: five steps by each launcher.
 
-Needs Open MPI and the real repositories under UPSTREAM_TREES; no package registry carries those.
+Needs Open MPI and the real repositories under UPSTREAM_TREES; no package registry carries those. With IMAGE_LLM_JP or
+IMAGE_GPT2_3D, tags of those stacks' images, the script runs there instead, in the image's own tree and environment.
 """
 
+import base64
 import json
+import os
 import random
 import re
 import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from patch_support import PROBES, environment_of, patched_tree, venv
 
 from envbuild.paths import data_dir
+from envbuild.stacks import load_stack
 
 # The newest DeepSpeed that still has the compression that these trees import. The older NumPy is the trees' own wish.
 REQUIREMENTS = (
@@ -59,37 +65,65 @@ def corpus(tmp_path_factory) -> Path:
     return folder
 
 
-def run(tree: Path, ranks: int, launcher: str, *words: object) -> str:
-    """Run the probe with these words by the launcher; return what it printed."""
-    python = venv(*REQUIREMENTS)
-    front: dict[str, list[object]] = {
-        "none": [python],
-        "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks],
-        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", ranks, python],
-        "deepspeed": [python.parent / "deepspeed", "--num_gpus", ranks],
-    }
-    environment = environment_of(
-        python,
-        PYTHONPATH=str(tree),
-        DS_ACCELERATOR="cpu",
-        LOCAL_SIZE=str(ranks),  # how many devices DeepSpeed's CPU accelerator says there are
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="24779",
-        OMP_NUM_THREADS="1",
-        TORCHDYNAMO_DISABLE="1",
-        WANDB_MODE="disabled",
-    )
-    command = [*front[launcher], PROBES / "deepspeed_on_processor.py", *words]
-    done = subprocess.run([*map(str, command)], cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout + done.stderr
+@dataclass(frozen=True)
+class Place:
+    """A patched tree with its helpers, on this machine in an environment of today's packages, or in a stack's image."""
+
+    tree: Path
+    image: str | None = None
+
+    def run(self, ranks: int, launcher: str, *words: object, mount: Path | None = None) -> str:
+        """Run the probe with these words by the launcher; return what it printed. An image sees the folder `mount`, too."""
+        python = Path("python") if self.image else venv(*REQUIREMENTS)
+        front: dict[str, list[object]] = {
+            "none": [python],
+            "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks],
+            "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", ranks, python],
+            "deepspeed": [python.parent / "deepspeed", "--num_gpus", ranks],
+        }
+        if self.image:
+            # what `deepspeed` starts on each host: the older ones themselves count GPUs first, and find none here
+            hosts = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
+            address = ("--master_addr=127.0.0.1", "--master_port=24779")
+            front["deepspeed"] = [python, "-m", "deepspeed.launcher.launch", *address, f"--world_info={hosts}"]
+        variables = {
+            "PYTHONPATH": str(self.tree),
+            "LOCAL_SIZE": str(ranks),  # how many devices DeepSpeed's CPU accelerator says there are
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "24779",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "WANDB_MODE": "disabled",
+        }
+        command = [*front[launcher], PROBES / "deepspeed_on_processor.py", *words]
+        if self.image:
+            inside = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--workdir={self.tree}"]
+            inside += [f"--volume={folder}:{folder}" for folder in (PROBES, mount) if folder]
+            command = [*inside, *(f"--env={name}={value}" for name, value in variables.items()), self.image, *command]
+            environment = dict(os.environ)
+        else:
+            environment = environment_of(python, DS_ACCELERATOR="cpu", **variables)
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=None if self.image else self.tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
 
 
-def prepared(tree: Path) -> Path:
-    """Compile the tree's helpers; whoever has no tree has skipped by now, and needs no environment."""
+def place(stack: str, patch: str, folder: Path, inner: str = ".") -> Place:
+    """Where the tree of a stack lies: in the image that the environment names, or here, patched and compiled."""
+    image = os.environ.get(f"IMAGE_{stack.upper().replace('-', '_')}")
+    if image:
+        return Place(tree=Path(load_stack(stack).repository.path), image=image)
+    tree = patched_tree(folder, patch) / inner  # whoever has no tree has skipped by now, and needs no environment
     command = ["make", "-C", str(tree / "megatron" / "data")]
     subprocess.run(command, env=environment_of(venv(*REQUIREMENTS)), check=True, capture_output=True)
-    return tree
+    return Place(tree=tree)
 
 
 def vocabulary(corpus: Path) -> str:
@@ -97,8 +131,8 @@ def vocabulary(corpus: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def llm_jp(tmp_path_factory) -> Path:
-    return prepared(patched_tree(tmp_path_factory.mktemp("llm-jp"), "makefile"))
+def llm_jp(tmp_path_factory) -> Place:
+    return place("llm-jp", "makefile", tmp_path_factory.mktemp("llm-jp"))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +140,7 @@ def tokens(llm_jp, corpus) -> Path:
     """The corpus as the tree's own preprocess_data.py leaves it."""
     flags = f"""--input {corpus}/corpus.jsonl --output-prefix {corpus}/tokens --dataset-impl mmap --append-eod --workers 1
         --tokenizer-type GPT2BPETokenizer {vocabulary(corpus)}"""
-    run(llm_jp, 1, "none", "tools/preprocess_data.py", *flags.split())
+    llm_jp.run(1, "none", "tools/preprocess_data.py", *flags.split(), mount=corpus)
     return corpus / "tokens_text_document"
 
 
@@ -116,7 +150,7 @@ def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
         --no-pipeline-parallel --use-cpu-initialization --deepspeed --deepspeed_config {corpus}/one.json --zero-stage 0"""
     losses = {}
     for launcher, more in (("torchrun", []), ("deepspeed", []), ("mpirun", ["--use-mpi"])):
-        said = run(llm_jp, 2, launcher, "pretrain_gpt.py", *flags.split(), *more)
+        said = llm_jp.run(2, launcher, "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
         losses[launcher] = LOSS.findall(said)
     assert [step for step, _ in losses["torchrun"]] == ["1", "2", "3", "4", "5"]
     assert float(losses["torchrun"][-1][1]) < float(losses["torchrun"][0][1])
@@ -124,15 +158,14 @@ def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
 
 
 def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(corpus, tmp_path_factory) -> None:
-    tree = patched_tree(tmp_path_factory.mktemp("gpt2-3d"), "lr-scheduler") / "Megatron-LM-v1.1.5-3D_parallelism"
-    prepared(tree)
+    gpt2_3d = place("gpt2-3d", "lr-scheduler", tmp_path_factory.mktemp("gpt2-3d"), "Megatron-LM-v1.1.5-3D_parallelism")
     flags = f"{corpus}/corpus.txt --vocab {corpus}/words.json --output {corpus}/encoded --append-eod <eod>"
-    encode = [venv(*REQUIREMENTS), data_dir("dockerfiles") / "tools" / "encode-text", *flags.split()]
+    encode = [sys.executable, data_dir("dockerfiles") / "tools" / "encode-text", *flags.split()]
     subprocess.run([*map(str, encode)], check=True, capture_output=True)
     flags = f"""{MODEL} {vocabulary(corpus)} --data-path {corpus}/encoded --model-parallel-size 2 --pipe-parallel-size 2
         --batch-size 2 --gas 2 --lr-decay-style cosine --warmup 0.2 --lr-decay-iters 5
         --deepspeed --deepspeed_config {corpus}/two.json"""
-    said = run(tree, 4, "deepspeed", "--2020", "pretrain_gpt2.py", *flags.split())
+    said = gpt2_3d.run(4, "deepspeed", "--2020", "pretrain_gpt2.py", *flags.split(), mount=corpus)
     losses = [float(loss) for _, loss in LOSS.findall(said)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]

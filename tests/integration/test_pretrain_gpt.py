@@ -1,9 +1,11 @@
-"""pretrain_gpt.py of the patched Megatron-LM itself, on the processor: it trains with SGD_sai, stops, and goes on.
+"""pretrain_gpt.py of the patched Megatron-LM itself: it trains with SGD_sai, stops, and goes on.
 
-Needs the real repository under UPSTREAM_TREES; no package registry carries it.
+Needs the real repository under UPSTREAM_TREES; no package registry carries it. It runs on the processor, put in the GPU's
+place, unless TRAINING_PYTHON names the interpreter of an environment with GPUs (docs/gpu.md): then the script runs as it is.
 """
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -14,10 +16,15 @@ from patch_support import PROBES, REQUIREMENTS, environment_of, patched_tree, ve
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
 --mock-data --tokenizer-type NullTokenizer --vocab-size 8191 --num-workers 0 --split 100,0,0 --eval-iters 0 --log-interval 1 --train-iters 6
---transformer-impl local --attention-backend unfused --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion
---no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion --distributed-backend gloo --use-cpu-initialization
 --lr 1e-2 --lr-decay-style constant --weight-decay 0.01 --attention-dropout 0 --hidden-dropout 0 --ckpt-format torch
 """
+WITHOUT_GPU = """
+--attention-backend unfused --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion
+--no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion --distributed-backend gloo --use-cpu-initialization
+"""
+GPU = os.environ.get("TRAINING_PYTHON")
+# What Megatron's deterministic mode asks for, so that losses can be compared to the last digit.
+DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 SGD = ("--optimizer", "sgd", "--sgd-momentum", "0.9")
 STEP = re.compile(r"iteration +(\d+)/.*lm loss: (\S+) .*grad norm: (\S+) ")
 
@@ -25,21 +32,31 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def pretrain(tmp_path_factory):
+def python() -> Path:
+    packages = ("six==1.17.0", "tensorboard==2.20.0", "regex==2026.11.15", "pyyaml==6.0.3", "requests==2.34.2")
+    return Path(GPU) if GPU else venv(*REQUIREMENTS, *packages)
+
+
+@pytest.fixture(scope="module", params=["transformer_engine", "local"] if GPU else ["local"])
+def pretrain(request, python, tmp_path_factory):
     """Run pretrain_gpt.py on some ranks; return how it ended and (step, loss, gradient norm) of each step."""
     tree = patched_tree(tmp_path_factory.mktemp("megatron"), "sgd", "fix-convert", "no-nvcc")
-    python = venv(
-        *REQUIREMENTS, "six==1.17.0", "tensorboard==2.20.0", "regex==2026.11.15", "pyyaml==6.0.3", "requests==2.34.2"
-    )
+    script = [tree / "pretrain_gpt.py", *ARGUMENTS.split(), "--transformer-impl", request.param]
+    if GPU:
+        script += ["--bf16", "--deterministic-mode"]
+        mode = DETERMINISTIC
+    else:
+        script = [PROBES / "on_processor.py", *script, *WITHOUT_GPU.split()]
+        mode = {"TORCHDYNAMO_DISABLE": "1"}
     environment = environment_of(
-        python, PYTHONPATH=str(tree), CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1"
+        python, PYTHONPATH=str(tree), CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_NUM_THREADS="1", **mode
     )
     helpers = ["make", "-C", str(tree / "megatron" / "core" / "datasets")]
     subprocess.run(helpers, env=environment, check=True, capture_output=True)
 
     def run(ranks: int, *more: object) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str, str]]]:
         launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-        command = [*launch, PROBES / "on_processor.py", tree / "pretrain_gpt.py", *ARGUMENTS.split(), *more]
+        command = [*launch, *script, *more]
         done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
         return done, STEP.findall(done.stdout)
 
@@ -98,6 +115,8 @@ def test_the_profiler_sees_the_optimizer_in_the_steps_that_were_asked_for(pretra
     done, _ = pretrain(1, *SGD, "--profile", "--use-pytorch-profiler", *window)
     assert done.returncode == 0, done.stderr[-3000:]
     (trace,) = tmp_path.glob("*.trace.json")
-    names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event.get("name", "") for event in events}
     assert {"Optimizer.step#SGD_sai.step", "ProfilerStep#2", "ProfilerStep#3"} <= names
     assert "ProfilerStep#1" not in names
+    assert bool(GPU) == any(event.get("cat") == "kernel" for event in events)

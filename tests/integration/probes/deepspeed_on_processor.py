@@ -1,20 +1,30 @@
 """Run a training script of a Megatron-DeepSpeed on the processor: `deepspeed_on_processor.py [--2020] SCRIPT [its arguments]`.
 
 DeepSpeed's own CPU accelerator does the work. Stood in for: torchvision, which these scripts import for other models than
-GPT; and with --2020, for a tree that speaks to torch.cuda itself, the GPU, apex, and what torch and NumPy have dropped since.
+GPT; what DeepSpeed before 0.11 wants beside that accelerator, Intel's extension and oneCCL; and with --2020, for a tree that
+speaks to torch.cuda itself, the GPU, apex, and what torch and NumPy have dropped since.
 """
 
 import collections.abc
 import contextlib
+import os
 import sys
 import types
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from unittest.mock import MagicMock
 
-import deepspeed
-import deepspeed.ops.op_builder.cpu.no_impl as absent
-import numpy as np
-import on_processor
-import torch
+INTEL = version("deepspeed").startswith("0.10.")
+if INTEL:
+    for absentee in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
+        sys.modules[absentee] = MagicMock(__spec__=ModuleSpec(absentee, None))  # torch looks for it
+# of the ranks alone: their launcher would look for Intel's extension, too
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import deepspeed  # noqa: E402
+import numpy as np  # noqa: E402
+import on_processor  # noqa: E402
+import torch  # noqa: E402
 
 
 def module(name: str, **content) -> None:
@@ -27,29 +37,46 @@ def norm(_overflow, lists, _per_tensor=False):
 
 
 def scale(_overflow, lists, factor):
-    for source, target in zip(*lists, strict=True):
+    for source, target in zip(*lists):  # noqa: B905 - Python 3.8
         target.copy_(source * factor)
 
 
 def as_in_2020() -> None:
     vars(np)["float"] = float
-    module("torch._six", inf=float("inf"), container_abcs=collections.abc, int_classes=int, string_classes=str)
+    if not hasattr(torch, "_six"):
+        module("torch._six", inf=float("inf"), container_abcs=collections.abc, int_classes=int, string_classes=str)
     module("apex")
     module("apex.normalization")
     module("apex.normalization.fused_layer_norm", FusedLayerNorm=torch.nn.LayerNorm)
     module("apex.optimizers", FusedAdam=torch.optim.Adam)
     module("apex.multi_tensor_apply", multi_tensor_applier=lambda function, *rest: function(*rest))
     module("amp_C", multi_tensor_l2norm=norm, multi_tensor_scale=scale)
+    if hasattr(deepspeed, "comm"):
+        tell_deepspeed()
+    on_processor.stand_in()
+
+
+def tell_deepspeed() -> None:
+    """Have DeepSpeed's own communication start with torch's; 0.5.1 spoke through torch.distributed, today's wants to be told."""
     first = torch.distributed.init_process_group
 
     def init_process_group(*args, **kwargs):
         torch.distributed.init_process_group = first
         first(*args, **kwargs)
-        # DeepSpeed 0.5.1 spoke through torch.distributed; today's wants to be told
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
     torch.distributed.init_process_group = init_process_group
-    on_processor.stand_in()
+
+
+def all_gather_base(whole, part, *args, **kwargs):
+    """What torch 2.0's gloo lacks."""
+    torch.distributed.all_gather(list(whole.chunk(torch.distributed.get_world_size())), part, *args, **kwargs)
+
+
+def type_of(tensor, *args, first=torch.Tensor.type, **kwargs):
+    """What that accelerator looks for among gradients has its name in it, as a GPU's has."""
+    result = first(tensor, *args, **kwargs)
+    return result.replace("torch.", "torch.cpu.", 1) if isinstance(result, str) else result
 
 
 def no_kernel(*_, **__):
@@ -60,7 +87,14 @@ if __name__ == "__main__":
     # the deepspeed launcher puts --local_rank in front of everything
     launcher = [word for word in sys.argv[1:] if word.startswith("--local_rank=")]
     sys.argv = [word for word in sys.argv[1:] if word not in launcher] + launcher
-    absent.NotImplementedBuilder.load = no_kernel
+    with contextlib.suppress(ImportError):  # 0.5.1 has no CPU accelerator
+        from deepspeed.ops.op_builder.cpu import no_impl
+
+        no_impl.NotImplementedBuilder.load = no_kernel
+    if INTEL:
+        deepspeed.accelerator.get_accelerator()._communication_backend_name = "gloo"
+        torch.distributed._all_gather_base = all_gather_base
+        torch.Tensor.type = type_of
     for name in ("torchvision", "torchvision.transforms", "torchvision.datasets"):
         sys.modules[name] = MagicMock()
     place = contextlib.nullcontext()

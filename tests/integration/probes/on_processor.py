@@ -1,7 +1,7 @@
 """Run a training script that asks for CUDA on the processor: `on_processor.py SCRIPT [its arguments]`.
 
 What torch.cuda would do is left out or done by the processor; everything else is the script's own. It proves the script's
-road (arguments, optimizer, loop, checkpoints), not a kernel, a stream, or memory.
+road (arguments, optimizer, loop, checkpoints), not a kernel, a stream, or memory. Runs on torch 1.8 and Python 3.8, too.
 """
 
 import contextlib
@@ -12,10 +12,17 @@ import types
 from pathlib import Path
 
 import torch
-import torch._dynamo.trace_rules
-from torch.overrides import TorchFunctionMode
+
+with contextlib.suppress(ImportError):  # torch 2.0 and older
+    import torch._dynamo.trace_rules
+try:
+    from torch.overrides import TorchFunctionMode
+except ImportError:  # torch 1.12 and older: the functions that take a device are replaced one by one
+    TorchFunctionMode = object
 
 PROCESSOR = torch.device("cpu")
+FACTORIES = ("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros")
+METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "type")
 
 
 class Event:
@@ -53,25 +60,42 @@ def on_processor(device):
     return PROCESSOR if str(device).startswith("cuda") else device
 
 
+def call(name, function, args, kwargs):
+    if "device" in kwargs:
+        kwargs = dict(kwargs, device=on_processor(kwargs["device"]))
+    if name == "to":
+        args = tuple(on_processor(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
+    result = function(*args, **kwargs)
+    if name == "type" and isinstance(result, str):
+        return result.replace("torch.", "torch.cuda.", 1)
+    return result
+
+
+def replacement(name, function):
+    return lambda *args, **kwargs: call(name, function, args, kwargs)
+
+
 class OnProcessor(TorchFunctionMode):
     """Tensors asked for on CUDA are made on the processor, and say that they are CUDA's to who asks for their type."""
 
     def __torch_function__(self, function, _types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        if "device" in kwargs:
-            kwargs["device"] = on_processor(kwargs["device"])
-        if name == "to":
-            args = tuple(on_processor(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
-        result = function(*args, **kwargs)
-        if name == "type" and isinstance(result, str):
-            return result.replace("torch.", "torch.cuda.", 1)
-        return result
+        return call(getattr(function, "__name__", ""), function, args, kwargs or {})
+
+    if TorchFunctionMode is object:
+
+        def __enter__(self):
+            for place, names in ((torch, FACTORIES), (torch.Tensor, METHODS)):
+                for name in names:
+                    setattr(place, name, replacement(name, getattr(place, name)))
+
+        def __exit__(self, *_):
+            pass  # the process ends with the script
 
 
 def stand_in() -> None:
     """Put the processor in the GPU's place in this process."""
-    torch._dynamo.trace_rules.get_torch_obj_rule_map()  # it lists torch's functions: before they are replaced
+    if hasattr(torch, "_dynamo") and hasattr(torch._dynamo, "trace_rules"):
+        torch._dynamo.trace_rules.get_torch_obj_rule_map()  # it lists torch's functions: before they are replaced
     cuda = torch.cuda
     properties = types.SimpleNamespace(
         major=9, minor=0, multi_processor_count=1, total_memory=1 << 33, name="processor"
@@ -96,7 +120,7 @@ def stand_in() -> None:
     cuda.Event, cuda.Stream = Event, Stream
     cuda.current_stream, cuda.default_stream = answers(Stream()), answers(Stream())
     cuda.stream = lambda *_: contextlib.nullcontext()
-    torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self
+    torch.Tensor.cuda = torch.Tensor.pin_memory = torch.nn.Module.cuda = lambda self, *_, **__: self
 
 
 def run_script() -> None:
