@@ -318,17 +318,28 @@ class _Run:
         name = f"wheel-{axis}"
         if kept is None:
             with tempfile.TemporaryDirectory(prefix=f".{axis}-", dir=self.b._root("wheels")) as folder:  # noqa: SLF001
-                self._bake(name, f"type=local,dest={folder}")
+                made = Path(folder) / "made"
+                self._bake(name, f"type=local,dest={made}")
                 if self.b.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
-                target = self.b._root("wheels") / f"{axis}-{self.plan.stage(name).key[:32]}"  # noqa: SLF001
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(folder, target)
-            kept = target
+                kept = self.b._root("wheels") / f"{axis}-{self.plan.stage(name).key[:32]}"  # noqa: SLF001
+                self._keep(made, kept)
         else:
             self.watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.b.on_change(name, "kept")
         self.contexts[name] = str(kept)  # without a cache, too: this run compiled it, and compiles it once
+
+    def _keep(self, made: Path, kept: Path) -> None:
+        """Move a finished wheel to its place in one step: whoever finds it there finds all of it."""
+        if self.b.cache and (kept / "record.json").is_file():
+            return  # another cell's run was faster, and may be reading it
+        with contextlib.suppress(FileNotFoundError):
+            kept.rename(made.with_name("replaced"))
+        try:
+            made.rename(kept)
+        except OSError:
+            if not (kept / "record.json").is_file():  # another run's, put there meanwhile, is as good
+                raise
 
     def image(self, tag: str) -> Built:
         """Build the image, load it and tag it."""

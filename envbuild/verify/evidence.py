@@ -221,12 +221,17 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
     record = _as_json(evidence)
     stamp = evidence.date.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = folder / f"{stamp}-{record['id'].removeprefix('sha256:')[:16]}.json"
+    part = path.with_name(f".{path.name}.part")
+    if path.exists():
+        raise DataError("this record is there already", where=str(path))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as handle:
-            handle.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    except FileExistsError:
-        raise DataError("this record is there already", where=str(path)) from None
+        # Under its name only when all of it is on the disk: half a record would be refused by every command that reads them.
+        try:
+            part.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise HostError(f"the record cannot be written: {error.strerror}", where=str(path)) from None
     return path

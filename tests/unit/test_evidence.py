@@ -1,5 +1,6 @@
 """Evidence records: what they keep, what they leave out, and that an edited one is noticed."""
 
+import errno
 import getpass
 import json
 import socket
@@ -251,3 +252,16 @@ def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch,
     line = _evidence_line(solution).removeprefix("evidence").strip()
     assert line.startswith(says)
     assert line.endswith(f"in {record.cell_id}{ends}")
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        write(self, text[:100], encoding=encoding)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(HostError, match="No space left on device"):
+        record_evidence(record(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
