@@ -1,12 +1,15 @@
 """Source trees by commit: from the upstream, or from a site's own folder; kept in the cache, verified by git's ids."""
 
 import configparser
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -59,9 +62,7 @@ class SourceStore:
         if source.tree is not None and tree != source.tree:
             raise _differs(source, tree, source.url)
         used = [s for s in source.submodules if s.used]
-        # another choice of submodules is another tree
-        choice = hashlib.sha256("".join(f"{s.path} {s.commit}\n" for s in used).encode()).hexdigest()[:8]
-        folder = self._trees / f"{source.name}-{source.commit}{f'-{choice}' if used else ''}"
+        folder = self._trees / f"{source.name}-{source.commit}{_choice(source)}"
         if folder.is_dir():
             return folder
         part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
@@ -128,11 +129,12 @@ class SourceStore:
         self._make_store()
         if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
             return
-        for place in self._places(url):
-            self._try("fetch", "--quiet", "--no-tags", "--depth=1", str(place), commit)
-            if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
-                return
-        failure = self._try("fetch", "--quiet", "--no-tags", "--depth=1", url, commit)
+        with self._alone():
+            for place in self._places(url):
+                self._try("fetch", "--quiet", "--no-tags", "--depth=1", str(place), commit)
+                if self._try("cat-file", "-e", f"{commit}^{{tree}}") is None:
+                    return
+            failure = self._try("fetch", "--quiet", "--no-tags", "--depth=1", url, commit)
         if failure is None:
             return
         host = urlsplit(url).hostname or url
@@ -143,10 +145,26 @@ class SourceStore:
             hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
         )
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the store's lock: git itself refuses a second shallow fetch, and a killed one's lock stays for good."""
+        with self._objects.with_suffix(".lock").open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            (self._objects / "shallow.lock").unlink(missing_ok=True)
+            yield
+
     def _make_store(self) -> None:
-        self._objects.parent.mkdir(parents=True, exist_ok=True)
-        if not (self._objects / "HEAD").exists():
-            subprocess.run(["git", "init", "--quiet", "--bare", str(self._objects)], check=True, capture_output=True)
+        if (self._objects / "HEAD").exists():
+            return
+        part = Path(tempfile.mkdtemp(prefix=".objects-", dir=_made(self._objects.parent)))
+        try:
+            subprocess.run(["git", "init", "--quiet", "--bare", str(part)], check=True, capture_output=True)
+            part.rename(self._objects)
+        except OSError:
+            if not (self._objects / "HEAD").exists():  # another run may have made it meanwhile
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
     def _places(self, url: str) -> list[Path]:
         """Return the clones in the site's `sources` folder that may hold a commit of `url`."""
@@ -169,14 +187,36 @@ class SourceStore:
             for suffix in ("", ".tar", ".tar.gz", ".tar.xz"):
                 place = self.settings.sources / f"{name}-{source.commit}{suffix}"
                 if suffix == "" and place.is_dir():
-                    self._verify_plain(source, place)
-                    return place
+                    return self._own(source, place)
                 if suffix and place.is_file():
                     return self._unpack(source, place)
         return None
 
+    def _own(self, source: GitSource, place: Path) -> Path:
+        """Return the site's own folder, or a copy without what the lock does not name where it holds such."""
+        self._verify_plain(source, place)
+        strays = _strays(source, place)
+        if not strays:
+            return place
+        folder = self._trees / f"{source.name}-{source.commit}-own{_choice(source)}"
+        if not folder.is_dir():
+            part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
+            try:
+                shutil.copytree(
+                    place,
+                    part / "tree",
+                    symlinks=True,
+                    ignore=lambda where, names: {name for name in names if Path(where, name) in strays},
+                )
+                with contextlib.suppress(FileExistsError):
+                    (part / "tree").rename(folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+        self._verify_plain(source, folder)
+        return folder
+
     def _unpack(self, source: GitSource, archive: Path) -> Path:
-        folder = self._trees / f"{source.name}-{source.commit}-archive"
+        folder = self._trees / f"{source.name}-{source.commit}-archive{_choice(source)}"
         if folder.is_dir():
             self._verify_plain(source, folder)
             return folder
@@ -187,6 +227,8 @@ class SourceStore:
             entries = list(part.iterdir())
             tree = entries[0] if len(entries) == 1 and entries[0].is_dir() else part
             self._verify_plain(source, tree)
+            for stray in _strays(source, tree):
+                shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
             tree.rename(folder) if tree is not part else part.rename(folder)
         except (tarfile.TarError, EOFError) as error:
             raise LockError(
@@ -214,6 +256,27 @@ class SourceStore:
         found = self.tree_of(folder, source.submodules)
         if source.tree is not None and found != source.tree:
             raise _differs(source, found, str(folder))
+        for submodule in (s for s in source.submodules if s.used and s.tree is not None):
+            place = folder / submodule.path
+            inner = f"{submodule.path}/"
+            nested = tuple(
+                s.model_copy(update={"path": s.path.removeprefix(inner)})
+                for s in source.submodules
+                if s.path.startswith(inner)
+            )
+            found = self.tree_of(place, nested) if place.is_dir() else "missing"
+            if found != submodule.tree:
+                raise _differs(
+                    source.model_copy(
+                        update={
+                            "name": f"{source.name}/{submodule.path}",
+                            "tree": submodule.tree,
+                            "commit": submodule.commit,
+                        }
+                    ),
+                    found,
+                    str(place),
+                )
 
     def _git(self, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
         done = self._run(args, env, cwd)
@@ -251,6 +314,21 @@ class SourceStore:
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _choice(source: GitSource) -> str:
+    """Return what tells trees of one commit apart: another choice of submodules is another tree."""
+    used = [s for s in source.submodules if s.used]
+    return (
+        "-" + hashlib.sha256("".join(f"{s.path} {s.commit}\n" for s in used).encode()).hexdigest()[:8] if used else ""
+    )
+
+
+def _strays(source: GitSource, folder: Path) -> set[Path]:
+    """Return what a site's own tree holds that no id accounts for: git's own files, submodules that no build reads."""
+    git = {folder / s.path / ".git" for s in source.submodules if s.used} | {folder / ".git"}
+    unread = {folder / s.path for s in source.submodules if not s.used}
+    return {p for p in git if p.exists()} | {p for p in unread if p.is_dir() and any(p.iterdir())}
 
 
 def _differs(source: GitSource, found: str, where: str) -> LockError:

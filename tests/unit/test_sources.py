@@ -1,5 +1,7 @@
 """Source trees: by commit from a clone, or a site's own tree or archive, held against the lock."""
 
+import concurrent.futures
+import shutil
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -94,17 +96,7 @@ def test_an_unpacked_tree_is_verified(site):
     sources, settings, wanted = site
     store = SourceStore(settings=settings)
     pinned = store.pin(wanted)
-    plain = sources / f"lib-{wanted.commit}"
-    git(sources, "clone", "-q", str(sources / "lib"), str(plain))
-    git(
-        plain,
-        "-c",
-        f"url.{sources / 'part'}.insteadOf=https://unreachable.invalid/x/part.git",
-        "submodule",
-        "--quiet",
-        "update",
-        "--init",
-    )
+    plain = with_its_submodules(sources, wanted)
     for folder in (plain / "deps/part", plain):
         dot = folder / ".git"
         subprocess.run(["rm", "-rf", str(dot)], check=True)
@@ -112,6 +104,78 @@ def test_an_unpacked_tree_is_verified(site):
     (plain / "run.sh").write_text("#!/bin/sh\necho changed\n")
     with pytest.raises(LockError, match="is not what the lock names"):
         store.checkout(pinned)
+
+
+def with_its_submodules(sources, wanted):
+    """Make the site's own tree of `lib`, a clone as git leaves it."""
+    plain = sources / f"lib-{wanted.commit}"
+    git(sources, "clone", "-q", str(sources / "lib"), str(plain))
+    instead = f"url.{sources / 'part'}.insteadOf=https://unreachable.invalid/x/part.git"
+    git(plain, "-c", instead, "submodule", "--quiet", "update", "--init")
+    return plain
+
+
+@pytest.mark.parametrize("what", ["changed", "missing"])
+def test_a_submodule_of_an_unpacked_tree_is_verified(site, what):
+    sources, settings, wanted = site
+    store = SourceStore(settings=settings)
+    pinned = store.pin(wanted)
+    part = with_its_submodules(sources, wanted) / "deps/part"
+    (part / "run.sh").write_text("#!/bin/sh\necho changed\n")
+    if what == "missing":
+        shutil.rmtree(part)
+    with pytest.raises(LockError, match="lib/deps/part is not what the lock names") as refused:
+        store.checkout(pinned)
+    assert pinned.submodules[0].tree in str(refused.value)
+
+
+def test_what_no_id_accounts_for_stays_out(site):
+    """git's own files, and the content of a submodule that no build reads."""
+    sources, settings, wanted = site
+    store = SourceStore(settings=settings)
+    plain = with_its_submodules(sources, wanted)
+    whole = store.checkout(store.pin(wanted))
+    assert sorted(p.relative_to(whole).as_posix() for p in whole.rglob("*") if not p.is_dir()) == [
+        ".gitmodules",
+        "deps/part/link",
+        "deps/part/run.sh",
+        "link",
+        "run.sh",
+    ]
+    assert (whole / "link").is_symlink()
+    alone = store.checkout(store.pin(replace(wanted, submodules=())))
+    assert not (alone / "deps/part").exists()
+    assert (plain / ".git").exists()
+    with tarfile.open(f"{plain}.tar", "w") as tar:
+        tar.add(plain, arcname="lib")
+    shutil.rmtree(plain)
+    unpacked = store.checkout(store.pin(wanted))
+    assert unpacked != whole
+    assert not list(unpacked.rglob(".git"))
+    assert (unpacked / "deps/part/run.sh").is_file()
+
+
+def test_a_lock_that_a_killed_fetch_left_does_not_stay_in_the_way(site):
+    _, settings, wanted = site
+    store = SourceStore(settings=settings)
+    store._make_store()
+    left = settings.cache_dir / "git" / "objects.git" / "shallow.lock"
+    left.touch()
+    assert store.pin(wanted).tree
+
+
+def test_two_runs_fetch_one_after_the_other(site):
+    sources, settings, wanted = site
+    store = SourceStore(settings=settings)
+    part = replace(
+        wanted,
+        name="part",
+        url="https://unreachable.invalid/x/part.git",
+        commit=git(sources / "part", "rev-parse", "HEAD"),
+    )
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = [f.result() for f in [pool.submit(store.pin, each) for each in (wanted, part) * 4]]
+    assert len({p.tree for p in found}) == 2
 
 
 def test_an_archive_is_unpacked_and_verified(site):
