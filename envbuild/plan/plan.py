@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,12 +152,13 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     environment = _environment(matrix, lock, stack, site)
     labels = _labels(lock, cell)
     carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
+    placed, mpi = _placed(matrix, cell, site), _compiled_mpi(matrix, cell)
     return Plan(
         lock=lock,
         cell=cell,
         stack=stack,
         components=inputs.components,
-        stages=_stages(lock, inputs, recipes, carried),
+        stages=_stages(lock, inputs, recipes, carried, placed=placed, mpi=mpi),
         recipes=recipes,
         lists=lists,
         environment=environment,
@@ -166,8 +167,8 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
         python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
         managed_python=managed,
-        placed=_placed(matrix, cell, site),
-        mpi=_compiled_mpi(matrix, cell),
+        placed=placed,
+        mpi=mpi,
         brought=inputs.brought,
     )
 
@@ -216,7 +217,15 @@ def _source_inputs(source: GitSource | FileSource | None) -> Any:
     return (source.sha256 or source.url) if source else None
 
 
-def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Mapping[str, str]) -> tuple[Stage, ...]:
+def _stages(
+    lock: Lock,
+    inputs: Inputs,
+    recipes: Mapping[str, str],
+    carried: Mapping[str, str],
+    *,
+    placed: Sequence[tuple[str, str]],
+    mpi: MpiFacts | None,
+) -> tuple[Stage, ...]:
     stages: dict[str, Stage] = {}
 
     def add(name: str, title: str, **values: Any) -> Stage:
@@ -263,6 +272,9 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Map
     )
     built = []
     torch_build = _torch_build(lock)
+    compiled_mpi = (
+        [mpi.url, mpi.sha256, mpi.prefix, list(mpi.configure), _digest(recipes["build-native"])] if mpi else None
+    )
     for component in inputs.components:
         source = _source_inputs(lock.source(component.axis))
         wheel = add(
@@ -276,9 +288,9 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Map
             python=cell["python"],
             nvcc=_toolkit(lock) if component.nvcc else _headers(lock),
             compiler=_compiler(lock),
-            tools=_tools(lock),
+            tools=_tools(lock, component.tools),
             recipe=_digest(recipes["build-wheel"]),
-            **({"mpi": cell["mpi"]} if component.mpi else {}),
+            **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
         )
         built.append(wheel.key)
     env = add(
@@ -288,6 +300,8 @@ def _stages(lock: Lock, inputs: Inputs, recipes: Mapping[str, str], carried: Map
         packages=_set_inputs(lock.python_set("env")),
         wheels=built,
         recipe=python_recipe,
+        **({"mpi": compiled_mpi} if compiled_mpi else {}),
+        **({"placed": [list(pair) for pair in placed]} if placed else {}),
     )
     stack = _stack_stages(add, lock, inputs.stack, env) if inputs.stack else None
     add(
@@ -359,11 +373,16 @@ def _compiler(lock: Lock) -> Any:
     return chosen or [lock.cell["os"], lock.cell.get("gcc")]
 
 
-def _tools(lock: Lock) -> Any:
+def _tools(lock: Lock, wanted: Iterable[str] = ()) -> Any:
+    """Return what builds a wheel; `wanted` are the requirements of one component beyond what every one takes."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     found = lock.python_set("tools")
     if found is None or not found.packages:
         return sorted(found.requirements) if found else None
-    return {p.name: p.version for p in found.packages if p.name in _WHEEL_TOOLS}
+    names = {*_WHEEL_TOOLS, *(canonicalize_name(Requirement(each).name) for each in wanted)}
+    return {p.name: p.version for p in found.packages if p.name in names}
 
 
 def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:

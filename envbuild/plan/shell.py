@@ -109,9 +109,9 @@ def _keys(plan: Plan) -> dict[str, str]:
     keys = {s.name: _digest({k: v for k, v in s.inputs.items() if k not in _NOT_OF_A_HOST}) for s in plan.stages}
     keys |= {name: _digest(plan.lists.get(f"python.{name}.txt")) for name in ("tools", "toolchain")}
     wheels = [keys[f"wheel-{c.axis}"] for c in plan.components]
-    keys["env"] = _digest([keys["env"], wheels, plan.placed])
+    keys["env"] = _digest([keys["env"], wheels])
     if plan.mpi:
-        keys["mpi"] = _digest([plan.mpi.url, plan.mpi.sha256, plan.mpi.configure])
+        keys["mpi"] = _digest([plan.mpi.url, plan.mpi.sha256, plan.mpi.configure, plan.recipes["build-native"]])
     if plan.stack:
         parts = [v for k, v in keys.items() if k.startswith(("tree-", "compiled-", "stack"))]
         keys["stack"] = _digest(parts)

@@ -9,6 +9,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve
 from envbuild.plan.plan import Plan, plan_of
+from envbuild.stacks import Stack
 
 
 def sha(text: str) -> str:
@@ -20,6 +21,13 @@ def inputs_for(**axes: str) -> Inputs:
     pins = tuple(Pin(axis=a.replace("_", "-"), spec=s, origin=f"--{a}") for a, s in axes.items())
     matrix = load_matrix()
     return inputs_of(matrix, solve(matrix, Request(pins=pins)).cell)
+
+
+def inputs_for_stack(stack: Stack) -> Inputs:
+    """Resolve a stack as it is and return its cell's inputs."""
+    pins = tuple(Pin(axis=axis, spec=spec, origin=f"stack {stack.name}") for axis, spec in stack.axes.items())
+    matrix = load_matrix()
+    return inputs_of(matrix, solve(matrix, Request(pins=pins)).cell, stack=stack, flavor=stack.flavor)
 
 
 def complete(inputs: Inputs, *, overrides: dict[str, str] | None = None) -> Locked:

@@ -1,15 +1,17 @@
 """Stage keys: exactly the inputs that can change a stage's result, and no other."""
 
 import pytest
-from road import changed, complete, inputs_for, keys, plan_for
+from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
 from envbuild.errors import NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import _caps
 from envbuild.lock.model import Missing
 from envbuild.matrix.load import load_matrix
+from envbuild.plan import plan as planning
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.stacks import load_stack
 
 BASE = {
     "cuda": "13.0",
@@ -22,6 +24,7 @@ BASE = {
 }
 HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}
 WHEELS = {"wheel-te", "wheel-apex"}
+AFTER_WHEELS = {"env", "compiled-megatron-lm", "stack", "image"}  # of a stack that compiles helpers
 
 
 def plan(**changes):
@@ -222,3 +225,25 @@ def test_what_a_replaced_stage_alone_needs_may_lack():
     assert lacking(("base",)) == (builder, both, always)
     assert lacking(("base", "devel")) == (builder, always)
     assert lacking(("runtime", "builder")) == (always,)  # what is made on a base does without it
+
+
+def llama3_70b(**overrides: str) -> planning.Plan:
+    stack = load_stack("llama3-70b")
+    return plan_of(load_matrix(), complete(inputs_for_stack(stack), overrides=overrides), stack)
+
+
+def test_how_mpi_is_configured_is_part_of_what_is_built_on_it(monkeypatch):
+    before, found = llama3_70b(), planning._compiled_mpi
+    more = lambda *cell: found(*cell).model_copy(update={"configure": ("--enable-debug",)})  # noqa: E731
+    monkeypatch.setattr(planning, "_compiled_mpi", more)
+    assert changed(before, llama3_70b()) == {"wheel-mpi4py", *AFTER_WHEELS}
+
+
+def test_where_a_module_is_placed_is_part_of_the_environment(monkeypatch):
+    before = llama3_70b()
+    monkeypatch.setattr(planning, "_placed", lambda *_: ())
+    assert changed(before, llama3_70b()) == AFTER_WHEELS
+
+
+def test_a_builds_own_tools_are_part_of_its_wheel_alone():
+    assert changed(llama3_70b(), llama3_70b(cython="3.1")) == {"wheel-mpi4py", *AFTER_WHEELS}

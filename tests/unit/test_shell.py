@@ -10,16 +10,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from road import complete, inputs_for, plan_for
+from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError
-from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import Locked, unlocked
 from envbuild.lock.model import GitSource, Missing, Submodule
-from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.paths import data_dir
 from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import HOST_BRINGS, script
@@ -120,9 +117,7 @@ def test_a_torch_that_exists_in_an_image_alone_is_refused():
 
 def stack_plan(name):
     matrix, stack = load_matrix(), load_stack(name)
-    pins = tuple(Pin(axis=a, spec=v, origin=f"stack {name}") for a, v in stack.axes.items())
-    inputs = inputs_of(matrix, solve(matrix, Request(pins=pins)).cell, stack=stack, flavor=stack.flavor)
-    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={}), stack)
+    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs_for_stack(stack)), pylocks={}), stack)
 
 
 @pytest.mark.parametrize("name", [n for n in stack_names() if n != "gpt2-3d"])

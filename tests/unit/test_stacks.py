@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from road import inputs_for_stack
 
 from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
@@ -30,8 +31,7 @@ def _solution(stack, **flags):
 
 def _plan(stack):
     matrix = load_matrix()
-    inputs = inputs_of(matrix, _solution(stack).cell, stack=stack, flavor=stack.flavor)
-    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={}), stack)
+    return plan_of(matrix, Locked(lock=unlocked(matrix, inputs_for_stack(stack)), pylocks={}), stack)
 
 
 def test_the_five_are_shipped():
