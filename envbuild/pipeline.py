@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
 from envbuild.engine.registry import find_digest, pull_verified, push
 from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError, UsageError
-from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks
+from envbuild.lock.find import find_lock, incomplete, place_for
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, current_os, make_lock, write_lock
 from envbuild.lock.model import Lock, Missing, os_packages
@@ -55,7 +55,7 @@ def lock_for(
     locked = make_lock(settings, matrix, inputs, note=note)
     if missing := locked.lock.lacking(replaced):
         raise UnreachableError(missing)
-    folder = own_locks(settings) / lock_name(inputs)
+    folder = place_for(settings, inputs, locked.lock)
     write_lock(locked, folder)
     return locked, folder
 
@@ -65,9 +65,14 @@ def renewed(
 ) -> tuple[Locked, Path] | None:
     """Return the lock with today's OS packages when the archive no longer serves the pinned ones, or None when it does.
 
-    A Debian suite keeps one version of a package: after a point release or a security update the pinned one is gone.
+    A Debian suite keeps one version of a package: after a point release or a security update the pinned one is gone. Where
+    the archive cannot be asked the lock stays as it is, and so does a build that the cache holds.
     """
-    fresh = current_os(settings, matrix, inputs)
+    try:
+        fresh = current_os(settings, matrix, inputs)
+    except (HostError, LockError) as error:
+        note(f"whether the archive still has the pinned OS packages is not known: {error.what.splitlines()[0]}")
+        return None
     old, new = set(os_packages(locked.lock.root, locked.lock.os)), set(os_packages(fresh.root, fresh.os))
     if old == new:
         return None
@@ -77,7 +82,7 @@ def renewed(
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)
-    folder = own_locks(settings) / lock_name(inputs)
+    folder = place_for(settings, inputs, lock)
     write_lock(again, folder)
     return again, folder
 
@@ -222,7 +227,9 @@ def make_image(
             pulled = pull_prebuilt(settings, client, locked.lock, plan, name)
             if pulled is not None:
                 return Made(built=pulled, plan=plan, locked=locked, lock_folder=folder, origin="pulled")
-    if not locked_only and not locked.fresh and locked.lock.complete:
+    installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
+    archive_matters = not installing <= set(substitutes or {})
+    if archive_matters and not locked_only and not locked.fresh and locked.lock.complete:
         anew = renewed(settings, matrix, inputs, locked, note=note)
         if anew is not None:
             locked, folder = anew

@@ -37,17 +37,23 @@ def own_locks(settings: Settings) -> Path:
 
 def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
     name = lock_name(inputs)
-    # This machine's own first: it is newer than the committed one, or there would be none.
+    # This machine's own first: it was made where the committed one no longer built, or where there was none.
     yield own_locks(settings) / name
     yield data_dir("matrices") / "locks" / name
 
 
 def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
-    """Return the newest lock of exactly these inputs and its folder, or None when there is none."""
-    for folder in _candidates(settings, inputs):
-        if (folder / "lock.json").is_file():
-            return read_lock(folder), folder
-    return None
+    """Return the lock of exactly these inputs and its folder, a complete one if there is any, or None when there is none."""
+    found = [(read_lock(f), f) for f in _candidates(settings, inputs) if (f / "lock.json").is_file()]
+    return next((each for each in found if each[0].lock.complete), found[0] if found else None)
+
+
+def place_for(settings: Settings, inputs: Inputs, lock: Lock) -> Path:
+    """Return the folder that keeps a new lock on this machine: one that lacks inputs goes beside a complete one."""
+    folder = own_locks(settings) / lock_name(inputs)
+    if not lock.complete and (folder / "lock.json").is_file() and read_lock(folder).lock.complete:
+        return folder.with_name(f"{folder.name}-incomplete")
+    return folder
 
 
 def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
