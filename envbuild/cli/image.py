@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.verify.audit import Audit
-    from envbuild.verify.smoke import SmokeReport
+    from envbuild.verify.smoke import Device, SmokeReport
 
 
 @click.command()
@@ -115,12 +115,13 @@ def image(
         for each in display:
             each.__exit__(None, None, None)
     report = _report(asked, made, left_out)
-    kept = kept_proof(settings, made.built.digest) if made.origin == "found" else None
+    device = _device(settings, made)
+    kept = kept_proof(settings, made.built.digest, device) if made.origin == "found" else None
     failure: Exception | None = None
     if kept is not None:
         report |= {key: kept[key] for key in ("audit", "smoke", "not_proven")} | {"proven": "earlier, on this machine"}
     else:
-        failure = _prove(settings, made, report, with_smoke=not no_smoke)
+        failure = _prove(settings, made, report, device, with_smoke=not no_smoke)
     report["replaced"] = substitutes
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
@@ -207,7 +208,9 @@ def _was_asked(flags: dict[str, Any], axis: str) -> bool:
     return False
 
 
-def _prove(settings: "Settings", made: "Made", report: dict[str, Any], *, with_smoke: bool) -> Exception | None:
+def _prove(
+    settings: "Settings", made: "Made", report: dict[str, Any], device: "Device", *, with_smoke: bool
+) -> Exception | None:
     """Audit and smoke the image into `report`; return the error that a defect or a failed test calls for."""
     from envbuild.errors import EnvbuildError
     from envbuild.verify.audit import audit
@@ -225,7 +228,7 @@ def _prove(settings: "Settings", made: "Made", report: dict[str, Any], *, with_s
     if not with_smoke:
         report["not_proven"].append("smoke tests were left out by --no-smoke")
         return None
-    smoked, unproven = _smoke(settings, made, audited)
+    smoked, unproven = _smoke(settings, made, audited, device)
     report["not_proven"] += unproven
     report["smoke"] = {
         "verdict": smoked.verdict,
@@ -253,25 +256,28 @@ def _raised(check: "Callable[[], None]") -> Exception | None:
     return None
 
 
-def _smoke(settings: "Settings", made: "Made", audited: "Audit") -> "tuple[SmokeReport, list[str]]":
-    """Run the smoke levels that this host can, and name those that it cannot."""
+def _device(settings: "Settings", made: "Made") -> "Device":
+    """Return where this host can prove the image: on its GPUs, when the cell is for CUDA, or on the processor."""
     from envbuild.host import facts as host_facts
+
+    return "cuda" if made.plan.cell.versions["cuda"] != "cpu" and host_facts(settings=settings).gpus else "cpu"
+
+
+def _smoke(settings: "Settings", made: "Made", audited: "Audit", device: "Device") -> "tuple[SmokeReport, list[str]]":
+    """Run the smoke levels that this host can, and name those that it cannot."""
     from envbuild.verify.smoke import ImageTarget, Level, run_smoke
 
-    gpus = bool(host_facts(settings=settings).gpus)
-    cpu_cell = made.plan.cell.versions["cuda"] == "cpu"
-    unproven = []
-    if not gpus and not cpu_cell:
-        unproven = ["kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"]
-    note("smoke" + ("" if gpus or cpu_cell else " (on CPU)"))
+    lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
+    note("smoke" + (" (on CPU)" if lacking else ""))
     report = run_smoke(
         ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
         level=Level.DISTRIBUTED,
-        device="cuda" if gpus and not cpu_cell else "cpu",
+        device=device,
         settings=settings,
     )
-    return report, unproven
+    unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
+    return report, [unproven] if lacking else []
 
 
 def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:

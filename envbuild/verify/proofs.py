@@ -5,20 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.settings import Settings
-from envbuild.verify.smoke import suite_hash
+from envbuild.verify.smoke import Device, suite_hash
 
 
 def _path(settings: Settings, digest: str) -> Path:
     return settings.cache_dir / "proofs" / f"{digest.removeprefix('sha256:')}.json"
 
 
-def kept_proof(settings: Settings, digest: str) -> dict[str, Any] | None:
-    """Return what was proven of the image `digest` by today's suite, or None."""
+def kept_proof(settings: Settings, digest: str, device: Device) -> dict[str, Any] | None:
+    """Return what was proven of the image `digest` by today's suite, or None.
+
+    Where a GPU can be asked (`device` is cuda) what a processor proved does not do.
+    """
     try:
         proof: dict[str, Any] = json.loads(_path(settings, digest).read_text())
     except (OSError, ValueError):
         return None
-    return proof if proof.get("suite") == suite_hash() else None
+    enough = device == "cpu" or (proof.get("smoke") or {}).get("device") == "cuda"
+    return proof if enough and proof.get("suite") == suite_hash() else None
 
 
 def keep_proof(

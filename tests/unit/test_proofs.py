@@ -1,0 +1,32 @@
+"""What was proven of an image once, and where that still counts."""
+
+import pytest
+
+from envbuild.settings import load_settings
+from envbuild.verify import proofs
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return load_settings(environ={"HOME": str(tmp_path)}, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("proven", "asked", "counts"),
+    [("cpu", "cpu", True), ("cpu", "cuda", False), ("cuda", "cuda", True), ("cuda", "cpu", True)],
+)
+def test_what_a_processor_proved_does_not_do_where_a_gpu_can_be_asked(settings, proven, asked, counts):
+    proofs.keep_proof(settings, DIGEST, audit={}, smoke={"device": proven}, unproven=[])
+    assert (proofs.kept_proof(settings, DIGEST, asked) is not None) is counts
+
+
+def test_another_suite_proves_anew(settings, monkeypatch):
+    proofs.keep_proof(settings, DIGEST, audit={}, smoke={"device": "cpu"}, unproven=[])
+    monkeypatch.setattr(proofs, "suite_hash", lambda: "another")
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
+
+
+def test_what_was_never_proven(settings):
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
