@@ -27,17 +27,29 @@ def _archive():
         pytest.skip(f"Ubuntu's archive is out of reach: {error}")
 
 
-def added_to(image: str, folder: Path, packages: tuple[OsPackage, ...], renewed: tuple[OsPackage, ...] = ()) -> str:
-    """Install the list on the image by the build's own recipe; return what BuildKit printed."""
+def added_to(
+    image: str,
+    folder: Path,
+    packages: tuple[OsPackage, ...],
+    renewed: tuple[OsPackage, ...] = (),
+    options: tuple[str, ...] = ("--output=type=cacheonly",),
+) -> str:
+    """Install the list on the image by the build's own recipe; return what BuildKit printed.
+
+    The .debs in the folder's own folder `debs` are the site's.
+    """
     lines = [f"{p.name}={p.version} {p.sha256}" for p in packages]
     lines += [f"# {p.name}={p.version} {p.sha256}" for p in renewed]
     (folder / "list").write_text("".join(f"{line}\n" for line in lines))
     (folder / "os-install").write_bytes((data_dir("dockerfiles") / "recipe" / "os-install").read_bytes())
+    (folder / "debs").mkdir(exist_ok=True)
     report = "dpkg-query -W -f 'now ${Package}=${Version}\\n'"
     (folder / "Dockerfile").write_text(
-        f"FROM {image}\nCOPY os-install list /\nRUN {report} | sed s/now/was/\nRUN sh /os-install /list\nRUN {report}\n"
+        f"FROM {image}\nCOPY os-install list /\nRUN {report} | sed s/now/was/\n"
+        f"RUN --mount=type=bind,source=debs,target=/run/envbuild/debs --mount=type=tmpfs,target=/var/cache/apt sh /os-install /list\n"
+        f"RUN {report}\n"
     )
-    command = ["docker", "buildx", "build", "--progress=plain", "--no-cache", "--output=type=cacheonly", str(folder)]
+    command = ["docker", "buildx", "build", "--progress=plain", "--no-cache", *options, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode == 0 else f"FAILED\n{done.stderr}"
 
@@ -68,3 +80,28 @@ def test_an_older_image_gets_the_locked_packages_and_keeps_what_it_has(suite, en
     assert refused.startswith("FAILED")
     assert "openssh-client" in refused
     assert "which the lock does not name" in refused
+
+
+def test_a_site_without_an_archive_installs_from_its_own_debs(engine, tmp_path):
+    """Without a network, from a folder that also holds what the list does not name; one .deb less, and the archive is asked."""
+    mirror, security_mirror = mirrors_of(load_settings(), "noble")
+    packages, renewed = resolve_on_image(
+        suite="noble", packages=("make",), mirror=mirror, security_mirror=security_mirror
+    )
+    debs = tmp_path / "build" / "debs"
+    debs.mkdir(parents=True)
+    offline = ("--output=type=cacheonly", "--network=none")
+    with ubuntu_root("noble", tmp_path / "root", ()) as image:
+        without = stated(added_to(image, tmp_path / "build", ()), "was")
+        needed = [p for p in packages if p.name not in without]
+        assert "make" in {p.name for p in needed}
+        for package in (*needed, next(p for p in packages if p.name in without)):
+            name = package.filename.rsplit("/", 1)[-1]
+            urllib.request.urlretrieve(f"{mirror}/{package.filename}", debs / name)
+        stray = debs / "stray.deb"
+        stray.write_bytes(b"no package, and not in the list")
+        output = added_to(image, tmp_path / "build", packages, renewed, offline)
+        assert stated(output, "now").items() >= {p.name: p.version for p in needed}.items(), output[-4000:]
+        next(debs.glob("make_*.deb")).unlink()
+        output = added_to(image, tmp_path / "build", packages, renewed, offline)
+    assert output.startswith("FAILED")
