@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -87,6 +88,8 @@ def _file(value: Path) -> Path:
 
 
 def _link(value: str, info: ValidationInfo) -> str:
+    if value.startswith("file://"):  # a folder to pip and uv, and to whoever hands its wheels to a build
+        value = unquote(urlsplit(value).path)
     return value if _is_url(value) else str(_folder(Path(_anchored(value, info))))
 
 

@@ -137,12 +137,13 @@ def test_paths_of_the_file_start_at_its_folder_and_at_the_home(machine: Machine)
     (machine.home / ".config/envbuild/src").mkdir(parents=True)
     (machine.home / "debs").mkdir()
     machine.config(
-        'sources = "src"\ndebs = "~/debs"\nfind_links = ["src", "https://wheels.example/x.html"]\ncache_dir = "c"\n'
+        'sources = "src"\ndebs = "~/debs"\nfind_links = ["src", "https://wheels.example/x.html", '
+        f'"file://{machine.home}/debs"]\ncache_dir = "c"\n'
     )
     settings = machine.load()
     assert settings.sources == machine.home / ".config/envbuild/src"
     assert settings.debs == machine.home / "debs"
-    assert settings.find_links == (str(settings.sources), "https://wheels.example/x.html")
+    assert settings.find_links == (str(settings.sources), "https://wheels.example/x.html", str(settings.debs))
     assert settings.cache_dir == machine.home / ".config/envbuild/c"
 
 

@@ -44,6 +44,12 @@ def test_secrets_carry_mirrors_proxy_and_ca(tmp_path):
     assert found["env"].stat().st_mode & 0o077 == 0
 
 
+def test_a_page_of_wheels_is_named_to_the_build_and_a_folder_is_not(tmp_path):
+    links = f"https://wheels.example.org/cu126 file://{tmp_path}"
+    found = secrets(settings_of(tmp_path, ENVBUILD_FIND_LINKS=links), plan_for(cuda="cpu"), tmp_path / "secrets")
+    assert "export ENVBUILD_FIND_LINKS=https://wheels.example.org/cu126\n" in found["env"].read_text()
+
+
 def test_a_site_without_settings_mounts_nothing_but_the_index(tmp_path):
     found = secrets(settings_of(tmp_path), plan_for(cuda="cpu"), tmp_path / "secrets")
     assert set(found) == {"env"}
