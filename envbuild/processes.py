@@ -29,17 +29,24 @@ def end_group(
 
 
 def followed(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], feed: Callable[[str], None], patience: float = 30.0
+    command: Sequence[str],
+    *,
+    feed: Callable[[str], object],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: bool = False,
+    patience: float = 30.0,
 ) -> int:
     """Run `command`, hand each line of its stderr to `feed` as it comes, and return the exit code.
 
     When `feed` raises or Ctrl-C comes, the command is asked to end by SIGTERM and nothing of it runs any more when this raises.
 
     Args:
-        command: program and arguments; its stdout is dropped.
-        cwd: where it runs.
-        env: its whole environment.
+        command: program and arguments.
         feed: takes a line, its end included.
+        cwd: where it runs; here by default.
+        env: its whole environment; this process's own by default.
+        stdout: whether its stdout is fed, too, and not dropped.
         patience: how long the command may take to end, seconds.
 
     """
@@ -48,19 +55,20 @@ def followed(
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE if stdout else subprocess.DEVNULL,
+        stderr=subprocess.STDOUT if stdout else subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
     ) as process:
-        assert process.stderr is not None  # noqa: S101 - it was asked for
+        said = process.stdout if stdout else process.stderr
+        assert said is not None  # noqa: S101 - it was asked for
         try:
-            for line in process.stderr:
+            for line in said:
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=process.stderr.read, daemon=True).start()
+            threading.Thread(target=said.read, daemon=True).start()
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode

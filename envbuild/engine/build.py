@@ -349,14 +349,12 @@ class _Run:
             digest = metadata["image"]["containerimage.digest"]
             self.b.on_change("load", "started")
             begun = time.monotonic()
-            from python_on_whales.exceptions import DockerException
-
-            try:
-                self.b.client.image.load(str(archive), quiet=True)
-            except DockerException as error:
+            said: list[str] = []
+            load = ("image", "load", "--quiet", "--input", str(archive))
+            if followed([*self.b.client.client_config.docker_cmd, *load], feed=said.append):
                 raise self._disk_or(
-                    BuildError("the engine did not take the image", where=tag, hint=(error.stderr or "").strip()[-300:])
-                ) from error
+                    BuildError("the engine did not take the image", where=tag, hint="".join(said).strip()[-300:])
+                )
             self.watch.stages["load"] = StageTime(name="load", seconds=time.monotonic() - begun, executed=1)
             self.b.on_change("load", "done")
         image = self.b.client.image.inspect(tag)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
+from envbuild.processes import followed
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
     from urllib.request import OpenerDirector, Request
 
     from python_on_whales import DockerClient
-    from python_on_whales.exceptions import DockerException
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # One manifest may be of any of these; a registry that is asked for none of them answers with the oldest kind.
@@ -160,13 +160,13 @@ def pull_verified(client: "DockerClient", reference: str, digest: str) -> str:
     if ref.digest not in {None, digest}:
         raise UsageError(f"{reference} names another digest than {digest}")
     pinned = f"{ref.repository}@{digest}"
+    _docker(client, ref, f"pulling {pinned}", "pull", "--quiet", pinned)
     try:
-        client.image.pull(pinned, quiet=True)
         held = client.image.inspect(pinned).repo_digests
         if ref.digest is None:
             client.image.tag(pinned, f"{ref.repository}:{ref.tag}")
     except DockerException as error:
-        raise _engine_failure(error, ref, f"pulling {pinned}") from None
+        raise _engine_failure(error.stderr or "", ref, f"pulling {pinned}") from None
     if not any(entry.endswith(f"@{digest}") for entry in held):
         raise HostError(f"the engine pulled another image than {pinned}", where=", ".join(held))
     return pinned
@@ -180,25 +180,24 @@ def push(client: "DockerClient", reference: str) -> str:
         UsageError: the engine has no such image, or `reference` is by digest.
 
     """
-    from python_on_whales.exceptions import DockerException
-
     ref = parse_reference(reference)
     if ref.digest:
         raise UsageError("an image is pushed by its tag, not by a digest", where=reference)
     name = f"{ref.repository}:{ref.tag}"
-    said = b""
-    try:
-        for _, line in client.image.push(name, stream_logs=True) or ():
-            said += line
-    except DockerException as error:
-        raise _engine_failure(error, ref, f"pushing {name}", said.decode(errors="replace")) from None
+    said = _docker(client, ref, f"pushing {name}", "push", name)
     # The engine ends with `TAG: digest: sha256:… size: N`.
-    found = re.findall(r"digest: (sha256:[0-9a-f]{64})", said.decode(errors="replace"))
+    found = re.findall(r"digest: (sha256:[0-9a-f]{64})", said)
     if not found:
-        raise HostError(
-            f"the engine pushed {name} and named no digest", where=said.decode(errors="replace").strip()[-200:]
-        )
+        raise HostError(f"the engine pushed {name} and named no digest", where=said.strip()[-200:])
     return str(found[-1])
+
+
+def _docker(client: "DockerClient", ref: Reference, doing: str, *words: str) -> str:
+    """Run `docker image` with these words and return what it said; interrupted, it ends before this raises."""
+    said: list[str] = []
+    if followed([*client.client_config.docker_cmd, "image", *words], feed=said.append, stdout=True):
+        raise _engine_failure("".join(said), ref, doing)
+    return "".join(said)
 
 
 def _opener(ref: Reference, ca_bundle: Path | None) -> "OpenerDirector":
@@ -278,10 +277,10 @@ def _no_access(ref: Reference) -> HostError:
     )
 
 
-def _engine_failure(error: "DockerException", ref: Reference, doing: str, said: str = "") -> EnvbuildError:
+def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
     """Return our error for docker's, by what docker says."""
-    text = f"{said}\n{error.stderr or ''}".strip()
-    last = text.splitlines()[-1].strip() if text else str(error)
+    text = said.strip()
+    last = text.splitlines()[-1].strip() if text else "docker gave no reason"
     if re.search(r"no such image|image .* does not exist|tag does not exist", text, re.IGNORECASE):
         return UsageError(f"the engine has no image {ref.repository}:{ref.tag}", where=doing, hint="build it first")
     if re.search(r"unauthorized|authentication required|no basic auth|denied|forbidden", text, re.IGNORECASE):

@@ -45,3 +45,13 @@ def test_a_command_that_will_not_end_is_killed_with_what_it_started(tmp_path):
     assert time.monotonic() - begun < 5
     time.sleep(1.2)
     assert not (tmp_path / "outlived").exists()
+
+
+def test_stdout_is_handed_over_where_it_is_asked_for(tmp_path):
+    lines: list[str] = []
+    command = ["sh", "-c", "echo out; echo err >&2"]
+    assert followed(command, feed=lines.append, stdout=True) == 0
+    assert sorted(lines) == ["err\n", "out\n"]
+    lines.clear()
+    assert followed(command, feed=lines.append) == 0
+    assert lines == ["err\n"]
