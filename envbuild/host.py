@@ -290,7 +290,6 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
     driver = driver_version(probe)
     gpus, gpu_problem = _gpus(probe)
     mounts = _mounts(probe)
-    local_engine = settings.engine_host is None or settings.engine_host.startswith("unix://")
     return HostFacts(
         os=release.get("PRETTY_NAME"),
         os_id=release.get("ID"),
@@ -308,7 +307,7 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
             r"version (\S+)", _output(probe, "apptainer", "--version") or _output(probe, "singularity", "--version")
         ),
         cache=_disk(probe, str(settings.cache_dir)),
-        engine_disk=_disk(probe, engine.root) if engine.root and local_engine else None,
+        engine_disk=_disk(probe, engine.root) if engine.root and settings.engine_is_here else None,
         network_mounts=tuple(NetworkMount(path=path, filesystem=kind) for path, kind in mounts if _is_network(kind)),
         infiniband=tuple(_nics(probe)),
         # rdma_cm is there without any adapter; verbs need a uverbs device.

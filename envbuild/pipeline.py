@@ -171,7 +171,7 @@ def pull_prebuilt(settings: Settings, client: "DockerClient", lock: Lock, plan: 
     reference = registry_reference(settings, lock)
     if reference is None:
         return None
-    digest = find_digest(reference, ca_bundle=settings.ca_bundle)
+    digest = find_digest(reference, settings=settings)
     if digest is None:
         return None
     pull_verified(client, reference, digest)

@@ -172,6 +172,11 @@ class Settings(BaseModel):
         """What the user should know: a value that was passed over and why, a cache that had to move."""
         return self._notices
 
+    @property
+    def engine_is_here(self) -> bool:
+        """Whether the Docker engine runs on this host, so that it sees this host's folders."""
+        return self.engine_host is None or self.engine_host.startswith("unix://")
+
     def redacted(self) -> dict[str, Any]:
         """Return every setting as JSON values, URLs without their credentials."""
 

@@ -228,6 +228,9 @@ def _prove(
     if not with_smoke:
         report["not_proven"].append("smoke tests were left out by --no-smoke")
         return None
+    if not settings.engine_is_here:
+        report["not_proven"].append("smoke tests: the engine is on another host (`envbuild smoke TAG` there runs them)")
+        return None
     smoked, unproven = _smoke(settings, made, audited, device)
     report["not_proven"] += unproven
     report["smoke"] = {

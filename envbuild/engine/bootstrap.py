@@ -162,6 +162,7 @@ def bootstrap_root(
     log: Path,
     mirror: str | None = None,
     security_mirror: str | None = None,
+    settings: Settings | None = None,
     locked: Iterable[OsPackage] | None = None,
 ) -> RootFS:
     """Make the Debian root of `suite` with the essential packages, its archive's base packages and `packages` in it.
@@ -176,6 +177,7 @@ def bootstrap_root(
         log: where the output of mmdebstrap goes.
         mirror: the archive to fetch from; the root itself always names the public one.
         security_mirror: the same for security updates.
+        settings: the proxies and the CA bundle to reach them with; this machine's own by default.
         locked: what a lock says the root holds; anything else is refused.
 
     Raises:
@@ -215,7 +217,7 @@ def bootstrap_root(
             f"--components={','.join(archive.components)}",
             f"--keyring={archive.keyring}",
             f"--include={','.join((*archive.base_packages, *packages))}",
-            *(f"--aptopt={option}" for option in _host_apt_options()),
+            *(f"--aptopt={option}" for option in _apt_options(settings)),
             # This root is thrown away when the machine dies; no need to wait for its disk.
             "--dpkgopt=force-unsafe-io",
             *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text().splitlines()),
@@ -233,7 +235,12 @@ def bootstrap_root(
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TMPDIR": folder},
+                    env={
+                        **_environment(settings),
+                        "SOURCE_DATE_EPOCH": str(epoch),
+                        "LC_ALL": "C.UTF-8",
+                        "TMPDIR": folder,
+                    },
                     start_new_session=True,
                 )
             try:
@@ -293,6 +300,7 @@ def resolve_os_packages(
     packages: Sequence[str],
     mirror: str | None = None,
     security_mirror: str | None = None,
+    settings: Settings | None = None,
     installed: Sequence[OsPackage] = (),
     arch: str = "amd64",
 ) -> tuple[OsPackage, ...]:
@@ -306,6 +314,7 @@ def resolve_os_packages(
         packages: names as apt takes them (`name` or `name=version`).
         mirror: the archive to ask; the public one when None.
         security_mirror: the same for security updates.
+        settings: the proxies and the CA bundle to reach them with; this machine's own by default.
         installed: what the base image holds already.
         arch: Debian's name of the architecture.
 
@@ -322,7 +331,7 @@ def resolve_os_packages(
     mirror = mirror or archive.mirror
     security_mirror = security_mirror or archive.security_mirror
     with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
-        apt = _IsolatedApt(Path(folder), arch)
+        apt = _IsolatedApt(Path(folder), arch, settings)
         options = f"[arch={arch} signed-by={archive.keyring}] "
         apt.write_sources(archive.sources(suite, mirror=mirror, security_mirror=security_mirror, options=options))
         failure = apt.update()
@@ -342,6 +351,7 @@ def resolve_on_image(
     packages: Sequence[str],
     mirror: str | None = None,
     security_mirror: str | None = None,
+    settings: Settings | None = None,
 ) -> tuple[tuple[OsPackage, ...], tuple[OsPackage, ...]]:
     """Return what installing `packages` on an image that others made brings, and what else it may have to renew there.
 
@@ -354,7 +364,9 @@ def resolve_on_image(
     """
 
     def closure(*wanted: str) -> tuple[OsPackage, ...]:
-        return resolve_os_packages(suite=suite, packages=wanted, mirror=mirror, security_mirror=security_mirror)
+        return resolve_os_packages(
+            suite=suite, packages=wanted, mirror=mirror, security_mirror=security_mirror, settings=settings
+        )
 
     added = closure(*packages)
     return added, tuple(package for package in closure(*packages, *_MADE_BY_OTHERS) if package not in set(added))
@@ -363,7 +375,7 @@ def resolve_on_image(
 class _IsolatedApt:
     """apt-get over a folder of its own: configuration, sources, lists, cache and dpkg status."""
 
-    def __init__(self, folder: Path, arch: str) -> None:
+    def __init__(self, folder: Path, arch: str, reach: Settings | None) -> None:
         self.folder = folder
         self.arch = arch
         for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
@@ -389,10 +401,10 @@ class _IsolatedApt:
             'Acquire::Retries "1"',
             'Acquire::http::Timeout "20"',
             'Acquire::https::Timeout "20"',
-            *_host_apt_options(),
+            *_apt_options(reach),
         ]
         config.write_text("".join(f"{line};\n" for line in settings))
-        self.env = {**os.environ, "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
+        self.env = {**_environment(reach), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -472,13 +484,29 @@ class _IsolatedApt:
         return tuple(sorted(found, key=_by_name))
 
 
-def _host_apt_options() -> list[str]:
-    """Return the host's own way to reach a mirror (proxy, certificates, an old snapshot), as lines of an apt.conf."""
+def _apt_options(settings: Settings | None) -> list[str]:
+    """Return how apt reaches a mirror, as lines of an apt.conf: the host's own way, and the settings' where they say more.
+
+    Of the host that is proxy, certificates, and leave for an old snapshot; the settings' proxies and CA bundle come after it.
+    """
     done = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=False)
     wanted = re.compile(
         r"Acquire::(Check-Valid-Until|https?::(Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[^ ]*) ", re.IGNORECASE
     )
-    return [line.rstrip(";") for line in done.stdout.splitlines() if wanted.match(line)]
+    lines = [line.rstrip(";") for line in done.stdout.splitlines() if wanted.match(line)]
+    if settings is not None:
+        own = {
+            "http::Proxy": settings.http_proxy,
+            "https::Proxy": settings.https_proxy,
+            "https::CaInfo": settings.ca_bundle,
+        }
+        lines += [f'Acquire::{name} "{value}"' for name, value in own.items() if value]
+    return lines
+
+
+def _environment(settings: Settings | None) -> dict[str, str]:
+    """Return this process's environment with the settings' no_proxy, which apt reads from there alone."""
+    return {**os.environ, **({"no_proxy": settings.no_proxy} if settings is not None and settings.no_proxy else {})}
 
 
 def _split_stanzas(text: str) -> list[dict[str, str]]:

@@ -243,7 +243,9 @@ class _Run:
                 path, _ = download(settings, file.url, file.sha256, settings.cache_dir / "files")
                 self.contexts[f"src-{file.name}"] = str(self._folder_of(f"src-{file.name}", {path.name: path}))
         self.contexts |= dict(self.b.substitutes)
-        cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        engine = self.b.client.system.info()  # of the machine that compiles, which need not be this one
+        cores = engine.n_cpu or os.cpu_count() or 1
+        memory = (engine.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2**30
         for component in plan.components:
             count = self.private / f"jobs-{component.axis}"
             count.write_text(str(jobs(settings, job_gib=component.job_gib, cores=cores, memory_gib=memory)))
@@ -275,6 +277,7 @@ class _Run:
             log=self.folder / "bootstrap.log",
             mirror=self.settings.debian_mirror,
             security_mirror=self.settings.debian_security_mirror,
+            settings=self.settings,
             locked=root.packages or None,
         )
 

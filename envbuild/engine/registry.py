@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.processes import followed
+from envbuild.settings import Settings
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -84,7 +85,7 @@ def parse_reference(text: str) -> Reference:
     return Reference(host=host, path=path, tag=tag or "latest", digest=digest or None)
 
 
-def find_digest(reference: str, *, ca_bundle: Path | None = None) -> str | None:
+def find_digest(reference: str, *, settings: Settings | None = None) -> str | None:
     """Return the digest (`sha256:…`) that `reference` has in its registry now, or None when it is not there.
 
     Asks the registry's HTTP API v2 for the manifest's head; no engine is needed and nothing is downloaded. Logins are
@@ -92,7 +93,7 @@ def find_digest(reference: str, *, ca_bundle: Path | None = None) -> str | None:
 
     Args:
         reference: an image by tag or digest; a registry on loopback is asked over plain http, any other over https.
-        ca_bundle: PEM file of further certificates to trust.
+        settings: the proxies and the CA bundle to reach it with; the environment's proxies by default.
 
     Raises:
         HostError: the registry cannot be reached, or wants a login that is missing or wrong.
@@ -105,7 +106,7 @@ def find_digest(reference: str, *, ca_bundle: Path | None = None) -> str | None:
     ref = parse_reference(reference)
     host = _HUB_API if ref.host == _HUB else ref.host
     url = f"{'http' if ref.loopback else 'https'}://{host}/v2/{ref.path}/manifests/{ref.digest or ref.tag}"
-    opener = _opener(ref, ca_bundle)
+    opener = _opener(ref, settings)
     request = Request(url, method="HEAD", headers={"Accept": ", ".join(_MANIFEST_TYPES)})  # noqa: S310
     try:
         try:
@@ -200,16 +201,14 @@ def _docker(client: "DockerClient", ref: Reference, doing: str, *words: str) -> 
     return "".join(said)
 
 
-def _opener(ref: Reference, ca_bundle: Path | None) -> "OpenerDirector":
-    import ssl
-    from urllib.request import HTTPSHandler, ProxyHandler, build_opener
+def _opener(ref: Reference, settings: Settings | None) -> "OpenerDirector":
+    from urllib.request import ProxyHandler, build_opener
 
-    context = ssl.create_default_context()
-    if ca_bundle is not None:
-        context.load_verify_locations(cafile=ca_bundle)
-    # A proxy would look for loopback on itself.
-    proxy = ProxyHandler({}) if ref.loopback else ProxyHandler()
-    return build_opener(proxy, HTTPSHandler(context=context))
+    from envbuild.lock.index import opener
+
+    if ref.loopback:  # a proxy would look for loopback on itself
+        return build_opener(ProxyHandler({}))
+    return opener(settings)
 
 
 def _open(opener: "OpenerDirector", request: "Request") -> "HTTPResponse":

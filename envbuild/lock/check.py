@@ -30,7 +30,7 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
     for image in lock.images:
         note(f"checking {image.reference}")
         reference = f"{image.reference.rsplit(':', 1)[0]}@{image.digest}"
-        if image.digest and find_digest(reference, ca_bundle=settings.ca_bundle) is None:
+        if image.digest and find_digest(reference, settings=settings) is None:
             faults.append(f"{reference} is no longer in its registry")
     note("checking OS packages")
     try:

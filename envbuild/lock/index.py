@@ -1,7 +1,9 @@
 """Python package indexes through the Simple API (PEP 503 and 691): which files a distribution has, with their hashes."""
 
+import base64
 import hashlib
 import html.parser
+import http.client
 import json
 import ssl
 import urllib.error
@@ -31,14 +33,52 @@ class IndexFile:
     upload_time: str | None = None
 
 
-def opener(settings: Settings) -> urllib.request.OpenerDirector:
-    """Return an opener that honours the settings' CA bundle and proxies."""
-    context = ssl.create_default_context(cafile=str(settings.ca_bundle) if settings.ca_bundle else None)
-    proxies = {k: v for k, v in (("http", settings.http_proxy), ("https", settings.https_proxy)) if v}
+class _Proxies(urllib.request.ProxyHandler):
+    """The settings' proxies, but for the hosts of their own `no_proxy`."""
+
+    def __init__(self, proxies: dict[str, str], direct: str) -> None:
+        super().__init__(proxies)
+        self._direct = {"no": direct}
+
+    def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:  # noqa: A002 - urllib's name
+        if req.host and urllib.request.proxy_bypass_environment(req.host, self._direct):  # type: ignore[attr-defined]
+            return None
+        return super().proxy_open(req, proxy, type)
+
+
+def opener(settings: Settings | None) -> urllib.request.OpenerDirector:
+    """Return an opener that honours the settings' CA bundle and proxies; without settings the environment's proxies."""
+    bundle = settings.ca_bundle if settings else None
+    context = ssl.create_default_context(cafile=str(bundle) if bundle else None)
     handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
-    if proxies:
-        handlers.append(urllib.request.ProxyHandler(proxies))
+    if settings and (settings.http_proxy or settings.https_proxy):
+        proxies = {k: v for k, v in (("http", settings.http_proxy), ("https", settings.https_proxy)) if v}
+        handlers.append(_Proxies(proxies, settings.no_proxy or ""))
     return urllib.request.build_opener(*handlers)
+
+
+def _split_login(url: str) -> tuple[str, str | None]:
+    """Return the URL without its login, and that login as an Authorization header."""
+    parts = urllib.parse.urlsplit(url)
+    login, at, place = parts.netloc.rpartition("@")
+    if not at:
+        return url, None
+    basic = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+    return parts._replace(netloc=place).geturl(), f"Basic {basic}"
+
+
+def request_for(settings: Settings, url: str, **headers: str) -> urllib.request.Request:
+    """Return the request of `url`, with the login that it or the settings' index of that host carries."""
+    bare, login = _split_login(url)
+    host = urllib.parse.urlsplit(bare)[:2]
+    for index in (settings.index_url, settings.torch_index, *settings.extra_index_urls):
+        of_index, its_login = _split_login(index)
+        if login is None and urllib.parse.urlsplit(of_index)[:2] == host:
+            login = its_login
+    request = urllib.request.Request(bare, headers=headers)  # noqa: S310
+    if login:
+        request.add_unredirected_header("Authorization", login)  # another host has no right to it
+    return request
 
 
 def fetch(settings: Settings, url: str, *, accept: str | None = None) -> tuple[bytes, str]:
@@ -49,9 +89,9 @@ def fetch(settings: Settings, url: str, *, accept: str | None = None) -> tuple[b
         LockError: the host answered, and not with the file.
 
     """
-    request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})  # noqa: S310
     host = urllib.parse.urlsplit(url).hostname or url
     try:
+        request = request_for(settings, url, **({"Accept": accept} if accept else {}))
         with opener(settings).open(request, timeout=_TIMEOUT_S) as answer:
             return answer.read(), answer.headers.get_content_type()
     except urllib.error.HTTPError as error:
@@ -60,8 +100,8 @@ def fetch(settings: Settings, url: str, *, accept: str | None = None) -> tuple[b
             where=redact(url),
             hint="check the version, or the index in your settings",
         ) from error
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        reason = getattr(error, "reason", error)
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise HostError(
             f"{host} cannot be reached: {reason}",
             where=redact(url),
@@ -104,7 +144,8 @@ def files_of(settings: Settings, distribution: str, *, index: str | None = None)
     """Return every file that `index` (the settings' own by default) lists for `distribution`, in its order."""
     url = f"{(index or settings.index_url).rstrip('/')}/{canonicalize_name(distribution)}/"
     body, content_type = fetch(settings, url, accept=f"{_JSON}, text/html;q=0.5")
-    return tuple(_from_json(body, url) if content_type == _JSON else _from_html(body, url))
+    base, _ = _split_login(url)  # what a file's URL says goes into the lock
+    return tuple(_from_json(body, base) if content_type == _JSON else _from_html(body, base))
 
 
 def download(settings: Settings, url: str, sha256: str | None, folder: Path) -> tuple[Path, str]:

@@ -110,6 +110,7 @@ class _Archive(TypedDict):
     suite: str
     mirror: str
     security_mirror: str
+    settings: Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ class _Maker:
         self.note(f"asking for the digest of {image.reference}")
         host = parse_reference(image.reference).host
         try:
-            digest = find_digest(image.reference, ca_bundle=self.settings.ca_bundle)
+            digest = find_digest(image.reference, settings=self.settings)
         except HostError as error:
             self._miss(f"digest of {image.reference} ({image.stage})", error, host, image.stage)
             return image
@@ -198,7 +199,12 @@ class _Maker:
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         mirror, security_mirror = mirrors_of(self.settings, suite)
-        asked: _Archive = {"suite": suite, "mirror": mirror, "security_mirror": security_mirror}
+        asked: _Archive = {
+            "suite": suite,
+            "mirror": mirror,
+            "security_mirror": security_mirror,
+            "settings": self.settings,
+        }
         base: tuple[OsPackage, ...] = ()
         renewed: tuple[OsPackage, ...] = ()
         if inputs.root_suite:

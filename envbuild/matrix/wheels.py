@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import HostError, LockError
-from envbuild.lock.index import IndexFile, fetch, files_of, opener
+from envbuild.lock.index import IndexFile, fetch, files_of, opener, request_for
 from envbuild.settings import Settings
 
 _CHUNK = 1 << 16
@@ -157,12 +157,13 @@ class _Ranges(io.RawIOBase):
     """A remote file, read in chunks as zipfile asks for them."""
 
     def __init__(self, settings: Settings, url: str) -> None:
+        self._settings = settings
         self._opener = opener(settings)
         self._url = url
         self._at = 0
         self._held = (0, b"")
         with self._opener.open(
-            urllib.request.Request(url, headers={"Range": "bytes=0-0"}),  # noqa: S310
+            request_for(settings, url, Range="bytes=0-0"),
             timeout=_TIMEOUT_S,
         ) as answer:
             if answer.status != _HTTP_PARTIAL:
@@ -189,7 +190,7 @@ class _Ranges(io.RawIOBase):
         start, held = self._held
         if not (start <= self._at and self._at + size <= start + len(held)):
             end = min(self._size, self._at + max(size, _CHUNK)) - 1
-            request = urllib.request.Request(self._url, headers={"Range": f"bytes={self._at}-{end}"})  # noqa: S310
+            request = request_for(self._settings, self._url, Range=f"bytes={self._at}-{end}")
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 start, held = self._held = (self._at, answer.read())
         data = held[self._at - start : self._at - start + size]

@@ -32,6 +32,8 @@ class Index:
         self.html, self.sidecars, self.ranges = html, sidecars, ranges
         self.held = {}
         self.bytes_sent = 0
+        self.login = None
+        """What whoever asks must send as Authorization."""
 
     def add(self, name, version, *files, day="2026-10-01", yanked=False):
         self.held.setdefault(name, {})[version] = (files, day, yanked)
@@ -84,7 +86,9 @@ class Index:
             def do_GET(self):
                 parts = self.path.strip("/").split("/")
                 files = index.files()
-                if parts[0] == "simple" and parts[1] in index.held:
+                if index.login and self.headers.get("Authorization") != index.login:
+                    self.send("text/plain", b"who are you?", 401)
+                elif parts[0] == "simple" and parts[1] in index.held:
                     self.send(*index.simple(parts[1]))
                 elif parts[0] == "pypi" and parts[1] in index.held:
                     self.send(*index.api(parts[1]))

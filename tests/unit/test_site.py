@@ -3,6 +3,7 @@
 import pytest
 from road import plan_for
 
+from envbuild.engine.bootstrap import _apt_options, _environment
 from envbuild.engine.site import jobs, secrets
 from envbuild.settings import load_settings
 
@@ -79,3 +80,14 @@ def test_no_secret_enters_the_dockerfile(tmp_path):
     text = dockerfile(plan_for(cuda="cpu"))
     assert "UV_DEFAULT_INDEX" not in text
     assert text.count("--mount=type=secret,id=ca") >= 2
+
+
+def test_apt_goes_the_settings_way_to_an_archive(tmp_path):
+    ca = tmp_path / "ca.pem"
+    ca.write_text("certificates")
+    proxy = "http://proxy.example.org:3128"
+    settings = settings_of(
+        tmp_path, ENVBUILD_CA_BUNDLE=str(ca), ENVBUILD_HTTP_PROXY=proxy, ENVBUILD_NO_PROXY="mirror.example.org"
+    )
+    assert _apt_options(settings)[-2:] == [f'Acquire::http::Proxy "{proxy}"', f'Acquire::https::CaInfo "{ca}"']
+    assert _environment(settings)["no_proxy"] == "mirror.example.org"

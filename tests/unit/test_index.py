@@ -1,0 +1,59 @@
+"""Asking a package index: logins, proxies and what is not there."""
+
+import base64
+
+import pytest
+from index_server import Index, wheel
+
+from envbuild.errors import HostError, LockError
+from envbuild.lock.index import download, files_of
+from envbuild.settings import load_settings
+
+DEAD = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def index():
+    made = Index()
+    made.add("six", "1.0", wheel("six", "1.0", "py3-none-any"))
+    return made
+
+
+def settings_of(tmp_path, **environ):
+    return load_settings(environ={"HOME": str(tmp_path), **environ}, root=tmp_path)
+
+
+def with_login(url: str) -> str:
+    return url.replace("//", "//me%40acme:p%3Aw@")
+
+
+def test_the_login_of_an_index_is_used_for_its_files_and_stays_out_of_their_urls(index, tmp_path):
+    index.login = "Basic " + base64.b64encode(b"me@acme:p:w").decode()
+    with index.served() as url:
+        (file,) = files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=with_login(url)), "six")
+        assert "p%3Aw" not in file.url
+        settings = settings_of(tmp_path, ENVBUILD_INDEX_URL=with_login(url))
+        path, digest = download(settings, file.url, file.sha256, tmp_path / "files")
+        assert (path.name, digest) == (file.filename, file.sha256)
+        with pytest.raises(LockError, match="401"):
+            files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=url), "six")
+
+
+def test_a_login_goes_to_its_own_host_alone(index, tmp_path):
+    index.login = "Basic " + base64.b64encode(b"me@acme:p:w").decode()
+    settings = settings_of(tmp_path, ENVBUILD_INDEX_URL="https://me%40acme:p%3Aw@pypi.example.org/simple")
+    with index.served() as url, pytest.raises(LockError, match="401"):
+        files_of(settings, "six", index=url)
+
+
+def test_no_proxy_is_honoured(index, tmp_path):
+    with index.served() as url:
+        asked = {"ENVBUILD_INDEX_URL": url, "ENVBUILD_HTTP_PROXY": DEAD}
+        with pytest.raises(HostError, match="cannot be reached"):
+            files_of(settings_of(tmp_path, **asked), "six")
+        assert files_of(settings_of(tmp_path, **asked, ENVBUILD_NO_PROXY="pypi.example.org,127.0.0.1"), "six")
+
+
+def test_an_address_that_is_none_is_one_clear_message(tmp_path):
+    with pytest.raises(HostError, match="cannot be reached"):
+        files_of(settings_of(tmp_path), "six", index="http://me:x@127.0.0.1:port/simple")
