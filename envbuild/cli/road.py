@@ -77,7 +77,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     stack = load_stack(name) if name else None
     solution = solve(matrix, request, evidence_refs())
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
-    te_source = _te_source(sources) or (pinned.te_source if pinned else "pypi")
+    te_source = _te_source(sources) or (pinned.te_source if pinned else None)
     inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
     return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 

@@ -118,13 +118,30 @@ def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     return (f"cuda-toolkit[cccl,crt,cudart,nvcc,nvrtc,nvtx,nvvm,profiler]=={version}",)
 
 
+def _te_source(matrix: Matrix, cell: Cell, asked: TeSource | None) -> TeSource:
+    """Return where Transformer Engine comes from: what PyPI does not have from git, unless it was to be PyPI."""
+    v = cell.versions
+    brought = matrix.release("base", v["base"]).facts.kind == "ngc"
+    if "te" not in v or brought or asked == "git":
+        return asked or "pypi"
+    if v["cuda"].split(".")[0] in matrix.release("te", v["te"]).facts.core:
+        return "pypi"
+    if asked == "pypi":
+        raise UsageError(
+            f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
+            where="te=pypi",
+            hint="leave the source out, and this release comes from git",
+        )
+    return "git"
+
+
 def inputs_of(
     matrix: Matrix,
     cell: Cell,
     *,
     stack: Stack | None = None,
     flavor: Flavor = "runtime",
-    te_source: TeSource = "pypi",
+    te_source: TeSource | None = None,
 ) -> Inputs:
     """Return what `cell` is made of.
 
@@ -133,13 +150,18 @@ def inputs_of(
         cell: the cell.
         stack: a training repository that goes into the image.
         flavor: `devel` keeps the toolchain in the image.
-        te_source: Transformer Engine from PyPI's core wheel and torch sdist, or from git.
+        te_source: Transformer Engine from PyPI's core wheel and torch sdist, or from git; by default from PyPI, and a
+            release that PyPI does not have from git.
+
+    Raises:
+        UsageError: PyPI does not have the release that is to come from there; a stack's or flavor's wish cannot be met.
 
     """
     cell = cell.of_image
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
     mpi = matrix.release("mpi", v["mpi"]).facts if "mpi" in v else None
+    te_source = _te_source(matrix, cell, te_source)
     components = components_of(matrix, cell, te_source)
     if stack is not None:
         _check_stack(matrix, stack)

@@ -247,3 +247,14 @@ def test_where_a_module_is_placed_is_part_of_the_environment(monkeypatch):
 
 def test_a_builds_own_tools_are_part_of_its_wheel_alone():
     assert changed(llama3_70b(), llama3_70b(cython="3.1")) == {"wheel-mpi4py", *AFTER_WHEELS}
+
+
+def test_a_te_that_pypi_does_not_have_comes_from_git():
+    matrix = load_matrix()
+    cell = inputs_for(te="2.0").cell
+    made = inputs_of(matrix, cell)
+    assert made.te_source == "git"
+    assert [t.name for t in made.trees][:1] == ["te"]
+    with pytest.raises(UsageError, match=r"PyPI has no Transformer Engine 2\.0\.0"):
+        inputs_of(matrix, cell, te_source="pypi")
+    assert inputs_of(matrix, inputs_for(te="2.1").cell).te_source == "pypi"
