@@ -48,9 +48,8 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
     return next((each for each in found if each[0].lock.complete), found[0] if found else None)
 
 
-def place_for(settings: Settings, inputs: Inputs, lock: Lock) -> Path:
-    """Return the folder that keeps a new lock on this machine: one that lacks inputs goes beside a complete one."""
-    folder = own_locks(settings) / lock_name(inputs)
+def place_for(folder: Path, lock: Lock) -> Path:
+    """Return where a new lock for `folder` goes: one that lacks inputs goes beside a complete one, not in its place."""
     if not lock.complete and (folder / "lock.json").is_file() and read_lock(folder).lock.complete:
         return folder.with_name(f"{folder.name}-incomplete")
     return folder

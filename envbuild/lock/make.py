@@ -396,7 +396,7 @@ def write_lock(locked: Locked, folder: Path) -> Path:
 
 def _replace(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
@@ -405,6 +405,7 @@ def read_lock(path: Path) -> Locked:
 
     Raises:
         DataError: there is none, or it is malformed.
+        LockError: a pylock of it names other packages than lock.json.
 
     """
     from pydantic import ValidationError
@@ -420,5 +421,25 @@ def read_lock(path: Path) -> Locked:
         from envbuild.matrix.load import explain_validation
 
         raise explain_validation(error, file) from error
-    names = {s.name: file.parent / f"pylock.{s.name}.toml" for s in lock.python}
-    return Locked(lock=lock, pylocks={n: p.read_text() for n, p in names.items() if p.is_file()})
+    pylocks = {s.name: _pylock(s, file.parent / f"pylock.{s.name}.toml") for s in lock.python if s.packages}
+    return Locked(lock=lock, pylocks=pylocks)
+
+
+def _pylock(python_set: PythonSet, file: Path) -> str:
+    """Return the text of a set's pylock, which must name just what the lock's own list names: one digest covers both."""
+    from envbuild.lock.python import packages_of
+
+    hint = "take the whole folder as `envbuild lock` wrote it, or lock again"
+    try:
+        text = file.read_text(encoding="utf-8")
+        stated = packages_of(text)
+    except OSError as error:
+        raise DataError(f"the lock lacks a file: {error.strerror}", where=str(file), hint=hint) from None
+    except (ValueError, KeyError, LockError) as error:
+        raise DataError(f"this is no pylock: {error}", where=str(file), hint=hint) from None
+    differing = sorted({p.name for p in set(stated) ^ set(python_set.packages)})
+    if differing:
+        raise LockError(
+            f"this file names other packages than the lock: {', '.join(differing[:5])}", where=str(file), hint=hint
+        )
+    return text

@@ -80,11 +80,11 @@ def resolve(
     """
     with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
         asked = Path(folder) / "requirements.in"
-        asked.write_text("".join(f"{line}\n" for line in group.requirements))
+        asked.write_text("".join(f"{line}\n" for line in group.requirements), encoding="utf-8")
         brought = Path(folder) / "excludes.txt"
-        brought.write_text("".join(f"{line}\n" for line in excludes))
+        brought.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
         held = Path(folder) / "constraints.txt"
-        held.write_text("".join(f"{line}\n" for line in constraints))
+        held.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
         out = Path(folder) / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
@@ -105,10 +105,10 @@ def resolve(
             # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
             again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
             if again.returncode == 0:
-                return _read(dataclasses.replace(group, index=None), out.read_text())
+                return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"))
         if done.returncode:
             raise _failure(group, done.stderr)
-        return _read(group, out.read_text())
+        return _read(group, out.read_text(encoding="utf-8"))
 
 
 # The newest glibc that the pinned uv knows a platform for; no wheel asks for a newer one yet.
@@ -149,33 +149,43 @@ def _filename(wheel: Mapping[str, Any]) -> str:
     return urllib.parse.unquote(str(wheel.get("name") or wheel.get("url") or wheel["path"]).rsplit("/", 1)[-1])
 
 
-def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
-    data = tomli.loads(text)
-    packages: list[PythonPackage] = []
-    local: list[str] = []
-    for package in data.get("packages", ()):
+def packages_of(text: str) -> tuple[PythonPackage, ...]:
+    """Return what a pylock (PEP 751) names, by name, each with the hashes of the wheels that x86_64 Linux can use.
+
+    Raises:
+        LockError: a package of it has no such wheel.
+        ValueError: it is no pylock.
+
+    """
+    found: list[PythonPackage] = []
+    for package in tomli.loads(text).get("packages", ()):
         wheels = _compatible_wheels(package)
         if not wheels:
             raise LockError(
                 f"{package['name']} {package['version']} has no wheel for x86_64 Linux",
                 hint="build it as a component of the stack",
             )
-        for wheel in wheels:
+        hashes = tuple(sorted({str(wheel["hashes"]["sha256"]) for wheel in wheels}))
+        found.append(
+            PythonPackage(name=canonicalize_name(package["name"]), version=str(package["version"]), hashes=hashes)
+        )
+    return tuple(sorted(found, key=lambda p: p.name))
+
+
+def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
+    local: list[str] = []
+    for package in tomli.loads(text).get("packages", ()):
+        for wheel in _compatible_wheels(package):
             url = str(wheel.get("url", ""))
             if url.startswith("file://") or "path" in wheel:
                 name = _filename(wheel)
                 local.append(name)
                 # A lock travels: a wheel from a folder of this machine is named by its file, beside the lock.
                 text = text.replace(f'url = "{url}"', f'path = "wheels/{name}"')
-        hashes = tuple(sorted({str(w["hashes"]["sha256"]) for w in wheels}))
-        packages.append(
-            PythonPackage(name=canonicalize_name(package["name"]), version=str(package["version"]), hashes=hashes)
-        )
-    packages.sort(key=lambda p: p.name)
     return text, PythonSet(
         name=group.name,
         requirements=group.requirements,
-        packages=tuple(packages),
+        packages=packages_of(text),
         index=group.index,
         local_wheels=tuple(sorted(local)),
     )

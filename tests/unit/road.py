@@ -4,7 +4,7 @@ import hashlib
 
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import Locked, unlocked
-from envbuild.lock.model import Lock, OsPackage, PythonPackage
+from envbuild.lock.model import Lock, OsPackage, PythonPackage, PythonSet
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve
@@ -61,7 +61,17 @@ def complete(inputs: Inputs, *, overrides: dict[str, str] | None = None) -> Lock
             "files": tuple(f.model_copy(update={"sha256": sha(f.url)}) for f in bare.files),
         }
     )
-    return Locked(lock=lock, pylocks={})
+    return Locked(lock=lock, pylocks={s.name: pylock(s) for s in lock.python if s.packages})
+
+
+def pylock(python_set: PythonSet) -> str:
+    """Return a set as a pylock whose every package has one wheel."""
+    entries = [
+        f'[[packages]]\nname = "{p.name}"\nversion = "{p.version}"\n'
+        f'wheels = [{{url = "https://x.example/{p.name}-{p.version}-py3-none-any.whl", hashes = {{sha256 = "{p.hashes[0]}"}}}}]\n'
+        for p in python_set.packages
+    ]
+    return "\n".join(['lock-version = "1.0"\n', *entries])
 
 
 def plan_for(overrides: dict[str, str] | None = None, **axes: str) -> Plan:

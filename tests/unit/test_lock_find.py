@@ -4,9 +4,9 @@ import pytest
 from road import complete, inputs_for
 
 from envbuild import pipeline
-from envbuild.errors import LockError
+from envbuild.errors import DataError, LockError
 from envbuild.lock import find
-from envbuild.lock.make import Locked, unlocked, write_lock
+from envbuild.lock.make import Locked, read_lock, unlocked, write_lock
 from envbuild.matrix.load import load_matrix
 from envbuild.settings import load_settings
 
@@ -35,10 +35,10 @@ def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
 def test_a_lock_that_lacks_inputs_replaces_no_complete_one(place):
     settings, inputs, whole, lacking = place
     own = find.own_locks(settings) / find.lock_name(inputs)
-    assert find.place_for(settings, inputs, lacking.lock) == own
+    assert find.place_for(own, lacking.lock) == own
     write_lock(whole, own)
-    assert find.place_for(settings, inputs, whole.lock) == own
-    write_lock(lacking, find.place_for(settings, inputs, lacking.lock))
+    assert find.place_for(own, whole.lock) == own
+    write_lock(lacking, find.place_for(own, lacking.lock))
     found, folder = find.find_lock(settings, inputs)
     assert (folder, found.lock.complete) == (own, True)
 
@@ -53,3 +53,25 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
     said = []
     assert pipeline.renewed(settings, load_matrix(), inputs, whole, note=said.append) is None
     assert "deb.example.org" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (
+            lambda f: f.write_text(f.read_text().replace('version = "2.', 'version = "1.')),
+            LockError,
+            "other packages than the lock: torch",
+        ),
+        (lambda f: f.unlink(), DataError, "the lock lacks a file"),
+        (lambda f: f.write_bytes(b"\xff"), DataError, "this is no pylock"),
+    ],
+    ids=["edited", "deleted", "not text"],
+)
+def test_a_pylock_that_is_not_the_locks_is_refused(place, tmp_path, change, error, says):
+    _, _, whole, _ = place
+    write_lock(whole, tmp_path / "lock")
+    assert read_lock(tmp_path / "lock").pylocks == whole.pylocks
+    change(tmp_path / "lock" / "pylock.torch.toml")
+    with pytest.raises(error, match=says):
+        read_lock(tmp_path / "lock")
