@@ -32,7 +32,9 @@ TARGET = 1.1
 
 def cpu_seconds() -> float:
     """Return the CPU time that the machine has spent working since it started, seconds."""
-    user, nice, system, *_ = (int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    user, nice, system, *_ = (
+        int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+    )
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 

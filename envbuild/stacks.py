@@ -255,7 +255,7 @@ def tools_of(stack: Stack) -> dict[str, str]:
             raise DataError(
                 f"there is no tool {name!r}", where=f"stack {stack.name}: tools", hint="the tools: " + ", ".join(known)
             )
-    return {name: (folder / name).read_text() for name in stack.tools}
+    return {name: (folder / name).read_text(encoding="utf-8") for name in stack.tools}
 
 
 def stack_names() -> tuple[str, ...]:

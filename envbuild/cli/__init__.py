@@ -6,6 +6,7 @@ Command modules load on first use, so that `envbuild render` never pays for the 
 import errno
 import gc
 import importlib
+import io
 import json
 import os
 import signal
@@ -106,19 +107,11 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # A scheduler ends a job by SIGTERM: what Ctrl-C cleans up, credentials in a temporary folder among it, goes then too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Recipes and JSON are UTF-8 wherever they are read; what a terminal of another kind shows of them matters less.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     try:
-        result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else 0)
-    except EnvbuildError as error:
-        _fail(error, args)
-    except NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        _fail(_usage(error), args)
-    except (click.Abort, KeyboardInterrupt):
-        print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
-        sys.exit(130)
+        _run(args)
     except BrokenPipeError:  # the reader went away: envbuild matrix | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -131,7 +124,29 @@ def main(argv: list[str] | None = None) -> None:
             if full
             else "check the path and its permissions",
         )
-        _fail(told, args)
+        try:
+            _fail(told, args)
+        except OSError:  # stdout itself is what is full
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"envbuild: error: {told}", file=sys.stderr)
+            sys.exit(told.exit_code)
+
+
+def _run(args: list[str]) -> NoReturn:
+    try:
+        result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(result if isinstance(result, int) else 0)
+    except EnvbuildError as error:
+        _fail(error, args)
+    except NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(_usage(error), args)
+    except (click.Abort, KeyboardInterrupt):
+        print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
+        sys.exit(130)
 
 
 def _usage(error: click.ClickException) -> UsageError:
@@ -146,5 +161,6 @@ def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
     # An answer that tells of the failure was one JSON object already; a second would be none that a reader expects.
     if _wants_json(args) and not printed.answer:
         print(json.dumps(error.as_json(), indent=2))
+    sys.stdout.flush()
     print(f"envbuild: error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -124,7 +124,11 @@ def smoke(
         runner.write_junit(report, junit)
     answer = report.as_json()
     if record:
-        hosts = [line.split()[0] for line in nodes.read_text().splitlines() if line.split()] if nodes else []
+        hosts = (
+            [line.split()[0] for line in nodes.read_text(encoding="utf-8").splitlines() if line.split()]
+            if nodes
+            else []
+        )
         evidence = from_report(
             report,
             nodes=hosts,

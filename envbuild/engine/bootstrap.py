@@ -202,11 +202,13 @@ def bootstrap_root(
         scratch = Path(folder)
         scratch.chmod(0o755)  # without root, mmdebstrap works as another user id
         (scratch / "sources.list").write_text(
-            "\n".join(archive.sources(suite, mirror=archive.mirror, security_mirror=archive.security_mirror)) + "\n"
+            "\n".join(archive.sources(suite, mirror=archive.mirror, security_mirror=archive.security_mirror)) + "\n",
+            encoding="utf-8",
         )
         (scratch / "99envbuild").write_text(
             "".join(f"path-exclude=/usr/share/{name}/*\n" for name in _EXCLUDED)
-            + "".join(f"path-include={path}\n" for path in _KEPT)
+            + "".join(f"path-include={path}\n" for path in _KEPT),
+            encoding="utf-8",
         )
         command = [
             "mmdebstrap",
@@ -220,7 +222,7 @@ def bootstrap_root(
             *(f"--aptopt={option}" for option in _apt_options(settings)),
             # This root is thrown away when the machine dies; no need to wait for its disk.
             "--dpkgopt=force-unsafe-io",
-            *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text().splitlines()),
+            *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text(encoding="utf-8").splitlines()),
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
             *_hooks(scratch, epoch),
             suite,
@@ -250,7 +252,7 @@ def bootstrap_root(
                 raise
             if code:
                 raise _bootstrap_failure(log, (mirror, security_mirror))
-            installed = _parse_stanzas((scratch / "envbuild-packages").read_text())
+            installed = _parse_stanzas((scratch / "envbuild-packages").read_text(encoding="utf-8"))
             if locked is not None:
                 _compare(locked, installed, suite)
             drop_member(part, "dev")
@@ -403,7 +405,7 @@ class _IsolatedApt:
             'Acquire::https::Timeout "20"',
             *_apt_options(reach),
         ]
-        config.write_text("".join(f"{line};\n" for line in settings))
+        config.write_text("".join(f"{line};\n" for line in settings), encoding="utf-8")
         self.env = {**_environment(reach), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -412,7 +414,7 @@ class _IsolatedApt:
         )
 
     def write_sources(self, lines: Sequence[str]) -> None:
-        (self.folder / "etc/apt/sources.list").write_text("\n".join(lines) + "\n")
+        (self.folder / "etc/apt/sources.list").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def update(self) -> str:
         """Fetch the package lists; return what went wrong, or nothing."""
@@ -455,7 +457,7 @@ class _IsolatedApt:
             else:
                 fields |= {key: known[key] for key in ("Provides", "Multi-Arch", "Essential") if key in known}
             stanzas.append("".join(f"{key}: {text}\n" for key, text in fields.items()))
-        self.status.write_text("\n".join(stanzas))
+        self.status.write_text("\n".join(stanzas), encoding="utf-8")
 
     def closure(self, wanted: Sequence[str], suite: str) -> tuple[OsPackage, ...]:
         done = self._run("apt-get", "install", "-q", "-y", "--no-install-recommends", "--print-uris", *wanted)
@@ -612,7 +614,7 @@ def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> En
 
 
 def _bootstrap_failure(log: Path, mirrors: Sequence[str]) -> EnvbuildError:
-    output = log.read_text(errors="replace")
+    output = log.read_text(encoding="utf-8", errors="replace")
     if _UNREACHABLE.search(output):
         return HostError(
             f"the Debian archive on {_hosts(mirrors, output)} cannot be reached",

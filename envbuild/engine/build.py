@@ -110,7 +110,7 @@ def remember_built(settings: Settings, plan: Plan, digest: str) -> None:
     """
     place = _made(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(digest)
+    place.write_text(digest, encoding="utf-8")
 
 
 def find_built(settings: Settings, client: "DockerClient", plan: Plan, tag: str) -> Built | None:
@@ -118,7 +118,7 @@ def find_built(settings: Settings, client: "DockerClient", plan: Plan, tag: str)
     from python_on_whales.exceptions import DockerException
 
     try:
-        digest = _made(settings, plan).read_text()
+        digest = _made(settings, plan).read_text(encoding="utf-8")
         image = client.image.inspect(tag)
     except (OSError, DockerException):
         return None
@@ -134,8 +134,8 @@ def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
 def write_context(plan: Plan, folder: Path) -> None:
     """Write Dockerfile and bake file to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "Dockerfile").write_text(dockerfile(plan))
-    (folder / "docker-bake.json").write_text(bake(plan))
+    (folder / "Dockerfile").write_text(dockerfile(plan), encoding="utf-8")
+    (folder / "docker-bake.json").write_text(bake(plan), encoding="utf-8")
 
 
 @dataclass
@@ -248,7 +248,9 @@ class _Run:
         memory = (engine.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2**30
         for component in plan.components:
             count = self.private / f"jobs-{component.axis}"
-            count.write_text(str(jobs(settings, job_gib=component.job_gib, cores=cores, memory_gib=memory)))
+            count.write_text(
+                str(jobs(settings, job_gib=component.job_gib, cores=cores, memory_gib=memory)), encoding="utf-8"
+            )
             self.secrets[f"jobs-{component.axis}"] = count
 
     def _rootfs(self) -> None:
@@ -261,7 +263,9 @@ class _Run:
             try:
                 self._bootstrap(root, kept)
             except BuildError as error:
-                raise self._disk_or(error, (self.folder / "bootstrap.log").read_text(errors="replace")) from error
+                raise self._disk_or(
+                    error, (self.folder / "bootstrap.log").read_text(encoding="utf-8", errors="replace")
+                ) from error
             self.watch.stages["base"] = StageTime(name="base", seconds=time.monotonic() - begun, executed=1)
             self.b.on_change("base", "done")
         target = self.folder / "rootfs.tar"
@@ -372,7 +376,7 @@ class _Run:
             item["secret"] = [f"id={name},src={path}" for name, path in self.secrets.items()]
         definition["target"][target]["output"] = [output]
         file = self.private / "bake.json"
-        file.write_text(json.dumps(definition))
+        file.write_text(json.dumps(definition), encoding="utf-8")
         metadata = self.private / "metadata.json"
         command = [
             *self.b.client.client_config.docker_cmd,

@@ -52,7 +52,7 @@ def _suite(plan: Plan) -> str | None:
 
 def _private(path: Path, text: str) -> Path:
     path.touch(mode=0o600)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -141,7 +141,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
             hint="lock it again: envbuild lock with the same flags",
         )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
-    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text() for name in RECIPES}
+    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in RECIPES}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
     os_python = matrix.release("os", cell.versions["os"]).facts.python

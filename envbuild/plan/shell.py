@@ -46,7 +46,7 @@ def script(plan: Plan) -> str:
         cuda=_toolkit(plan),
         moved=list(moved.items()),
         recipes={n: text for n, text in plan.recipes.items() if n != "os-install"},
-        verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text() for n in _HELPERS} | lists,
+        verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text(encoding="utf-8") for n in _HELPERS} | lists,
         keys=_keys(plan),
         environment={
             n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE and not n.startswith("NVIDIA_")

@@ -69,7 +69,7 @@ def audit(settings: Settings, image: str) -> Audit:
 
     """
     require_image(settings, image)
-    probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_text()
+    probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_text(encoding="utf-8")
     command = [
         *docker(settings),
         "run",

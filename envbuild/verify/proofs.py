@@ -18,7 +18,7 @@ def kept_proof(settings: Settings, digest: str, device: Device) -> dict[str, Any
     Where a GPU can be asked (`device` is cuda) what a processor proved does not do.
     """
     try:
-        proof: dict[str, Any] = json.loads(_path(settings, digest).read_text())
+        proof: dict[str, Any] = json.loads(_path(settings, digest).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     enough = device == "cpu" or (proof.get("smoke") or {}).get("device") == "cuda"
@@ -31,4 +31,6 @@ def keep_proof(
     """Keep what was proven of the image `digest`."""
     path = _path(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"suite": suite_hash(), "audit": audit, "smoke": smoke, "not_proven": unproven}))
+    path.write_text(
+        json.dumps({"suite": suite_hash(), "audit": audit, "smoke": smoke, "not_proven": unproven}), encoding="utf-8"
+    )

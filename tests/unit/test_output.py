@@ -1,0 +1,39 @@
+"""What a command prints where the reader is gone, the disk is full, or the locale is another."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def envbuild(*words: str, stdout=subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "envbuild", *words]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=os.environ | environment, check=False)
+
+
+@pytest.mark.parametrize("words", [("resolve", "--json"), ("resolve", "--cuda", "99", "--json")])
+def test_a_full_disk_is_one_clear_message(words):
+    with open("/dev/full", "wb") as full:
+        done = envbuild(*words, stdout=full)
+    assert done.returncode == 8
+    assert done.stderr.decode().startswith("envbuild: error: the disk is full")
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("resolve", "--json"), ("resolve", "--cuda", "99", "--json")])
+def test_a_reader_that_went_away_is_no_traceback(words):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = envbuild(*words, stdout=write)
+    finally:
+        os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+def test_what_is_rendered_does_not_depend_on_the_locale():
+    words = ("render", "--unlocked", "--cuda", "cpu")
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    assert envbuild(*words, **ascii_alone).stdout == envbuild(*words).stdout != b""
