@@ -127,11 +127,14 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
         name, colon, count = words[0].rpartition(":")
         if not (colon and count.isdigit() and ":" not in name):
             name, count = words[0], ""
+        unknown = False
         for word in words[1:]:
             key, _, value = word.partition("=")
             if key == "slots":
                 count = value
-        if not _HOST.match(name) or (count and (not count.isdigit() or int(count) < 1)):
+            elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which bounds what nobody asks for here
+                unknown = True
+        if unknown or not _HOST.match(name) or not (count == "" or re.fullmatch(r"0*[1-9]\d{0,4}", count)):
             raise UsageError(
                 f"{line.strip()!r} names no host and slots",
                 where=f"{path}:{number}",
@@ -142,6 +145,13 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
                 f"{name} is listed twice", where=f"{path}:{number}", hint="write one line per host, with all its slots"
             )
         nodes.append(Node(name=name, slots=int(count) if count else default_slots))
+    here = [node.name for node in nodes if re.match(r"localhost$|127\.|::1$", node.name)]
+    if here and len(here) < len(nodes):
+        raise UsageError(
+            f"{here[0]} is another host to each of the hosts",
+            where=f"--hostfile {path}",
+            hint="write the name by which the others reach it",
+        )
     if not nodes:
         raise UsageError(
             "the hostfile names no host", where=f"--hostfile {path}", hint="write one host per line: node1 slots=8"
