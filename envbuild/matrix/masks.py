@@ -10,7 +10,7 @@ from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import Version
 
 from envbuild.matrix.model import Axis, Release, Spec
-from envbuild.matrix.spec import is_commit, matches, public_version, specifiers
+from envbuild.matrix.spec import is_commit, matches, names_of, public_version, specifiers
 
 
 class AxisMasks:
@@ -27,7 +27,7 @@ class AxisMasks:
                 continue
             bit = 1 << place
             self._all |= bit
-            for name in (release.version, *release.aliases):
+            for name in names_of(release):
                 self._named[name] = self._named.get(name, 0) | bit
             version = public_version(release.version) if axis.scheme == "pep440" else None
             if version is not None:

@@ -12,6 +12,7 @@ from envbuild.matrix.model import Axis, Release, Spec
 
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _BARE = re.compile(r"^\d[\w.]*$")
+_PREFIX = re.compile(r"^\d+(\.\d+)*$")
 
 
 @cache
@@ -26,8 +27,12 @@ def version_key(version: str) -> Version | None:
 @cache
 def specifiers(text: str) -> SpecifierSet:
     """Return `text` as PEP 440 specifiers; a bare version is a prefix. Raises InvalidSpecifier."""
-    # "12.6" is the prefix 12.6.*, so that 2.1 does not match 2.10.
-    return SpecifierSet(f"=={text}.*" if _BARE.match(text) else text, prereleases=True)
+    if not text:
+        raise InvalidSpecifier("nothing is no specifier")  # packaging takes it for every version
+    if _BARE.match(text):
+        # "12.6" is the prefix 12.6.*, so that 2.1 does not match 2.10. 2.6.0.post1 begins no other version.
+        text = f"=={text}.*" if _PREFIX.match(text) else f"=={text}"
+    return SpecifierSet(text, prereleases=True)
 
 
 @cache
@@ -43,7 +48,7 @@ def is_commit(text: str) -> bool:
 
 
 def _matches_one(axis: Axis, text: str, release: Release) -> bool:
-    if text in (release.version, "any") or text in release.aliases:
+    if text == "any" or text in names_of(release):
         return True
     if release.commit is not None and _COMMIT.match(text):
         return release.commit.startswith(text)
@@ -57,6 +62,13 @@ def _matches_one(axis: Axis, text: str, release: Release) -> bool:
         return any(specifiers(part.strip()).contains(version) for part in text.split("||"))
     except InvalidSpecifier:  # a name, such as `cpu` on the axis cuda; `check_spec` refuses what is nothing at all
         return False
+
+
+def names_of(release: Release) -> tuple[str, ...]:
+    """Return what a release is called: its version, its aliases, and its version on PyPI where that is another."""
+    on_pypi = getattr(release.facts, "pypi", None)
+    other = (on_pypi,) if on_pypi not in {None, release.version, *release.aliases} else ()
+    return (release.version, *release.aliases, *other)
 
 
 def matches(axis: Axis, spec: Spec, release: Release) -> bool:

@@ -239,7 +239,8 @@ def test_a_commit_is_matched_by_a_prefix_of_seven():
     assert not matches(axis("pep440"), "e74a67c", commit)
 
 
-def test_an_unreadable_spec_names_what_to_write():
+@pytest.mark.parametrize("text", ["about two", "12.6||", "||", ""])
+def test_an_unreadable_spec_names_what_to_write(text):
     with pytest.raises(UsageError, match="neither a version nor a PEP 440 specifier") as caught:
-        check_spec(axis("pep440"), "about two")
+        check_spec(axis("pep440"), text)
     assert "envbuild matrix x" in str(caught.value)
