@@ -143,7 +143,8 @@ def _one(
         return Reach(
             name=name, gpu=None, runs=True, cell=cell.id, verdict=None, why="builds and runs here", source=None
         )
-    verdict = driver_verdict(matrix, cell, host.driver)
+    # The driver that a stack's makers state is not this machine's.
+    verdict = driver_verdict(matrix, cell, host.driver) if host.driver else None
     if verdict is None:
         return Reach(
             name=name, gpu=gpu, runs=False, cell=cell.id, verdict=None,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ def envbuild(*words: str, stdout=subprocess.PIPE, **environment: str) -> subproc
 
 @pytest.mark.parametrize("words", [("resolve", "--json"), ("resolve", "--cuda", "99", "--json")])
 def test_a_full_disk_is_one_clear_message(words):
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         done = envbuild(*words, stdout=full)
     assert done.returncode == 8
     assert done.stderr.decode().startswith("envbuild: error: the disk is full")
