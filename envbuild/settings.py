@@ -50,13 +50,15 @@ def _is_url(text: str) -> bool:
 
 
 def _url(value: str) -> str:
-    if not _is_url(value):
-        raise ValueError("it must be a URL that starts with https://, http:// or file://")
+    if not _is_url(value) or not value.partition("://")[2].strip("/"):
+        raise ValueError("it must be a URL that starts with https://, http:// or file:// and names a host or a folder")
     return value.rstrip("/")
 
 
 def _proxy(value: str) -> str:
     # curl and apt read a bare host:port as an HTTP proxy, so machines carry such values.
+    if not value.partition("://")[2 if "://" in value else 0].strip("/"):
+        raise ValueError("it names no host; leave the setting out for none")
     return value if "://" in value else f"http://{value}"
 
 

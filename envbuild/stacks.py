@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
 Text = Annotated[str, Field(min_length=1)]
+OsName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+"""A package as Debian names them (Policy 5.6.1)."""
+Variables = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+]
+Constraint = Annotated[str, Field(pattern=r"\S")]
 
 
 def _check_requirement(value: str) -> str:
@@ -54,7 +60,7 @@ class Alternative(Model):
     ref: str | None = None
     patches: tuple[str, ...] | None = None
     """The patches of this pin, where they differ."""
-    axes: dict[AxisName, str] = {}
+    axes: dict[AxisName, Constraint] = {}
     """Axes that this pin states otherwise."""
 
 
@@ -76,7 +82,7 @@ class Build(Model):
     """Extension modules that the wheel must hold."""
     tools: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Build requirements beside setuptools and wheel."""
-    environment: dict[str, str] = {}
+    environment: Variables = {}
     nvcc: bool = False
     mpi: bool = False
     """Whether it is compiled against the cell's MPI."""
@@ -151,18 +157,18 @@ class Stack(Model):
     source: Source
     repository: Repository
     also: tuple[Alternative, ...] = ()
-    stated: dict[AxisName, str]
+    stated: dict[AxisName, Constraint]
     """What the makers stated of each axis, as a user would write it on the command line; `none` leaves an axis out."""
     corrections: tuple[Correction, ...] = ()
     flavor: Literal["runtime", "devel"] = "runtime"
-    system: tuple[str, ...] = ()
+    system: tuple[OsName, ...] = ()
     """OS packages of the image."""
     python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Requirements beside the cell's own components."""
     builds: tuple[Build, ...] = ()
     tools: tuple[str, ...] = ()
     """Programs of dockerfiles/tools that the image gets in /usr/local/bin."""
-    environment: dict[str, str] = {}
+    environment: Variables = {}
     """Environment of the image; `{site}` is the environment's site-packages."""
     patches: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()

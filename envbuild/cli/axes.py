@@ -63,6 +63,11 @@ def _headers() -> tuple[tuple[str, str, str], ...]:
     return tuple(sorted(found, key=lambda header: axis_order(header[0])))
 
 
+def axis_names() -> frozenset[str]:
+    """Return the names of all axes."""
+    return frozenset(name for name, _, _ in _headers())
+
+
 def _help(name: str, title: str, use: str) -> str:
     notes = {
         "asked": f"Not in the cell unless asked for; `--{name} auto` takes what fits.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def image(
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
-    for line in settings.notices:
-        note(line)
+    tell(settings)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
     asked, found, left_out = _with_lock(

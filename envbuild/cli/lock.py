@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.cli.road import asked_from, road_options
 
 
@@ -37,6 +37,7 @@ def lock(
     from envbuild.lock.make import make_lock, read_lock, write_lock
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
+    tell(asked.settings)
     if check:
         from envbuild.errors import LockError
 

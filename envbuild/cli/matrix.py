@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import pin_options, request_from
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class _AxisGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, or one that lists the axis `cmd_name`."""
         command = super().get_command(ctx, cmd_name)
-        if command is not None or not (data_dir("matrices") / f"{cmd_name}.toml").is_file():
+        if command is not None or cmd_name not in axis_names():
             return command
         return _axis_command(cmd_name)
 
@@ -37,6 +37,8 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is None:
         _list(as_json=as_json)
+    elif as_json:  # said before the subcommand, it means that one's answer
+        ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
 
 
 @matrix.command("list")
@@ -214,7 +216,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     from envbuild.settings import load_settings
 
     loaded = load_matrix()
-    found = check_matrix(loaded, online=online, settings=load_settings() if online else None)
+    found = check_matrix(loaded, online=online, settings=tell(load_settings()) if online else None)
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
     answer = {
@@ -297,7 +299,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     from envbuild.matrix.update import append, propose
     from envbuild.settings import load_settings
 
-    proposals = propose(load_matrix(folder), axes, load_settings())
+    proposals = propose(load_matrix(folder), axes, tell(load_settings()))
     for repository in proposals.unreachable:
         note(f"envbuild: {repository} cannot be reached, so its tags and commits are left to fill in")
     answer: dict[str, Any] = {

@@ -3,9 +3,12 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
 
@@ -28,3 +31,10 @@ def emit(answer: Any, *, as_json: bool, human: Callable[[], str]) -> None:
 def note(text: str) -> None:
     """Print one line of progress or advice on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def tell(settings: "Settings") -> "Settings":
+    """Print what the user should know of the settings, and return them."""
+    for text in settings.notices:
+        note(text)
+    return settings

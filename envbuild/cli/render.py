@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option
+from envbuild.cli.output import emit, json_option, tell
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def render(
     from envbuild.plan.plan import plan_of
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
+    tell(asked.settings)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, tell
 
 
 def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,9 +71,7 @@ def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, *
     from envbuild.host import facts
     from envbuild.settings import load_settings
 
-    settings = load_settings()
-    for text in settings.notices:
-        note(text)
+    settings = tell(load_settings())
     container = _container(image, kwargs)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     line, notes = run_command(facts(settings), settings, container, command, terminal=terminal)
@@ -147,9 +145,7 @@ def launch(
     from envbuild.host import facts
     from envbuild.settings import load_settings
 
-    settings = load_settings()
-    for text in settings.notices:
-        note(text)
+    settings = tell(load_settings())
     host = facts(settings)
     nodes = read_hostfile(hostfile, default_slots=len(host.gpus) or 1)
     job = Job(

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, tell
 
 _LEVELS = ("import", "kernels", "step", "distributed", "bench")
 
@@ -89,9 +89,7 @@ def smoke(
         raise UsageError("--python goes with --host; an image has its own", where="--python")
     # A job that is cancelled must not leave a container behind, as one that is interrupted does not.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = load_settings()
-    for text in settings.notices:
-        note(text)
+    settings = tell(load_settings())
     target: runner.HostTarget | runner.ImageTarget
     if image:
         target = runner.ImageTarget(reference=image)

@@ -49,6 +49,13 @@ def uv_environment(settings: Settings) -> dict[str, str]:
     return env | {name: value for name, value in proxies.items() if value}
 
 
+def uv_environment_here(settings: Settings) -> dict[str, str]:
+    """Return the whole environment of a uv on this host: the user's but for uv's own, the settings', a cache that can be written."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
+    cache = os.environ.get("UV_CACHE_DIR") or str(settings.cache_dir / "uv")
+    return kept | uv_environment(settings) | {"UV_CACHE_DIR": cache}
+
+
 def resolve(
     settings: Settings,
     group: PythonGroup,
@@ -98,7 +105,7 @@ def resolve(
             command += ["--excludes", str(brought)]
         for name in without:
             command += ["--no-emit-package", name]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("UV_")} | uv_environment(settings)
+        env = uv_environment_here(settings)
         variant = ["--index", torch_index(settings, group.index)] if group.index else []
         done = subprocess.run([*command, *variant], env=env, capture_output=True, text=True, check=False)
         if done.returncode and variant and settings.find_links and isinstance(_failure(group, done.stderr), HostError):

@@ -155,9 +155,11 @@ def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
     else:
         table = data.get("axes", data)
     for axis, spec in table.items():
+        if axis in matrix.axes and not isinstance(spec, str):
+            raise DataError(f"the version of {axis} is not in quotes", where=str(path), hint=f'write {axis} = "{spec}"')
         if axis not in matrix.axes or not isinstance(spec, str):
             raise DataError(
-                f"{axis} is no axis with a version",
+                f"{axis} is no axis",
                 where=str(path),
                 hint="axes: " + ", ".join(sorted(matrix.axes)),
             )

@@ -162,7 +162,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         HostError: it is not in the cache and cannot be fetched.
 
     """
-    from envbuild.lock.python import uv_environment, uv_executable
+    from envbuild.lock.python import uv_environment_here, uv_executable
 
     name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
     pins = (suite or data_dir("smoke_tests")) / name
@@ -177,9 +177,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
         command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
-        ran = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, **uv_environment(settings)}
-        )
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=uv_environment_here(settings))
         if ran.returncode:
             raise HostError(
                 f"the suite's pytest cannot be fetched: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else 'uv said nothing'}",

@@ -41,13 +41,15 @@ def test_an_axis_by_name_and_spec(run):
     assert "2.7.0" not in out
     releases = answer(run("gpu", "h100", "--json"))["releases"]
     assert [release["version"] for release in releases] == ["sm_90"]
+    assert answer(run("--json", "gpu", "h100"))["releases"] == releases
 
 
-def test_an_axis_that_does_not_exist(run):
-    code, out, err = run("tourch")
+@pytest.mark.parametrize("name", ["tourch", "packages", "stacks/alcf"])
+def test_an_axis_that_does_not_exist(run, name):
+    code, out, err = run(name)
     assert code == 2
     assert out == ""
-    assert "tourch" in err
+    assert name in err
 
 
 def test_a_spec_that_cannot_be_read(run):

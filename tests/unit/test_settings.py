@@ -90,6 +90,8 @@ def test_a_named_file_that_is_absent_is_an_error_and_the_usual_one_is_not(machin
     [
         ('index_ur = "https://x"', "'index_ur' is not a setting"),
         ('index_url = "pypi.org"', "index_url: it must be a URL"),
+        ('index_url = "https://"', "index_url: it must be a URL"),
+        ('http_proxy = ""', "http_proxy: it names no host"),
         ("jobs = 0", "jobs: Input should be greater than or equal to 1"),
         ('jobs = "many"', "jobs: Input should be a valid integer"),
         ('sources = "gone"', "sources: there is no folder"),

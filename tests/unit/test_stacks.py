@@ -229,6 +229,10 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('stated = "3.10.10 or 3.11.4"', 'stated = "3.9"', "says that the makers stated '3.9'"),
         ('name = "mpirun"\n', 'name = "mpirum"\n', "launchers.1.name"),
         ("[stated]", "[stated", "cannot be read"),
+        ('system = ["', 'system = ["git;touch x", "', "system.0"),
+        ("[environment]", '[environment]\n"A B" = "c"', "environment"),
+        ("[environment]", '[environment]\nA = """b\nUSER x"""', "environment"),
+        ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
     ],
 )
 def test_bad_stack_file(tmp_path, old, new, message):
