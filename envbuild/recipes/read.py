@@ -259,6 +259,52 @@ def _line_of(recipe: Recipe, text: str, first: int) -> int:
     return first
 
 
+# What stands before a line of a script that RUN was handed in a here-document.
+_RUN_ON = "RUN-ON"
+
+
+def _without_flags(text: str) -> str:
+    return re.sub(r"^(?:--\S+\s+)*", "", text)
+
+
+def _here_documents(text: str) -> tuple[list[str], bool]:
+    """Return the words that end an instruction's here-documents, and whether these are shell scripts of RUN."""
+    word, _, rest = text.strip().partition(" ")
+    if word.upper() not in {"RUN", "COPY", "ADD"}:
+        return [], False
+    ends = [match[2] for match in re.finditer(r"<<-?(['\"]?)([A-Za-z_]\w*)\1", rest)]
+    command = _without_flags(rest.strip()).partition("<<")[0].strip()
+    return ends, word.upper() == "RUN" and re.fullmatch(
+        r"((/usr)?/bin/)?((ba|da|z)?sh)?(\s+-\S+)*", command
+    ) is not None
+
+
+def _needed(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield a Dockerfile's instructions but for the stages that its last one does not need: BuildKit leaves those out."""
+    stages: list[list[tuple[int, str]]] = [[]]
+    for number, text in lines:
+        if re.match(r"FROM\s", text, re.IGNORECASE):
+            stages.append([])
+        stages[-1].append((number, text))
+    named: dict[str, int] = {}
+    uses: list[set[int]] = []
+    for place, stage in enumerate(stages):
+        asked = {name.lower() for _, text in stage for name in re.findall(r"\bfrom=([\w.-]+)", text)}
+        first = re.match(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", stage[0][1] if stage else "", re.IGNORECASE)
+        asked |= {first[1].lower()} if first else set()
+        uses.append({named[name] for name in asked if name in named})
+        if first:
+            named[str(place - 1)] = place  # stages have numbers, too
+            named.update({first[2].lower(): place} if first[2] else {})
+    wanted, open_ends = {0}, [len(stages) - 1]
+    while open_ends:
+        place = open_ends.pop()
+        wanted.add(place)
+        open_ends += uses[place] - wanted
+    for place in sorted(wanted):
+        yield from stages[place]
+
+
 @dataclass
 class _Clone:
     name: str
@@ -279,8 +325,8 @@ class _Script:
         self.inside: _Clone | None = None
 
     def read(self) -> None:
-        for number, text in self._logical():
-            stripped = text.strip()
+        whole = [(number, text.strip()) for number, text in self._logical()]
+        for number, stripped in whole if self.recipe.kind != "dockerfile" else _needed(whole):
             if stripped.startswith("#"):
                 self._comment(stripped, number)
             elif self.recipe.kind == "dockerfile":
@@ -293,15 +339,24 @@ class _Script:
     def _logical(self) -> Iterator[tuple[int, str]]:
         """Yield lines with their continuations joined, each with its first line's number."""
         begun, parts = 0, list[str]()
+        ends, script = list[str](), False  # of the here-documents that a Dockerfile's instruction began
         for number, line in enumerate(self.recipe.lines, 1):
+            if ends and line.strip() == ends[0]:
+                ends.pop(0)
+                continue
+            if ends and not script:
+                continue
             if parts and line.lstrip().startswith("#"):
                 continue  # docker drops comments within a command
             begun = begun or number
             if line.rstrip().endswith("\\") and not line.lstrip().startswith("#"):
                 parts.append(line.rstrip()[:-1])
                 continue
-            yield begun, " ".join([*parts, line])
+            joined = " ".join([*parts, line])
+            yield begun, f"{_RUN_ON} {joined}" if ends and not line.lstrip().startswith("#") else joined
             begun, parts = 0, []
+            if not ends and self.recipe.kind == "dockerfile":
+                ends, script = _here_documents(joined)
         if parts:
             yield begun, " ".join(parts)
 
@@ -331,7 +386,9 @@ class _Script:
             self._assign(rest, line, environment=word == "ENV")
         elif word == "RUN":
             self.inside = None
-            self._shell(re.sub(r"^(?:--\S+\s+)*", "", rest), line)
+            self._shell(_without_flags(rest), line)
+        elif word == _RUN_ON:
+            self._shell(rest, line)
 
     def _from(self, image: str, line: int) -> None:
         self.inside = None

@@ -209,3 +209,40 @@ def test_catalog_patterns_match_what_they_are_for():
 def test_variables_are_read_or_say_what_is():
     assert all(v.read_by or v.instead for v in variables().values())
     assert all(v.instead in variables() for v in variables().values() if v.instead)
+
+
+def rules_in(folder: Path, text: str) -> list[str]:
+    (folder / "Dockerfile").write_text(text)
+    matrix = load_matrix()
+    return sorted(f.rule for f in check_recipe(matrix, read_recipe(matrix, folder / "Dockerfile")).findings)
+
+
+PIP = "pip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu126"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        f"RUN {PIP}\n",
+        f"RUN <<EOF\n# with its index\n{PIP}\nEOF\n",
+        f"RUN --mount=type=cache,target=/root/.cache bash -ex <<-'END'\n\tset -u\n\t{PIP}\n\tEND\n",
+    ],
+)
+def test_a_here_document_of_run_is_read_as_run_is(tmp_path, run):
+    assert rules_in(tmp_path, f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\n{run}") == ["nvcc-is-cuda", "recipe-stated-twice"]
+
+
+@pytest.mark.parametrize("instruction", ["COPY <<EOF /notes", "RUN cat >/notes <<EOF", "RUN python3 <<EOF"])
+def test_other_here_documents_are_left_alone(tmp_path, instruction):
+    text = f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\n{instruction}\n{PIP}\nEOF\nRUN true\n"
+    assert rules_in(tmp_path, text) == []
+
+
+STAGE = "FROM nvidia/cuda:11.8.0-devel-ubuntu22.04 AS old\n"
+LAST = "FROM nvidia/cuda:12.6.3-devel-ubuntu22.04\nRUN pip install torch==2.8.0+cu126\n"
+
+
+def test_a_stage_that_the_last_one_does_not_need_contradicts_nothing(tmp_path):
+    assert rules_in(tmp_path, STAGE + LAST) == []
+    for use in ("COPY --from=old /x /x\n", "COPY --from=0 /x /x\n", "RUN --mount=type=bind,from=old,target=/x true\n"):
+        assert "recipe-stated-twice" in rules_in(tmp_path, STAGE + LAST + use)
