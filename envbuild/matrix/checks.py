@@ -161,9 +161,7 @@ class _Reach:
 
     def __init__(self, matrix: Matrix) -> None:
         compiled = compile_matrix(matrix)
-        self.compiled: Clauses = compiled.without_guards(
-            {axis: sum(1 << value for value in held) for axis, held in compiled.guards.items()}
-        )
+        self.compiled: Clauses = compiled.unguarded
 
     def any_cell(self, masks: dict[int, int], compiled: Clauses | None = None) -> bool:
         compiled = compiled or self.compiled

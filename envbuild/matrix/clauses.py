@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from packaging.version import Version
@@ -115,6 +116,11 @@ class Clauses:
             axis = clauses[number].literals[0][0]
             clauses[number] = Clause(((axis, self.full[axis]),), clauses[number].cause)  # always true
         return replace(self, clauses=tuple(clauses))
+
+    @cached_property
+    def unguarded(self) -> "Clauses":
+        """The same clauses, less those that keep out what nobody named."""
+        return self.without_guards({axis: sum(1 << value for value in held) for axis, held in self.guards.items()})
 
     def cell(self, values: Sequence[int]) -> Cell:
         """Return the cell of `values`, one index per axis."""

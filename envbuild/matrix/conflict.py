@@ -13,7 +13,7 @@ from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.clauses import Clauses, propagate
 from envbuild.matrix.nearest import Near, nearest
 from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.program import Program, solvable
+from envbuild.matrix.program import Program, any_cell, solvable
 from envbuild.matrix.sentences import Step, steps_of
 
 
@@ -121,9 +121,14 @@ def _minimal_pins(
 def _possible(asked: Asked, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
     """Leave out of `domains` what no cell has whatever is asked, so that no step need speak of it.
 
-    Except where nothing of a pin would remain: then that is the very thing to tell.
+    Except where nothing of a pin would remain: then that is the very thing to tell. So is a release that is taken only when
+    it is named, where that one would do.
     """
     anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})
+    if (by_name := any_cell(compiled.unguarded, [*domains])) is not None:
+        compiled = compiled.without_guards(
+            {axis: 1 << by_name[axis] for axis, held in compiled.guards.items() if by_name[axis] in held}
+        )
     if propagate(compiled, anything) is not None:
         return domains
     possible = [domain & mask for domain, mask in zip(domains, anything, strict=True)]

@@ -154,10 +154,15 @@ class Program:
 
 def solvable(compiled: Clauses, domains: list[int]) -> bool:
     """Return whether any cell lies within `domains` (narrowed in place)."""
+    return any_cell(compiled, domains) is not None
+
+
+def any_cell(compiled: Clauses, domains: list[int]) -> list[int] | None:
+    """Return the values of some cell within `domains` (narrowed in place), one index per axis, or None."""
     if any(not domain for domain in domains) or propagate(compiled, domains) is not None:
-        return False
+        return None
     with Program(compiled, domains) as program:
         if not program.order:
-            return True
+            return [domain.bit_length() - 1 for domain in domains]
         program.all_clauses()
-    return program.solve() is not None
+    return program.solve()

@@ -233,3 +233,11 @@ def test_an_empty_value_is_not_whatever_fits():
     refused = CliRunner().invoke(resolve_command, ["--te", " "])
     assert isinstance(refused.exception, UsageError)
     assert "--te" in str(refused.exception)
+
+
+@pytest.mark.parametrize("cuda", ["13.1", "11.1"])
+def test_a_release_that_would_do_if_it_were_named_is_named(cuda):
+    said = texts(conflict_of(load_matrix(), cuda=cuda))
+    assert said[-1].startswith("base ngc-")
+    assert "is taken only when asked for by name (--base ngc-" in said[-1]
+    assert said[-1].endswith(f"So no cell has cuda {cuda}.")

@@ -229,7 +229,10 @@ PIP = "pip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu1
     ],
 )
 def test_a_here_document_of_run_is_read_as_run_is(tmp_path, run):
-    assert rules_in(tmp_path, f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\n{run}") == ["nvcc-is-cuda", "recipe-stated-twice"]
+    assert rules_in(tmp_path, f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\n{run}") == [
+        "nvcc-is-cuda",
+        "recipe-stated-twice",
+    ]
 
 
 @pytest.mark.parametrize("instruction", ["COPY <<EOF /notes", "RUN cat >/notes <<EOF", "RUN python3 <<EOF"])
