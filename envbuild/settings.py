@@ -149,10 +149,13 @@ class Settings(BaseModel):
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
     debs: ExistingFolder | None = Field(
-        None, description="Folder of `.deb` files, for a site without a package mirror."
+        None,
+        description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
     )
     jobs: int | None = Field(
-        None, ge=1, description="Compile jobs at once; chosen from cores, memory and the package's need when not set."
+        None,
+        ge=1,
+        description="Compile jobs at once; chosen from the engine's cores and memory and the package's need when not set.",
     )
     memory_gib: float | None = Field(
         None, gt=0, description="Memory in GiB that a build may use; all of it when not set."
