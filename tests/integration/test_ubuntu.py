@@ -83,25 +83,33 @@ def test_an_older_image_gets_the_locked_packages_and_keeps_what_it_has(suite, en
 
 
 def test_a_site_without_an_archive_installs_from_its_own_debs(engine, tmp_path):
-    """Without a network, from a folder that also holds what the list does not name; one .deb less, and the archive is asked."""
+    """Without a network, from a folder that also holds what the list does not name; one .deb less, and the archive is asked.
+
+    libc6-dev asks for its own libc6, which is newer than the image's: that is renewed, and nothing else.
+    """
     mirror, security_mirror = mirrors_of(load_settings(), "noble")
     packages, renewed = resolve_on_image(
-        suite="noble", packages=("make",), mirror=mirror, security_mirror=security_mirror
+        suite="noble", packages=("libc6-dev", "make"), mirror=mirror, security_mirror=security_mirror
     )
+    locked = {p.name: p.version for p in packages}
     debs = tmp_path / "build" / "debs"
     debs.mkdir(parents=True)
     offline = ("--output=type=cacheonly", "--network=none")
     with ubuntu_root("noble", tmp_path / "root", ()) as image:
         without = stated(added_to(image, tmp_path / "build", ()), "was")
-        needed = [p for p in packages if p.name not in without]
-        assert "make" in {p.name for p in needed}
-        for package in (*needed, next(p for p in packages if p.name in without)):
-            name = package.filename.rsplit("/", 1)[-1]
-            urllib.request.urlretrieve(f"{mirror}/{package.filename}", debs / name)
-        stray = debs / "stray.deb"
-        stray.write_bytes(b"no package, and not in the list")
+        assert without["libc6"] != locked["libc6"]  # or nothing is shown
+        needed = {name: version for name, version in locked.items() if name not in without}
+        assert {"libc6-dev", "make"} <= needed.keys()
+        for package in packages:
+            if package.name in needed or package.name in {"libc6", "libc-bin", "bash", "dpkg"}:
+                name = package.filename.rsplit("/", 1)[-1]
+                urllib.request.urlretrieve(f"{mirror}/{package.filename}", debs / name)
+        (debs / "stray.deb").write_bytes(b"no package, and not in the list")
         output = added_to(image, tmp_path / "build", packages, renewed, offline)
-        assert stated(output, "now").items() >= {p.name: p.version for p in needed}.items(), output[-4000:]
+        after = stated(output, "now")
+        assert after.items() >= needed.items(), output[-4000:]
+        assert after["libc6"] == locked["libc6"]
+        assert {name: after[name] for name in ("bash", "dpkg")} == {name: without[name] for name in ("bash", "dpkg")}
         next(debs.glob("make_*.deb")).unlink()
         output = added_to(image, tmp_path / "build", packages, renewed, offline)
     assert output.startswith("FAILED")
