@@ -1,5 +1,6 @@
 """Reading a recipe: what a Dockerfile, a requirements file, a shell script or a TOML of axes states, line by line."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -156,7 +157,11 @@ def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
         table = data.get("axes", data)
     for axis, spec in table.items():
         if axis in matrix.axes and not isinstance(spec, str):
-            raise DataError(f"the version of {axis} is not in quotes", where=str(path), hint=f'write {axis} = "{spec}"')
+            raise DataError(
+                f"the version of {axis} is not in quotes",
+                where=str(path),
+                hint=f'write {axis} = "…", with the version between the quotes',
+            )
         if axis not in matrix.axes or not isinstance(spec, str):
             raise DataError(
                 f"{axis} is no axis",
@@ -267,13 +272,19 @@ def _without_flags(text: str) -> str:
     return re.sub(r"^(?:--\S+\s+)*", "", text)
 
 
+# A word of a shell's line with its quotes, and one that begins a here-document: `<<EOF`, `<<-'EOF'`, not `<<<text`.
+_QUOTED_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""")
+_HERE_DOCUMENT = re.compile(r"\d*<<-?(['\"]?)([A-Za-z_]\w*)\1")
+
+
 def _here_documents(text: str) -> tuple[list[str], bool]:
     """Return the words that end an instruction's here-documents, and whether these are shell scripts of RUN."""
     word, _, rest = text.strip().partition(" ")
     if word.upper() not in {"RUN", "COPY", "ADD"}:
         return [], False
-    ends = [match[2] for match in re.finditer(r"<<-?(['\"]?)([A-Za-z_]\w*)\1", rest)]
-    command = _without_flags(rest.strip()).partition("<<")[0].strip()
+    words = _QUOTED_WORD.findall(_without_flags(rest.strip()))
+    ends = [match[2] for match in map(_HERE_DOCUMENT.fullmatch, words) if match]
+    command = " ".join(itertools.takewhile(lambda each: not _HERE_DOCUMENT.fullmatch(each), words))
     return ends, word.upper() == "RUN" and re.fullmatch(
         r"((/usr)?/bin/)?((ba|da|z)?sh)?(\s+-\S+)*", command
     ) is not None
@@ -282,17 +293,29 @@ def _here_documents(text: str) -> tuple[list[str], bool]:
 def _needed(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield a Dockerfile's instructions but for the stages that its last one does not need: BuildKit leaves those out."""
     stages: list[list[tuple[int, str]]] = [[]]
+    given: dict[str, str] = {}  # what ARG before the first FROM gives a name of a stage
     for number, text in lines:
         if re.match(r"FROM\s", text, re.IGNORECASE):
             stages.append([])
         stages[-1].append((number, text))
+        if len(stages) == 1 and (match := re.match(r"ARG\s+([A-Za-z_]\w*)=(\S+)", text, re.IGNORECASE)):
+            given[match[1]] = match[2].strip("'\"")
+
+    def put_in(text: str) -> str:
+        return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: given.get(m[1] or m[2], m[0]), text)
+
     named: dict[str, int] = {}
     uses: list[set[int]] = []
     for place, stage in enumerate(stages):
-        asked = {name.lower() for _, text in stage for name in re.findall(r"\bfrom=([\w.-]+)", text)}
+        stage = [(number, put_in(text)) for number, text in stage]  # noqa: PLW2901 - only read here
+        asked = {name.lower() for _, text in stage for name in re.findall(r"\bfrom=([\w.${}:-]+)", text)}
         first = re.match(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", stage[0][1] if stage else "", re.IGNORECASE)
         asked |= {first[1].lower()} if first else set()
-        uses.append({named[name] for name in asked if name in named})
+        # whoever gives a name on the command line may mean any stage
+        uses.append(
+            {named[name] for name in asked if name in named}
+            | (set(range(place)) if any("$" in n for n in asked) else set())
+        )
         if first:
             named[str(place - 1)] = place  # stages have numbers, too
             named.update({first[2].lower(): place} if first[2] else {})
@@ -357,6 +380,8 @@ class _Script:
             begun, parts = 0, []
             if not ends and self.recipe.kind == "dockerfile":
                 ends, script = _here_documents(joined)
+                after = {other.strip() for other in self.recipe.lines[number:]}
+                ends = [end for end in ends if end in after]
         if parts:
             yield begun, " ".join(parts)
 

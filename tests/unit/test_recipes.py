@@ -235,6 +235,12 @@ def test_a_here_document_of_run_is_read_as_run_is(tmp_path, run):
     ]
 
 
+@pytest.mark.parametrize("before", ["cat <<<yes", "python3 -c 'print(1 <<n)'", "cat <<EOF"])
+def test_what_is_no_here_document_swallows_nothing(tmp_path, before):
+    text = f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\nRUN {before}\nRUN {PIP}\n"
+    assert rules_in(tmp_path, text) == ["nvcc-is-cuda", "recipe-stated-twice"]
+
+
 @pytest.mark.parametrize("instruction", ["COPY <<EOF /notes", "RUN cat >/notes <<EOF", "RUN python3 <<EOF"])
 def test_other_here_documents_are_left_alone(tmp_path, instruction):
     text = f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\n{instruction}\n{PIP}\nEOF\nRUN true\n"
@@ -249,3 +255,9 @@ def test_a_stage_that_the_last_one_does_not_need_contradicts_nothing(tmp_path):
     assert rules_in(tmp_path, STAGE + LAST) == []
     for use in ("COPY --from=old /x /x\n", "COPY --from=0 /x /x\n", "RUN --mount=type=bind,from=old,target=/x true\n"):
         assert "recipe-stated-twice" in rules_in(tmp_path, STAGE + LAST + use)
+
+
+@pytest.mark.parametrize("given", ["ARG BASE=cuda", "ARG BASE"])
+def test_a_stage_that_an_argument_names_is_needed(tmp_path, given):
+    text = f"{given}\nFROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS cuda\nRUN {PIP}\nFROM ${{BASE}} AS final\n"
+    assert rules_in(tmp_path, text) == ["nvcc-is-cuda", "recipe-stated-twice"]
