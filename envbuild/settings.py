@@ -90,8 +90,8 @@ def _file(value: Path) -> Path:
 
 
 def _link(value: str, info: ValidationInfo) -> str:
-    if value.startswith("file://"):  # a folder to pip and uv, and to whoever hands its wheels to a build
-        value = unquote(urlsplit(value).path)
+    if value.startswith("file://") and Path(unquote(urlsplit(value).path)).is_dir():
+        value = unquote(urlsplit(value).path)  # so that its wheels are handed to a build
     return value if _is_url(value) else str(_folder(Path(_anchored(value, info))))
 
 
@@ -180,7 +180,10 @@ class Settings(BaseModel):
     @property
     def engine_is_here(self) -> bool:
         """Whether the Docker engine runs on this host, so that it sees this host's folders."""
-        return self.engine_host is None or self.engine_host.startswith("unix://")
+        return (
+            self.engine_host is None
+            or re.match(r"unix://|\w+://(\w+@)?(localhost|127\.|\[::1\])", self.engine_host) is not None
+        )
 
     def redacted(self) -> dict[str, Any]:
         """Return every setting as JSON values, URLs without their credentials."""

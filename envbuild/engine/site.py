@@ -25,7 +25,7 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
         environment["SSL_CERT_FILE"] = _CA
     pages = [link for link in settings.find_links if link.startswith("http")]  # folders go in as a context
     if pages:
-        environment["ENVBUILD_FIND_LINKS"] = " ".join(pages)
+        environment["ENVBUILD_PAGES"] = " ".join(pages)
     if not settings.torch_index.startswith(PYTORCH):
         environment["ENVBUILD_TORCH_INDEX"] = settings.torch_index
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]

@@ -46,11 +46,23 @@ class _Proxies(urllib.request.ProxyHandler):
         return super().proxy_open(req, proxy, type)
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects that keep the login on its own host."""
+
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        following = super().redirect_request(req, *answer)
+        login = req.get_header("Authorization")
+        if following and login and (following.type, following.host) == (req.type, req.host):
+            following.add_unredirected_header("Authorization", login)
+        return following
+
+
 def opener(settings: Settings | None) -> urllib.request.OpenerDirector:
     """Return an opener that honours the settings' CA bundle and proxies; without settings the environment's proxies."""
-    bundle = settings.ca_bundle if settings else None
-    context = ssl.create_default_context(cafile=str(bundle) if bundle else None)
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    context = ssl.create_default_context()
+    if settings and settings.ca_bundle:
+        context.load_verify_locations(cafile=settings.ca_bundle)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context), _Redirects()]
     if settings and (settings.http_proxy or settings.https_proxy):
         proxies = {k: v for k, v in (("http", settings.http_proxy), ("https", settings.https_proxy)) if v}
         handlers.append(_Proxies(proxies, settings.no_proxy or ""))
@@ -63,7 +75,8 @@ def _split_login(url: str) -> tuple[str, str | None]:
     login, at, place = parts.netloc.rpartition("@")
     if not at:
         return url, None
-    basic = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+    name, _, password = login.partition(":")  # a token alone is a name
+    basic = base64.b64encode(urllib.parse.unquote(f"{name}:{password}").encode()).decode()
     return parts._replace(netloc=place).geturl(), f"Basic {basic}"
 
 

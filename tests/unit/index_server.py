@@ -34,6 +34,8 @@ class Index:
         self.bytes_sent = 0
         self.login = None
         """What whoever asks must send as Authorization."""
+        self.moved = None
+        """A path whose content is found without it."""
 
     def add(self, name, version, *files, day="2026-10-01", yanked=False):
         self.held.setdefault(name, {})[version] = (files, day, yanked)
@@ -88,6 +90,8 @@ class Index:
                 files = index.files()
                 if index.login and self.headers.get("Authorization") != index.login:
                     self.send("text/plain", b"who are you?", 401)
+                elif index.moved and self.path.startswith(index.moved):
+                    self.send("text/plain", b"", 301, [("Location", self.path.removeprefix(index.moved))])
                 elif parts[0] == "simple" and parts[1] in index.held:
                     self.send(*index.simple(parts[1]))
                 elif parts[0] == "pypi" and parts[1] in index.held:

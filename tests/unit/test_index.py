@@ -39,6 +39,19 @@ def test_the_login_of_an_index_is_used_for_its_files_and_stays_out_of_their_urls
             files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=url), "six")
 
 
+def test_a_token_alone_is_a_name_without_a_password(index, tmp_path):
+    index.login = "Basic " + base64.b64encode(b"token:").decode()
+    with index.served() as url:
+        assert files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=url.replace("//", "//token@")), "six")
+
+
+def test_a_redirect_within_the_host_keeps_the_login(index, tmp_path):
+    index.login, index.moved = "Basic " + base64.b64encode(b"me:pw").decode(), "/old"
+    with index.served() as url:
+        moved = url.replace("//", "//me:pw@").replace("/simple", "/old/simple")
+        assert files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=moved), "six")
+
+
 def test_a_login_goes_to_its_own_host_alone(index, tmp_path):
     index.login = "Basic " + base64.b64encode(b"me@acme:p:w").decode()
     settings = settings_of(tmp_path, ENVBUILD_INDEX_URL="https://me%40acme:p%3Aw@pypi.example.org/simple")

@@ -48,7 +48,7 @@ def test_secrets_carry_mirrors_proxy_and_ca(tmp_path):
 def test_a_page_of_wheels_is_named_to_the_build_and_a_folder_is_not(tmp_path):
     links = f"https://wheels.example.org/cu126 file://{tmp_path}"
     found = secrets(settings_of(tmp_path, ENVBUILD_FIND_LINKS=links), plan_for(cuda="cpu"), tmp_path / "secrets")
-    assert "export ENVBUILD_FIND_LINKS=https://wheels.example.org/cu126\n" in found["env"].read_text()
+    assert "export ENVBUILD_PAGES=https://wheels.example.org/cu126\n" in found["env"].read_text()
 
 
 def test_a_site_without_settings_mounts_nothing_but_the_index(tmp_path):
@@ -89,5 +89,6 @@ def test_apt_goes_the_settings_way_to_an_archive(tmp_path):
     settings = settings_of(
         tmp_path, ENVBUILD_CA_BUNDLE=str(ca), ENVBUILD_HTTP_PROXY=proxy, ENVBUILD_NO_PROXY="mirror.example.org"
     )
-    assert _apt_options(settings)[-2:] == [f'Acquire::http::Proxy "{proxy}"', f'Acquire::https::CaInfo "{ca}"']
+    hosts_own = _apt_options(None)
+    assert _apt_options(settings) == [*hosts_own, f'Acquire::http::Proxy "{proxy}"', f'Acquire::https::CaInfo "{ca}"']
     assert _environment(settings)["no_proxy"] == "mirror.example.org"
