@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from envbuild.errors import DataError, LockError
+from envbuild.errors import DataError, EnvbuildError, LockError
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, read_lock
 from envbuild.lock.model import Lock, Missing
@@ -43,16 +43,37 @@ def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
 
 
 def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
-    """Return the lock of exactly these inputs and its folder, a complete one if there is any, or None when there is none."""
-    found = [(read_lock(f), f) for f in _candidates(settings, inputs) if (f / "lock.json").is_file()]
-    return next((each for each in found if each[0].lock.complete), found[0] if found else None)
+    """Return the lock of exactly these inputs and its folder, a complete one if there is any, or None when there is none.
+
+    Raises:
+        DataError, LockError: there is one, it cannot be read, and there is no other.
+
+    """
+    lacking: tuple[Locked, Path] | None = None
+    unreadable: EnvbuildError | None = None
+    for folder in _candidates(settings, inputs):
+        if not (folder / "lock.json").is_file():
+            continue
+        try:
+            found = read_lock(folder), folder
+        except (DataError, LockError) as error:
+            unreadable = unreadable or error
+            continue
+        if found[0].lock.complete:
+            return found
+        lacking = lacking or found
+    if lacking is None and unreadable is not None:
+        raise unreadable
+    return lacking
 
 
 def place_for(folder: Path, lock: Lock) -> Path:
     """Return where a new lock for `folder` goes: one that lacks inputs goes beside a complete one, not in its place."""
-    if not lock.complete and (folder / "lock.json").is_file() and read_lock(folder).lock.complete:
-        return folder.with_name(f"{folder.name}-incomplete")
-    return folder
+    try:
+        held = not lock.complete and read_lock(folder).lock.complete
+    except (DataError, LockError):  # nothing there, or nothing of use
+        held = False
+    return folder.with_name(f"{folder.name}-incomplete") if held else folder
 
 
 def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:

@@ -4,6 +4,7 @@ Who only reads a lock (`render`) waits for none of what asks, so those modules l
 """
 
 import datetime as dt
+import os
 import re
 import time
 from collections.abc import Callable
@@ -385,19 +386,24 @@ def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
 
 
 def write_lock(locked: Locked, folder: Path) -> Path:
-    """Write `lock.json` and its `pylock.<name>.toml` files to `folder`, whole or not at all; return the lock's path."""
+    """Write `lock.json` and its `pylock.<name>.toml` files to `folder`; return the lock's path.
+
+    Every file is complete on the disk before the first takes its place.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in locked.pylocks.items():
-        _replace(folder / f"pylock.{name}.toml", text)
     path = folder / "lock.json"
-    _replace(path, locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+    texts = {folder / f"pylock.{name}.toml": text for name, text in locked.pylocks.items()}
+    texts[path] = locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+    parts = {place: place.with_name(f".{place.name}.{os.getpid()}.part") for place in texts}
+    try:
+        for place, text in texts.items():
+            parts[place].write_text(text, encoding="utf-8")
+        for place, part in parts.items():
+            part.replace(place)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
     return path
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def read_lock(path: Path) -> Locked:

@@ -156,12 +156,16 @@ class SourceStore:
     def _make_store(self) -> None:
         if (self._objects / "HEAD").exists():
             return
+        init = ["git", "init", "--quiet", "--bare"]
+        if self._objects.is_dir():  # half made, by a run that was killed
+            subprocess.run([*init, str(self._objects)], check=True, capture_output=True)
+            return
         part = Path(tempfile.mkdtemp(prefix=".objects-", dir=_made(self._objects.parent)))
         try:
-            subprocess.run(["git", "init", "--quiet", "--bare", str(part)], check=True, capture_output=True)
-            part.rename(self._objects)
+            subprocess.run([*init, str(part / "objects.git")], check=True, capture_output=True)
+            (part / "objects.git").rename(self._objects)
         except OSError:
-            if not (self._objects / "HEAD").exists():  # another run may have made it meanwhile
+            if not self._objects.is_dir():  # another run may have made it meanwhile
                 raise
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -208,8 +212,10 @@ class SourceStore:
                     symlinks=True,
                     ignore=lambda where, names: {name for name in names if Path(where, name) in strays},
                 )
-                with contextlib.suppress(FileExistsError):
-                    (part / "tree").rename(folder)
+                (part / "tree").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another run may have made it meanwhile
+                    raise
             finally:
                 shutil.rmtree(part, ignore_errors=True)
         self._verify_plain(source, folder)

@@ -75,3 +75,33 @@ def test_a_pylock_that_is_not_the_locks_is_refused(place, tmp_path, change, erro
     change(tmp_path / "lock" / "pylock.torch.toml")
     with pytest.raises(error, match=says):
         read_lock(tmp_path / "lock")
+
+
+def test_a_damaged_lock_hides_no_good_one_and_is_replaced(place, tmp_path):
+    settings, inputs, whole, lacking = place
+    own, committed = (f / find.lock_name(inputs) for f in (find.own_locks(settings), tmp_path / "data" / "locks"))
+    write_lock(whole, own)
+    (own / "pylock.torch.toml").write_text("")
+    with pytest.raises(LockError, match="other packages"):
+        find.find_lock(settings, inputs)
+    assert find.place_for(own, lacking.lock) == own
+    write_lock(whole, committed)
+    assert find.find_lock(settings, inputs)[1] == committed
+
+
+def test_a_disk_that_fills_up_leaves_the_lock_as_it_was(place, tmp_path, monkeypatch):
+    _, _, whole, lacking = place
+    write_lock(whole, tmp_path / "lock")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "lock").iterdir()}
+    monkeypatch.setattr(type(lacking.lock), "model_dump_json", lambda *_, **__: "x" * 10_000)
+    write = type(tmp_path).write_text
+
+    def full(self, text, **kwargs):
+        if len(text) > 9000:
+            raise OSError(28, "No space left on device")
+        return write(self, text, **kwargs)
+
+    monkeypatch.setattr(type(tmp_path), "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write_lock(Locked(lock=lacking.lock, pylocks={"torch": "other"}), tmp_path / "lock")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "lock").iterdir()} == before
