@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Recipes and JSON are UTF-8 wherever they are read; what a terminal of another kind shows of them matters less.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         _run(args)
     except BrokenPipeError:  # the reader went away: envbuild matrix | head
@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
 def _run(args: list[str]) -> NoReturn:
     try:
         result: Any = cli.main(args=args, prog_name="envbuild", standalone_mode=False)
-        sys.stdout.flush()
+        _flush()
         sys.exit(result if isinstance(result, int) else 0)
     except EnvbuildError as error:
         _fail(error, args)
@@ -147,6 +147,11 @@ def _run(args: list[str]) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
         sys.exit(130)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # a caller may have closed it
+        sys.stdout.flush()
 
 
 def _usage(error: click.ClickException) -> UsageError:
@@ -161,6 +166,6 @@ def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
     # An answer that tells of the failure was one JSON object already; a second would be none that a reader expects.
     if _wants_json(args) and not printed.answer:
         print(json.dumps(error.as_json(), indent=2))
-    sys.stdout.flush()
+    _flush()
     print(f"envbuild: error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)

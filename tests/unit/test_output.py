@@ -38,3 +38,18 @@ def test_what_is_rendered_does_not_depend_on_the_locale():
     words = ("render", "--unlocked", "--cuda", "cpu")
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     assert envbuild(*words, **ascii_alone).stdout == envbuild(*words).stdout != b""
+
+
+def test_a_stdout_that_is_closed_changes_no_exit_code():
+    command = ["sh", "-c", f"exec {sys.executable} -m envbuild resolve --cuda cpu >&-"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_name_that_is_no_utf_8_is_printed_as_it_is(tmp_path):
+    place = os.fsencode(tmp_path) + b"/D\xff.txt"
+    with open(place, "w") as file:  # noqa: PTH123 - a name in bytes
+        file.write("FROM ubuntu:22.04\n")
+    command = [sys.executable, "-m", "envbuild", "check", place]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
