@@ -4,11 +4,16 @@ Weights come from the seed and the parameter's global name, so every layout star
 of megatron-core runs (its DDP, schedules, optimizer, checkpoints), on a CPU its model and tensor parallelism over gloo.
 """
 
+import json
 import os
 import re
+import sys
 import zlib
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core asks for it beside tensor parallelism
+if json.loads(os.environ.get("SMOKE_ARGS", "{}")).get("device") == "cpu":
+    # megatron-core takes their norms and streams wherever they import, and those need a GPU
+    sys.modules.update({"apex": None, "transformer_engine": None})
 
 import torch
 import torch.distributed as dist
