@@ -9,12 +9,14 @@ that finds its target there runs on the real file too.
 
 import fcntl
 import hashlib
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ REQUIREMENTS = (
     "sgd-sai==1.0.3",
     "pybind11==3.1.0",
 )
+WORDS = ("alpha", "beta", "gamma", "delta", "one", "two", "three")
 PROBES = Path(__file__).parent / "probes"
 
 
@@ -59,6 +62,28 @@ def venv(*requirements: str) -> Path:
 def environment_of(python: Path, **more: str) -> dict[str, str]:
     """Return the environment of this process with the virtual environment of `python` in front."""
     return os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"} | more
+
+
+def in_image(
+    image: str, *command: object, workdir: Path, folders: Iterable[Path], variables: Mapping[str, str]
+) -> list[str]:
+    """Return the command that runs this one in an image, which sees these folders at their own places."""
+    front = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--workdir={workdir}"]
+    front += [f"--volume={folder}:{folder}" for folder in folders]
+    front += [f"--env={name}={value}" for name, value in variables.items()]
+    return [*front, image, *map(str, command)]
+
+
+def write_corpus(folder: Path) -> list[str]:
+    """Write corpus.jsonl, vocab.json and merges.txt, a GPT-2 vocabulary of bytes; return the documents' texts."""
+    texts = [" ".join(random.Random(number).choices(WORDS, k=60)) for number in range(100)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    # GPT-2's alphabet of bytes: those that print stand for themselves, the others for what follows 256
+    printed = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    symbols = [*map(chr, printed), *(chr(256 + number) for number in range(256 - len(printed)))]
+    (folder / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate([*symbols, "<|endoftext|>", "al"])}))
+    (folder / "merges.txt").write_text("#version: 0.2\na l\n")
+    return texts
 
 
 def sdist(python: Path, name: str, version: str, sha256: str) -> Path:

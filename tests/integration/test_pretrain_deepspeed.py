@@ -7,7 +7,6 @@ IMAGE_GPT2_3D, tags of those stacks' images, the script runs there instead, in t
 import base64
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, environment_of, patched_tree, venv
+from patch_support import PROBES, WORDS, environment_of, in_image, patched_tree, venv, write_corpus
 
 from envbuild.paths import data_dir
 from envbuild.stacks import load_stack
@@ -39,7 +38,6 @@ MODEL = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --train-iters 5 --lr 1e-3
 --data-impl mmap --split 100,0,0 --eval-iters 0 --log-interval 1 --distributed-backend gloo --num-workers 0
 """
-WORDS = ("alpha", "beta", "gamma", "delta", "one", "two", "three")
 LOSS = re.compile(r"iteration +(\d+)/.*lm loss: (\S+)")
 RATE = re.compile(r"iteration +\d+/.*learning rate: (\S+)")
 
@@ -50,15 +48,9 @@ pytestmark = pytest.mark.timeout(600)
 def corpus(tmp_path_factory) -> Path:
     """A folder with a corpus as json lines and as plain text, a GPT-2 vocabulary of bytes, one of words, and DeepSpeed's configuration."""
     folder = tmp_path_factory.mktemp("corpus")
-    texts = [" ".join(random.Random(number).choices(WORDS, k=60)) for number in range(100)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    texts = write_corpus(folder)
     (folder / "corpus.txt").write_text("".join(text + "\n" for text in texts))
     (folder / "words.json").write_text(json.dumps({word: number for number, word in enumerate((*WORDS, "<eod>"))}))
-    # GPT-2's alphabet of bytes: those that print stand for themselves, the others for what follows 256
-    printed = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    symbols = [*map(chr, printed), *(chr(256 + number) for number in range(256 - len(printed)))]
-    (folder / "vocab.json").write_text(json.dumps({s: n for n, s in enumerate([*symbols, "<|endoftext|>", "al"])}))
-    (folder / "merges.txt").write_text("#version: 0.2\na l\n")
     settings = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
     (folder / "one.json").write_text(json.dumps(settings))
     (folder / "two.json").write_text(json.dumps(settings | {"gradient_accumulation_steps": 2}))
@@ -97,9 +89,8 @@ class Place:
         }
         command = [*front[launcher], PROBES / "deepspeed_on_processor.py", *words]
         if self.image:
-            inside = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--workdir={self.tree}"]
-            inside += [f"--volume={folder}:{folder}" for folder in (PROBES, mount) if folder]
-            command = [*inside, *(f"--env={name}={value}" for name, value in variables.items()), self.image, *command]
+            folders = filter(None, (PROBES, mount))
+            command = in_image(self.image, *command, workdir=self.tree, folders=folders, variables=variables)
             environment = dict(os.environ)
         else:
             environment = environment_of(python, DS_ACCELERATOR="cpu", **variables)

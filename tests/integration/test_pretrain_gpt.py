@@ -2,16 +2,21 @@
 
 Needs the real repository under UPSTREAM_TREES; no package registry carries it. It runs on the processor, put in the GPU's
 place, unless TRAINING_PYTHON names the interpreter of an environment with GPUs (docs/gpu.md): then the script runs as it is.
+
+IMAGE_MEGATRON_GPT3, a tag of that stack's image, has the stack's own commands run in it, on the processor.
 """
 
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, environment_of, patched_tree, venv
+from patch_support import PROBES, REQUIREMENTS, environment_of, in_image, patched_tree, venv, write_corpus
+
+from envbuild.stacks import load_stack
 
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
@@ -22,6 +27,8 @@ WITHOUT_GPU = """
 --attention-backend unfused --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion
 --no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion --distributed-backend gloo --use-cpu-initialization
 """
+# What the processor can hold of the stack's own batch, in whole precision.
+SMALL = "--micro-batch-size 1 --global-batch-size 2 --log-interval 1 --split 100,0,0 --eval-iters 0 --num-workers 0"
 GPU = os.environ.get("TRAINING_PYTHON")
 # What Megatron's deterministic mode asks for, so that losses can be compared to the last digit.
 DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -120,3 +127,35 @@ def test_the_profiler_sees_the_optimizer_in_the_steps_that_were_asked_for(pretra
     assert {"Optimizer.step#SGD_sai.step", "ProfilerStep#2", "ProfilerStep#3"} <= names
     assert "ProfilerStep#1" not in names
     assert bool(GPU) == any(event.get("cat") == "kernel" for event in events)
+
+
+def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_path: Path) -> None:
+    image = os.environ.get("IMAGE_MEGATRON_GPT3")
+    if not image:
+        pytest.skip("IMAGE_MEGATRON_GPT3 names no image")
+    stack = load_stack("megatron-gpt3")
+    tree = stack.repository.path
+    write_corpus(tmp_path)
+
+    def inside(command: str, *more: str) -> str:
+        words = [
+            f"{tree}/{word}" if word.startswith(("tools/", "pretrain_gpt")) else word for word in shlex.split(command)
+        ]
+        variables = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        line = in_image(image, *words, *more, workdir=tmp_path, folders=(tmp_path, PROBES), variables=variables)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
+
+    uses = {use.name: use.run for use in stack.uses}
+    read = "pandas.read_json('corpus.jsonl', lines=True)"
+    inside(f"python -c \"import pandas; {read}.to_parquet('wikitext-2-raw-v1.parquet')\"")
+    inside(uses["jsonl"])
+    inside(uses["tokenise"])
+    (launcher,) = stack.launchers
+    command = launcher.command.format(nproc=2).replace("--bf16 ", "")
+    command = command.replace(" pretrain_gpt.py", f" {PROBES}/on_processor.py pretrain_gpt.py")
+    said = inside(command, *SMALL.split(), *WITHOUT_GPU.split(), "--transformer-impl", "local")
+    losses = [float(loss) for _, loss, _ in STEP.findall(said)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]

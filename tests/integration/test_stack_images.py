@@ -1,10 +1,11 @@
-"""llm-jp's and gpt2-3d's own images, from the lock to five steps of training, with what is out of reach here replaced.
+"""Three stacks' own images, from the lock to five steps of training, with what is out of reach here replaced.
 
-Their own cells and Dockerfiles. `--build-context` puts roots of Ubuntu as it was released in the place of nvidia/cuda and NGC:
-under llm-jp with Debian's CUDA 11.8 as /usr/local/cuda, under gpt2-3d with Python 3.8 and a torch. The torches are PyPI's of the
-same release (2.0.1 for CUDA 11.7, 1.8.0 for 10.2), which state the cell's build instead; no GPU runs them here.
+Their own cells and Dockerfiles. `--build-context` puts roots of Ubuntu as it was released in the place of nvidia/cuda and NGC,
+Debian's CUDA as /usr/local/cuda in them: 11.8 under llm-jp, 12.4 that states 12.6 under megatron-gpt3; under gpt2-3d Python 3.8
+and a torch. The torches are PyPI's of the same release (2.0.1 for CUDA 11.7, 2.8.0 for 12.8, 1.8.0 for 10.2), which state the
+cell's build instead; no GPU runs them here.
 
-Needs the sources of apex and the three repositories, from GitHub or under the setting `sources`.
+Needs the sources of apex and the repositories, from GitHub or under the setting `sources`.
 """
 
 import json
@@ -30,15 +31,17 @@ ADD rootfs.tar /
 RUN sed -i 's/ main$/ main contrib non-free/' /etc/apt/sources.list && apt-get -q update \
  && DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install nvidia-cuda-toolkit
 COPY --chmod=755 collect /collect
-RUN /collect
+ARG STATED
+RUN /collect $STATED
 FROM scratch
 COPY --from=debian /cuda.deb /
 """
 COLLECT = r"""#!/bin/sh
 set -eu
+stated=$1
 tree=/package/usr/local/cuda own=/usr/lib/nvidia-cuda-toolkit libraries=/usr/lib/x86_64-linux-gnu
 mkdir -p $tree/bin $tree/include $tree/lib64/stubs $tree/nvvm /package/DEBIAN
-names=$(dpkg-query -W -f '${Package} ${source:Package}\n' | awk '$2 ~ /^(nvidia-cuda-toolkit|libcudacxx|cub|libthrust)$/ {print $1}')
+names=$(dpkg-query -W -f '${Package} ${source:Package}\n' | awk '$2 ~ /^(nvidia-cuda-toolkit|libcudacxx|cub|libthrust|cccl)$/ {print $1}')
 dpkg -L $names | sort -u | while read -r file; do
     if [ -d "$file" ]; then continue; fi
     case $file in
@@ -62,9 +65,22 @@ PATH            += $(_HERE_):
 INCLUDES        += "-I$(TOP)/include" $(_SPACE_)
 LIBRARIES       =+ $(_SPACE_) "-L$(TOP)/lib64/stubs" "-L$(TOP)/lib64"
 PROFILE
+# A compiler that is not the cell's says that it is, since apex asks; it compiles as it always does.
+its=$($own/bin/nvcc --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+if [ "$its" != "$stated" ]; then
+    mv $tree/bin/nvcc $tree/bin/nvcc-$its
+    cat >$tree/bin/nvcc <<NVCC
+#!/bin/sh
+case \$* in
+-V | --version) exec /usr/local/cuda/bin/nvcc-$its --version | sed 's/\\(release \|cuda_\)$its/\\1$stated/' ;;
+esac
+exec /usr/local/cuda/bin/nvcc-$its "\$@"
+NVCC
+    chmod 755 $tree/bin/nvcc
+fi
 cat >/package/DEBIAN/control <<CONTROL
 Package: cuda-toolkit
-Version: 11.8
+Version: $stated
 Architecture: amd64
 Maintainer: nobody
 Installed-Size: $(du -s -k $tree | cut -f1)
@@ -80,10 +96,15 @@ def run(*command: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def torch_wheel(folder: Path, requirement: str, python: str, version: str, cuda: str) -> Path:
+def torch_wheel(folder: Path, requirement: str, python: str, version: str, cuda: str, platform: str = "1") -> Path:
     """PyPI's wheel of torch or torchvision, stating another version and CUDA."""
     (folder / "from").mkdir(exist_ok=True)
-    options = ["--no-deps", "--only-binary=:all:", f"--python-version={python}", "--platform=manylinux1_x86_64"]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        f"--python-version={python}",
+        f"--platform=manylinux{platform}_x86_64",
+    ]
     run(sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", folder / "from", requirement)
     (wheel,) = (folder / "from").iterdir()
     name, old, tags = wheel.name.split("-", 2)
@@ -101,7 +122,7 @@ def torch_wheel(folder: Path, requirement: str, python: str, version: str, cuda:
             elif item.filename == f"{name}/version.py":
                 text = data.decode()
                 for variable, value in stated.items():
-                    text = re.sub(rf"(?m)^{variable} = '.*'$", f"{variable} = {value!r}", text)
+                    text = re.sub(rf"(?m)^({variable}(: .*)?) = '.*'$", rf"\1 = {value!r}", text)
                 data = text.encode()
             elif item.filename.endswith(".dist-info/RECORD"):
                 data = "".join(f"{each},,\n" for each in paths if not each.endswith("/")).encode()
@@ -122,10 +143,28 @@ def locked(stack: str, folder: Path) -> Path:
     return folder / "lock"
 
 
-def image(stack: str, lock: Path, base: str, *flags: str) -> str:
-    """Build the stack's image on `base`; return its tag."""
+def cuda_image(folder: Path, suite: str, stated: str, ubuntu: str) -> str:
+    """Make an image of `ubuntu` with the CUDA of a Debian suite, which states another version where it must; return its tag."""
+    debian, made = folder / "debian", folder / "cuda"
+    debian.mkdir()
+    debian_tar(suite, debian, epoch=0)
+    (debian / "Dockerfile").write_text(CUDA)
+    (debian / "collect").write_text(COLLECT)
+    options = ["--quiet", f"--build-arg=STATED={stated}", f"--output=type=local,dest={made}"]
+    run("docker", "buildx", "build", *options, debian)
+    (debian / "rootfs.tar").unlink()
+    with ubuntu_root(ubuntu, folder / "root", HELD) as root:
+        (made / "Dockerfile").write_text(f"FROM {root}\nRUN --mount=type=bind,target=/in dpkg -i /in/cuda.deb\n")
+        base = build_image(made, f"envbuild-test:{ubuntu}-cuda{stated}")
+    (made / "cuda.deb").unlink()
+    return base
+
+
+def image(stack: str, lock: Path, base: str, *flags: str, devel: str = "") -> str:
+    """Build the stack's image on `base`, what it compiles on `devel`; return its tag."""
     tag = f"envbuild-test:{stack}"
-    contexts = [f"--build-context={stage}=docker-image://{base}" for stage in ("base", "devel")]
+    stages = {"base": base, "devel": devel or base}
+    contexts = [f"--build-context={stage}=docker-image://{root}" for stage, root in stages.items()]
     command = [sys.executable, "-m", "envbuild", "image", "--stack", stack, "--lock", lock, *contexts, "--tag", tag]
     told = json.loads(run(*command, "--json", *flags).stdout)
     assert told["audit"]["defects"] == 0
@@ -133,9 +172,14 @@ def image(stack: str, lock: Path, base: str, *flags: str) -> str:
     return tag
 
 
-def trains(name: str) -> None:
+def compiled(tag: str, component: str) -> dict[str, str | list[str]]:
+    """Return the image's record of a component that was compiled for it."""
+    return json.loads(run("docker", "run", "--rm", tag, "cat", f"/opt/envbuild/built/{component}.json").stdout)
+
+
+def trains(file: str, name: str) -> None:
     """Run the training test of this name; the environment names its image."""
-    run(sys.executable, "-m", "pytest", "-q", Path(__file__).with_name("test_pretrain_deepspeed.py"), "-k", name)
+    run(sys.executable, "-m", "pytest", "-q", Path(__file__).with_name(file), "-k", name)
 
 
 def test_llm_jp_compiles_apex_and_trains_under_deepspeed_0_10(engine, tmp_path, monkeypatch):
@@ -145,24 +189,12 @@ def test_llm_jp_compiles_apex_and_trains_under_deepspeed_0_10(engine, tmp_path, 
     torch_wheel(wheels, "torchvision==0.15.2", "3.10", "0.15.2+cu118", "11.8")
     monkeypatch.setenv("ENVBUILD_FIND_LINKS", str(wheels))
     lock = locked("llm-jp", tmp_path)
-    debian = tmp_path / "debian"
-    debian.mkdir()
-    debian_tar("bookworm", debian, epoch=0)
-    (debian / "Dockerfile").write_text(CUDA)
-    (debian / "collect").write_text(COLLECT)
-    run("docker", "buildx", "build", "--quiet", "--output", f"type=local,dest={tmp_path / 'cuda'}", debian)
-    with ubuntu_root("jammy", tmp_path / "root", HELD) as root:
-        (tmp_path / "cuda" / "Dockerfile").write_text(
-            f"FROM {root}\nRUN --mount=type=bind,target=/in dpkg -i /in/cuda.deb\n"
-        )
-        base = build_image(tmp_path / "cuda", "envbuild-test:jammy-cuda11.8")
-    (tmp_path / "cuda" / "cuda.deb").unlink()
-    tag = image("llm-jp", lock, base)
-    record = json.loads(run("docker", "run", "--rm", tag, "cat", "/opt/envbuild/built/apex.json").stdout)
-    assert "cuda_11.8" in record["nvcc"]
-    assert {"amp_C", "fused_layer_norm_cuda", "scaled_upper_triang_masked_softmax_cuda"} <= set(record["extensions"])
+    tag = image("llm-jp", lock, cuda_image(tmp_path, "bookworm", "11.8", "jammy"))
+    apex = compiled(tag, "apex")
+    assert "cuda_11.8" in apex["nvcc"]
+    assert {"amp_C", "fused_layer_norm_cuda", "scaled_upper_triang_masked_softmax_cuda"} <= set(apex["extensions"])
     monkeypatch.setenv("IMAGE_LLM_JP", tag)
-    trains("llm_jp")
+    trains("test_pretrain_deepspeed.py", "llm_jp")
 
 
 def test_gpt2_3d_trains_under_deepspeed_0_5_1_on_python_3_8(engine, tmp_path, monkeypatch):
@@ -194,4 +226,19 @@ def test_gpt2_3d_trains_under_deepspeed_0_5_1_on_python_3_8(engine, tmp_path, mo
         "test_import.py::test_import_apex_extensions",
     }
     monkeypatch.setenv("IMAGE_GPT2_3D", tag)
-    trains("gpt2_3d")
+    trains("test_pretrain_deepspeed.py", "gpt2_3d")
+
+
+def test_megatron_gpt3_compiles_apex_and_transformer_engine_and_trains(engine, tmp_path, monkeypatch):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    torch_wheel(wheels, "torch==2.8.0", "3.10", "2.8.0+cu126", "12.6", platform="_2_28")
+    monkeypatch.setenv("ENVBUILD_FIND_LINKS", str(wheels))
+    lock = locked("megatron-gpt3", tmp_path)
+    devel = cuda_image(tmp_path, "trixie", "12.6", "jammy")
+    with ubuntu_root("jammy", tmp_path / "plain", ()) as base:
+        tag = image("megatron-gpt3", lock, base, devel=devel)
+    assert "fused_weight_gradient_mlp_cuda" in compiled(tag, "apex")["extensions"]
+    assert compiled(tag, "te")["extensions"] == ["transformer_engine_torch"]
+    monkeypatch.setenv("IMAGE_MEGATRON_GPT3", tag)
+    trains("test_pretrain_gpt.py", "megatron_gpt3")
