@@ -123,13 +123,12 @@ def handwritten(asked, locked, context: Path) -> dict[str, float]:  # noqa: ANN0
     }
     wall, cpu = time.monotonic(), cpu_seconds()
     bootstrap_root(
+        settings,
         suite=lock.root.suite,
         packages=(),
         epoch=lock.root.epoch,
         dest=context / "rootfs.tar",
         log=context / "bootstrap.log",
-        mirror=settings.debian_mirror,
-        security_mirror=settings.debian_security_mirror,
     )
     command = ["docker", "buildx", "build", "--progress=plain", "--no-cache", "--provenance=false"]
     command += [

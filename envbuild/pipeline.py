@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
 from envbuild.engine.registry import find_digest, pull_verified, push
 from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError, UsageError
-from envbuild.lock.find import find_lock, incomplete, lock_name, own_locks, place_for
+from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.make import Locked, current_os, make_lock, write_lock
 from envbuild.lock.model import Lock, Missing, os_packages
@@ -55,7 +55,7 @@ def lock_for(
     locked = make_lock(settings, matrix, inputs, note=note)
     if missing := locked.lock.lacking(replaced):
         raise UnreachableError(missing)
-    folder = place_for(own_locks(settings) / lock_name(inputs), locked.lock)
+    folder = place_for(own_lock(settings, inputs), locked.lock)
     write_lock(locked, folder)
     return locked, folder
 
@@ -82,7 +82,7 @@ def renewed(
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)
-    folder = place_for(own_locks(settings) / lock_name(inputs), lock)
+    folder = place_for(own_lock(settings, inputs), lock)
     write_lock(again, folder)
     return again, folder
 

@@ -33,7 +33,7 @@ def lock(
     What cannot be reached from here is listed in the lock as missing, and the command exits with 4.
     """
     from envbuild.lock.check import differences
-    from envbuild.lock.find import find_lock, lock_name, own_locks, place_for, require_complete
+    from envbuild.lock.find import find_lock, own_lock, place_for, require_complete
     from envbuild.lock.make import make_lock, read_lock, write_lock
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
@@ -69,7 +69,7 @@ def lock(
             )
         return
     made = make_lock(asked.settings, asked.matrix, asked.inputs, note=note)
-    folder = place_for(out or own_locks(asked.settings) / lock_name(asked.inputs), made.lock)
+    folder = place_for(out or own_lock(asked.settings, asked.inputs), made.lock)
     path = write_lock(made, folder)
     packages = sum(len(s.packages) for s in made.lock.python)
     os_packages = sum(len(s.packages) for s in made.lock.os) + (len(made.lock.root.packages) if made.lock.root else 0)

@@ -72,7 +72,6 @@ def smoke(
     fails; one that the lock does not list is skipped.
     """
     import shutil
-    import signal
 
     from envbuild.errors import UsageError
     from envbuild.settings import load_settings
@@ -87,8 +86,6 @@ def smoke(
         raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
     if interpreter and not on_host:
         raise UsageError("--python goes with --host; an image has its own", where="--python")
-    # A job that is cancelled must not leave a container behind, as one that is interrupted does not.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = tell(load_settings())
     target: runner.HostTarget | runner.ImageTarget
     if image:

@@ -154,15 +154,13 @@ def mirrors_of(settings: Settings, suite: str) -> tuple[str, str]:
 
 
 def bootstrap_root(
+    settings: Settings,
     *,
     suite: str,
     packages: Sequence[str],
     epoch: int,
     dest: Path,
     log: Path,
-    mirror: str | None = None,
-    security_mirror: str | None = None,
-    settings: Settings | None = None,
     locked: Iterable[OsPackage] | None = None,
 ) -> RootFS:
     """Make the Debian root of `suite` with the essential packages, its archive's base packages and `packages` in it.
@@ -170,14 +168,12 @@ def bootstrap_root(
     Two runs over the same archive state give the same files, on any host and as any user; with the same tar, the same bytes.
 
     Args:
+        settings: the archive to fetch from, and how to reach it; the root itself always names the public one.
         suite: bookworm or trixie.
         packages: further packages, as apt names them (`name` or `name=version`).
         epoch: seconds since 1970; no file in the root is newer.
         dest: the tar to write; it appears only when it is whole.
         log: where the output of mmdebstrap goes.
-        mirror: the archive to fetch from; the root itself always names the public one.
-        security_mirror: the same for security updates.
-        settings: the proxies and the CA bundle to reach them with; this machine's own by default.
         locked: what a lock says the root holds; anything else is refused.
 
     Raises:
@@ -193,8 +189,7 @@ def bootstrap_root(
         raise HostError("mmdebstrap is missing, which makes the Debian root", hint="run scripts/install-engine")
     if not archive.keyring.is_file():
         raise _no_keyring(archive)
-    mirror = mirror or archive.mirror
-    security_mirror = security_mirror or archive.security_mirror
+    mirror, security_mirror = mirrors_of(settings, suite)
     dest.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     part = dest.with_name(f".{dest.name}.{os.getpid()}.part")
@@ -297,12 +292,10 @@ def _hooks(scratch: Path, epoch: int) -> list[str]:
 
 
 def resolve_os_packages(
+    settings: Settings,
     *,
     suite: str,
     packages: Sequence[str],
-    mirror: str | None = None,
-    security_mirror: str | None = None,
-    settings: Settings | None = None,
     installed: Sequence[OsPackage] = (),
     arch: str = "amd64",
 ) -> tuple[OsPackage, ...]:
@@ -312,11 +305,9 @@ def resolve_os_packages(
     the archive's base packages too, on Debian just what `bootstrap_root` installs. Recommended packages are left out.
 
     Args:
+        settings: the archive to ask, and how to reach it.
         suite: a key of `ARCHIVES`.
         packages: names as apt takes them (`name` or `name=version`).
-        mirror: the archive to ask; the public one when None.
-        security_mirror: the same for security updates.
-        settings: the proxies and the CA bundle to reach them with; this machine's own by default.
         installed: what the base image holds already.
         arch: Debian's name of the architecture.
 
@@ -330,8 +321,7 @@ def resolve_os_packages(
         raise HostError(
             "apt-get is missing, which resolves OS packages", hint="lock on a Debian or Ubuntu machine, or use its lock"
         )
-    mirror = mirror or archive.mirror
-    security_mirror = security_mirror or archive.security_mirror
+    mirror, security_mirror = mirrors_of(settings, suite)
     with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
         apt = _IsolatedApt(Path(folder), arch, settings)
         options = f"[arch={arch} signed-by={archive.keyring}] "
@@ -348,12 +338,7 @@ def resolve_os_packages(
 
 
 def resolve_on_image(
-    *,
-    suite: str,
-    packages: Sequence[str],
-    mirror: str | None = None,
-    security_mirror: str | None = None,
-    settings: Settings | None = None,
+    settings: Settings, *, suite: str, packages: Sequence[str]
 ) -> tuple[tuple[OsPackage, ...], tuple[OsPackage, ...]]:
     """Return what installing `packages` on an image that others made brings, and what else it may have to renew there.
 
@@ -364,20 +349,15 @@ def resolve_on_image(
     Args and Raises: as `resolve_os_packages`.
 
     """
-
-    def closure(*wanted: str) -> tuple[OsPackage, ...]:
-        return resolve_os_packages(
-            suite=suite, packages=wanted, mirror=mirror, security_mirror=security_mirror, settings=settings
-        )
-
-    added = closure(*packages)
-    return added, tuple(package for package in closure(*packages, *_MADE_BY_OTHERS) if package not in set(added))
+    added = resolve_os_packages(settings, suite=suite, packages=packages)
+    beside = resolve_os_packages(settings, suite=suite, packages=(*packages, *_MADE_BY_OTHERS))
+    return added, tuple(package for package in beside if package not in set(added))
 
 
 class _IsolatedApt:
     """apt-get over a folder of its own: configuration, sources, lists, cache and dpkg status."""
 
-    def __init__(self, folder: Path, arch: str, reach: Settings | None) -> None:
+    def __init__(self, folder: Path, arch: str, reach: Settings) -> None:
         self.folder = folder
         self.arch = arch
         for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
@@ -486,7 +466,7 @@ class _IsolatedApt:
         return tuple(sorted(found, key=_by_name))
 
 
-def _apt_options(settings: Settings | None) -> list[str]:
+def _apt_options(settings: Settings) -> list[str]:
     """Return how apt reaches a mirror, as lines of an apt.conf: the host's own way, and the settings' where they say more.
 
     Of the host that is proxy, certificates, and leave for an old snapshot; the settings' proxies and CA bundle come after it.
@@ -496,19 +476,17 @@ def _apt_options(settings: Settings | None) -> list[str]:
         r"Acquire::(Check-Valid-Until|https?::(Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[^ ]*) ", re.IGNORECASE
     )
     lines = [line.rstrip(";") for line in done.stdout.splitlines() if wanted.match(line)]
-    if settings is not None:
-        own = {
-            "http::Proxy": settings.http_proxy,
-            "https::Proxy": settings.https_proxy,
-            "https::CaInfo": settings.ca_bundle,
-        }
-        lines += [f'Acquire::{name} "{value}"' for name, value in own.items() if value]
-    return lines
+    own = {
+        "http::Proxy": settings.http_proxy,
+        "https::Proxy": settings.https_proxy,
+        "https::CaInfo": settings.ca_bundle,
+    }
+    return lines + [f'Acquire::{name} "{value}"' for name, value in own.items() if value]
 
 
-def _environment(settings: Settings | None) -> dict[str, str]:
+def _environment(settings: Settings) -> dict[str, str]:
     """Return this process's environment with the settings' no_proxy, which apt reads from there alone."""
-    return {**os.environ, **({"no_proxy": settings.no_proxy} if settings is not None and settings.no_proxy else {})}
+    return {**os.environ, **({"no_proxy": settings.no_proxy} if settings.no_proxy else {})}
 
 
 def _split_stanzas(text: str) -> list[dict[str, str]]:

@@ -274,14 +274,12 @@ class _Run:
 
     def _bootstrap(self, root: Root, kept: Path) -> None:
         bootstrap_root(
+            self.settings,
             suite=root.suite,
             packages=(),
             epoch=root.epoch,
             dest=kept,
             log=self.folder / "bootstrap.log",
-            mirror=self.settings.debian_mirror,
-            security_mirror=self.settings.debian_security_mirror,
-            settings=self.settings,
             locked=root.packages or None,
         )
 
@@ -396,7 +394,7 @@ class _Run:
         env = os.environ | {"BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
         if followed([*command, target], cwd=self.folder, env=env, feed=self.watch.feed):
             raise self._failure(target)
-        answer: dict[str, Any] = json.loads(metadata.read_text())
+        answer: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return answer
 
     def _failure(self, target: str) -> EnvbuildError:

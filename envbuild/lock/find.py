@@ -30,16 +30,15 @@ def lock_name(inputs: Inputs) -> str:
     return "-".join([*parts, hashlib.sha256(asked.encode()).hexdigest()[:6]])
 
 
-def own_locks(settings: Settings) -> Path:
-    """Return the folder of the locks that this machine made."""
-    return settings.cache_dir / "locks"
+def own_lock(settings: Settings, inputs: Inputs) -> Path:
+    """Return the folder of the lock that this machine made of a cell, whether there is one or not."""
+    return settings.cache_dir / "locks" / lock_name(inputs)
 
 
 def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
-    name = lock_name(inputs)
     # This machine's own first: it was made where the committed one no longer built, or where there was none.
-    yield own_locks(settings) / name
-    yield data_dir("matrices") / "locks" / name
+    yield own_lock(settings, inputs)
+    yield data_dir("matrices") / "locks" / lock_name(inputs)
 
 
 def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -107,13 +106,6 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
     ).run()
 
 
-class _Archive(TypedDict):
-    suite: str
-    mirror: str
-    security_mirror: str
-    settings: Settings
-
-
 @dataclass(frozen=True, kw_only=True)
 class OsSide:
     """The OS side of a lock: the root, and what stages add to it."""
@@ -195,27 +187,22 @@ class _Maker:
         return image.model_copy(update={"digest": digest})
 
     def os_side(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.engine.bootstrap import mirrors_of, resolve_on_image, resolve_os_packages
+        from envbuild.engine.bootstrap import resolve_on_image, resolve_os_packages
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
-        mirror, security_mirror = mirrors_of(self.settings, suite)
-        asked: _Archive = {
-            "suite": suite,
-            "mirror": mirror,
-            "security_mirror": security_mirror,
-            "settings": self.settings,
-        }
         base: tuple[OsPackage, ...] = ()
         renewed: tuple[OsPackage, ...] = ()
         if inputs.root_suite:
-            base = resolve_os_packages(packages=(), **asked)
-            runtime = resolve_os_packages(packages=inputs.os_runtime, installed=base, **asked)
+            base = resolve_os_packages(self.settings, suite=suite, packages=())
+            runtime = resolve_os_packages(self.settings, suite=suite, packages=inputs.os_runtime, installed=base)
         else:
-            runtime, renewed = resolve_on_image(packages=inputs.os_runtime, **asked)
+            runtime, renewed = resolve_on_image(self.settings, suite=suite, packages=inputs.os_runtime)
         builder: tuple[OsPackage, ...] = ()
         if inputs.os_builder:
-            builder = resolve_os_packages(packages=inputs.os_builder, installed=(*base, *runtime), **asked)
+            builder = resolve_os_packages(
+                self.settings, suite=suite, packages=inputs.os_builder, installed=(*base, *runtime)
+            )
         sets = (
             OsSet(name="runtime", wanted=inputs.os_runtime, packages=runtime, renewed=renewed),
             OsSet(name="builder", wanted=inputs.os_builder, packages=builder, renewed=renewed),

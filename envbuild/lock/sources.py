@@ -65,19 +65,12 @@ class SourceStore:
         folder = self._trees / f"{source.name}-{source.commit}{_choice(source)}"
         if folder.is_dir():
             return folder
-        part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
-        try:
+        with _whole(folder) as part:
             self._write_tree(source.commit, part)
             for submodule in used:
                 self._have(f"{source.name}/{submodule.path}", submodule.url, submodule.commit)
                 self._write_tree(submodule.commit, part / submodule.path)
             part.chmod(0o755)
-            part.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another run may have made it meanwhile
-                raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         return folder
 
     def _write_tree(self, commit: str, folder: Path) -> None:
@@ -156,19 +149,9 @@ class SourceStore:
     def _make_store(self) -> None:
         if (self._objects / "HEAD").exists():
             return
-        init = ["git", "init", "--quiet", "--bare"]
-        if self._objects.is_dir():  # half made, by a run that was killed
-            subprocess.run([*init, str(self._objects)], check=True, capture_output=True)
-            return
-        part = Path(tempfile.mkdtemp(prefix=".objects-", dir=_made(self._objects.parent)))
-        try:
-            subprocess.run([*init, str(part / "objects.git")], check=True, capture_output=True)
-            (part / "objects.git").rename(self._objects)
-        except OSError:
-            if not self._objects.is_dir():  # another run may have made it meanwhile
-                raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        half_made = self._objects.is_dir()  # by a run that was killed
+        with contextlib.nullcontext(self._objects) if half_made else _whole(self._objects) as folder:
+            subprocess.run(["git", "init", "--quiet", "--bare", str(folder)], check=True, capture_output=True)
 
     def _places(self, url: str) -> list[Path]:
         """Return the clones in the site's `sources` folder that may hold a commit of `url`."""
@@ -204,20 +187,14 @@ class SourceStore:
             return place
         folder = self._trees / f"{source.name}-{source.commit}-own{_choice(source)}"
         if not folder.is_dir():
-            part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
-            try:
+            with _whole(folder) as part:
                 shutil.copytree(
                     place,
-                    part / "tree",
+                    part,
                     symlinks=True,
+                    dirs_exist_ok=True,
                     ignore=lambda where, names: {name for name in names if Path(where, name) in strays},
                 )
-                (part / "tree").rename(folder)
-            except OSError:
-                if not folder.is_dir():  # another run may have made it meanwhile
-                    raise
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
         self._verify_plain(source, folder)
         return folder
 
@@ -226,22 +203,21 @@ class SourceStore:
         if folder.is_dir():
             self._verify_plain(source, folder)
             return folder
-        part = Path(tempfile.mkdtemp(prefix=f".{source.name}-", dir=_made(self._trees)))
         try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(part, filter="data")
-            entries = list(part.iterdir())
-            tree = entries[0] if len(entries) == 1 and entries[0].is_dir() else part
-            self._verify_plain(source, tree)
-            for stray in _strays(source, tree):
-                shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
-            tree.rename(folder) if tree is not part else part.rename(folder)
+            with _whole(folder) as part:
+                unpacked = part.with_name("archive")
+                with tarfile.open(archive) as tar:
+                    tar.extractall(unpacked, filter="data")
+                entries = list(unpacked.iterdir())
+                tree = entries[0] if len(entries) == 1 and entries[0].is_dir() else unpacked
+                self._verify_plain(source, tree)
+                for stray in _strays(source, tree):
+                    shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
+                tree.rename(part)
         except (tarfile.TarError, EOFError) as error:
             raise LockError(
                 f"the archive of {source.name} cannot be unpacked: {error}", where=str(archive), hint="make it again"
             ) from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         return folder
 
     def tree_of(self, folder: Path, submodules: tuple[Submodule, ...] = ()) -> str:
@@ -251,38 +227,19 @@ class SourceStore:
             env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
             skip = [f":(exclude){s.path}" for s in submodules]
             self._git("add", "--all", "--force", "--", ".", *skip, env=env, cwd=folder)
-            for submodule in submodules:
-                if "/" not in submodule.path or not any(submodule.path.startswith(f"{o.path}/") for o in submodules):
-                    self._git(
-                        "update-index", "--add", "--cacheinfo", f"160000,{submodule.commit},{submodule.path}", env=env
-                    )
+            for submodule in _direct(submodules):
+                self._git(
+                    "update-index", "--add", "--cacheinfo", f"160000,{submodule.commit},{submodule.path}", env=env
+                )
             return self._git("write-tree", env=env).strip()
 
     def _verify_plain(self, source: GitSource, folder: Path) -> None:
-        found = self.tree_of(folder, source.submodules)
+        found = self.tree_of(folder, source.submodules) if folder.is_dir() else "missing"
         if source.tree is not None and found != source.tree:
             raise _differs(source, found, str(folder))
-        for submodule in (s for s in source.submodules if s.used and s.tree is not None):
-            place = folder / submodule.path
-            inner = f"{submodule.path}/"
-            nested = tuple(
-                s.model_copy(update={"path": s.path.removeprefix(inner)})
-                for s in source.submodules
-                if s.path.startswith(inner)
-            )
-            found = self.tree_of(place, nested) if place.is_dir() else "missing"
-            if found != submodule.tree:
-                raise _differs(
-                    source.model_copy(
-                        update={
-                            "name": f"{source.name}/{submodule.path}",
-                            "tree": submodule.tree,
-                            "commit": submodule.commit,
-                        }
-                    ),
-                    found,
-                    str(place),
-                )
+        for submodule in _direct(source.submodules):
+            if submodule.used and submodule.tree is not None:
+                self._verify_plain(_as_source(source, submodule), folder / submodule.path)
 
     def _git(self, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
         done = self._run(args, env, cwd)
@@ -317,9 +274,39 @@ class SourceStore:
         )
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `folder` in one step, unless another run has made that meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        part = Path(scratch) / "made"
+        part.mkdir()
+        try:
+            yield part
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+
+def _direct(submodules: tuple[Submodule, ...]) -> list[Submodule]:
+    """Return those that are no submodule of another."""
+    return [s for s in submodules if not any(s.path.startswith(f"{other.path}/") for other in submodules)]
+
+
+def _as_source(source: GitSource, submodule: Submodule) -> GitSource:
+    """Return a submodule of `source` as a source of its own, with its own submodules."""
+    inner = f"{submodule.path}/"
+    nested = (s for s in source.submodules if s.path.startswith(inner))
+    return GitSource(
+        name=f"{source.name}/{submodule.path}",
+        url=submodule.url,
+        commit=submodule.commit,
+        tree=submodule.tree,
+        submodules=tuple(s.model_copy(update={"path": s.path.removeprefix(inner)}) for s in nested),
+    )
 
 
 def _choice(source: GitSource) -> str:

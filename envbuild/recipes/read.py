@@ -3,7 +3,7 @@
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -277,6 +277,12 @@ _QUOTED_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""")
 _HERE_DOCUMENT = re.compile(r"\d*<<-?(['\"]?)([A-Za-z_]\w*)\1")
 
 
+def _expanded(text: str, values: Mapping[str, str]) -> str:
+    """Return `text` with the variables that `values` has put in; any other stays as it is written."""
+    pattern = r"\$(?:\{([A-Za-z_]\w*)(?::?-[^}]*)?\}|([A-Za-z_]\w*))"
+    return re.sub(pattern, lambda match: values.get(match[1] or match[2], match[0]), text)
+
+
 def _here_documents(text: str) -> tuple[list[str], bool]:
     """Return the words that end an instruction's here-documents, and whether these are shell scripts of RUN."""
     word, _, rest = text.strip().partition(" ")
@@ -300,14 +306,10 @@ def _needed(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         stages[-1].append((number, text))
         if len(stages) == 1 and (match := re.match(r"ARG\s+([A-Za-z_]\w*)=(\S+)", text, re.IGNORECASE)):
             given[match[1]] = match[2].strip("'\"")
-
-    def put_in(text: str) -> str:
-        return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: given.get(m[1] or m[2], m[0]), text)
-
     named: dict[str, int] = {}
     uses: list[set[int]] = []
     for place, stage in enumerate(stages):
-        stage = [(number, put_in(text)) for number, text in stage]  # noqa: PLW2901 - only read here
+        stage = [(number, _expanded(text, given)) for number, text in stage]  # noqa: PLW2901 - only read here
         asked = {name.lower() for _, text in stage for name in re.findall(r"\bfrom=([\w.${}:-]+)", text)}
         first = re.match(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", stage[0][1] if stage else "", re.IGNORECASE)
         asked |= {first[1].lower()} if first else set()
@@ -442,10 +444,7 @@ class _Script:
             )
 
     def _expand(self, text: str) -> str:
-        def value(match: re.Match[str]) -> str:
-            return self.values.get(match[1] or match[2], match[0])
-
-        return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::?-[^}]*)?\}|([A-Za-z_]\w*))", value, text)
+        return _expanded(text, self.values)
 
     def _assign(self, text: str, line: int, *, environment: bool) -> None:
         words = _words(text)

@@ -14,15 +14,13 @@ from envbuild.settings import load_settings
 
 def debian_tar(suite: str, folder: Path, *packages: str, epoch: int) -> RootFS:
     """Bootstrap a Debian root from the archives of this machine's settings, as `rootfs.tar` in the folder."""
-    mirror, security_mirror = mirrors_of(load_settings(), suite)
     return bootstrap_root(
+        load_settings(),
         suite=suite,
         packages=packages,
         epoch=epoch,
         dest=folder / "rootfs.tar",
         log=folder / "log",
-        mirror=mirror,
-        security_mirror=security_mirror,
     )
 
 

@@ -14,25 +14,31 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="session")
-def mirrors():
-    settings = load_settings()
-    return {"mirror": settings.debian_mirror, "security_mirror": settings.debian_security_mirror}
+def settings():
+    return load_settings()
 
 
 @pytest.fixture(scope="session")
-def resolved(mirrors):
-    return resolve_os_packages(suite="bookworm", packages=[], **mirrors)
+def unanswered(settings):
+    """The same settings with archives that nobody serves."""
+    names = ("debian_mirror", "debian_security_mirror", "ubuntu_mirror")
+    return settings.model_copy(update=dict.fromkeys(names, "http://127.0.0.1:9/archive"))
 
 
-def test_two_runs_give_the_same_bytes_and_just_the_resolved_packages(debian_root, resolved, mirrors, epoch, tmp_path):
+@pytest.fixture(scope="session")
+def resolved(settings):
+    return resolve_os_packages(settings, suite="bookworm", packages=[])
+
+
+def test_two_runs_give_the_same_bytes_and_just_the_resolved_packages(debian_root, resolved, settings, epoch, tmp_path):
     again = bootstrap_root(
+        settings,
         suite="bookworm",
         packages=[],
         epoch=epoch,
         dest=tmp_path / "again.tar",
         log=tmp_path / "log",
         locked=resolved,
-        **mirrors,
     )
     assert again.sha256 == debian_root.sha256
     assert again.packages == debian_root.packages == resolved
@@ -70,52 +76,51 @@ def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, eng
             assert "index.json" in layout.getnames()
 
 
-def test_only_the_packages_that_a_base_lacks_come_back(resolved, mirrors):
-    whole = resolve_os_packages(suite="bookworm", packages=["g++", "python3-dev"], **mirrors)
-    added = resolve_os_packages(suite="bookworm", packages=["g++", "python3-dev"], installed=resolved, **mirrors)
+def test_only_the_packages_that_a_base_lacks_come_back(resolved, settings):
+    whole = resolve_os_packages(settings, suite="bookworm", packages=["g++", "python3-dev"])
+    added = resolve_os_packages(settings, suite="bookworm", packages=["g++", "python3-dev"], installed=resolved)
     assert not {package.name for package in added} & {package.name for package in resolved}
     assert set(added) | set(resolved) == set(whole)
-    assert resolve_os_packages(suite="bookworm", packages=["bash"], installed=resolved, **mirrors) == ()
+    assert resolve_os_packages(settings, suite="bookworm", packages=["bash"], installed=resolved) == ()
 
 
-def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(resolved, mirrors):
+def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(resolved, settings):
     older = [
         package.model_copy(update={"version": f"{package.version}~"}) if package.name in {"grep", "tar"} else package
         for package in resolved
     ]
-    added = resolve_os_packages(suite="bookworm", packages=["make"], installed=older, **mirrors)
+    added = resolve_os_packages(settings, suite="bookworm", packages=["make"], installed=older)
     assert [package.name for package in added] == ["make"]
 
 
 @pytest.mark.parametrize("wanted", ["no-such-package", "bash=0.1"])
-def test_a_package_or_version_that_the_archive_lacks(wanted, mirrors):
+def test_a_package_or_version_that_the_archive_lacks(wanted, settings):
     with pytest.raises(LockError, match=f"bookworm: .*{wanted.partition('=')[0]}"):
-        resolve_os_packages(suite="bookworm", packages=[wanted], **mirrors)
+        resolve_os_packages(settings, suite="bookworm", packages=[wanted])
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie", "noble", "jammy", "focal"])
-def test_a_mirror_that_does_not_answer_is_named(suite):
-    gone = {"mirror": "http://127.0.0.1:9/archive", "security_mirror": "http://127.0.0.1:9/security"}
+def test_a_mirror_that_does_not_answer_is_named(suite, unanswered):
     with pytest.raises(LockError, match=r"on 127\.0\.0\.1 cannot be reached"):
-        resolve_os_packages(suite=suite, packages=["bash"], **gone)
+        resolve_os_packages(unanswered, suite=suite, packages=["bash"])
 
 
-def test_a_bootstrap_that_fails_leaves_no_tar_and_says_why(tmp_path, mirrors, epoch, monkeypatch):
+def test_a_bootstrap_that_fails_leaves_no_tar_and_says_why(tmp_path, settings, unanswered, epoch, monkeypatch):
     dest, log = tmp_path / "out" / "rootfs.tar", tmp_path / "log"
 
-    def bootstrap(**more):
-        bootstrap_root(**{"suite": "bookworm", "packages": [], "epoch": epoch, "dest": dest, "log": log, **more})
+    def bootstrap(settings):
+        bootstrap_root(settings, suite="bookworm", packages=[], epoch=epoch, dest=dest, log=log)
 
     with pytest.raises(HostError, match=r"127\.0\.0\.1 cannot be reached"):
-        bootstrap(mirror="http://127.0.0.1:9/debian", security_mirror="http://127.0.0.1:9/security")
+        bootstrap(unanswered)
     assert list(dest.parent.iterdir()) == []
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostError, match="mmdebstrap is missing") as caught:
-        bootstrap(**mirrors)
+        bootstrap(settings)
     assert "scripts/install-engine" in caught.value.hint
 
 
-def test_packages_that_exclude_each_other(mirrors):
+def test_packages_that_exclude_each_other(settings):
     with pytest.raises(LockError, match=r"exim4-\S+ : Conflicts: postfix") as caught:
-        resolve_os_packages(suite="bookworm", packages=["exim4-daemon-light", "postfix"], **mirrors)
+        resolve_os_packages(settings, suite="bookworm", packages=["exim4-daemon-light", "postfix"])
     assert "fix-broken" not in str(caught.value)

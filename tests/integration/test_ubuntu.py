@@ -61,8 +61,7 @@ def stated(output: str, when: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("suite", ["jammy", "noble"])
 def test_an_older_image_gets_the_locked_packages_and_keeps_what_it_has(suite, engine, tmp_path):
-    mirror, security_mirror = mirrors_of(load_settings(), suite)
-    packages, renewed = resolve_on_image(suite=suite, packages=WANTED, mirror=mirror, security_mirror=security_mirror)
+    packages, renewed = resolve_on_image(load_settings(), suite=suite, packages=WANTED)
     assert set(WANTED) <= {p.name for p in packages}
     locked = {p.name: p.version for p in (*packages, *renewed)}
     with ubuntu_root(suite, tmp_path / "root", ("build-essential", "curl", "gnupg2")) as image:
@@ -87,10 +86,8 @@ def test_a_site_without_an_archive_installs_from_its_own_debs(engine, tmp_path):
 
     libc6-dev asks for its own libc6, which is newer than the image's: that is renewed, and nothing else.
     """
-    mirror, security_mirror = mirrors_of(load_settings(), "noble")
-    packages, renewed = resolve_on_image(
-        suite="noble", packages=("libc6-dev", "make"), mirror=mirror, security_mirror=security_mirror
-    )
+    mirror, _ = mirrors_of(load_settings(), "noble")
+    packages, renewed = resolve_on_image(load_settings(), suite="noble", packages=("libc6-dev", "make"))
     locked = {p.name: p.version for p in packages}
     debs = tmp_path / "build" / "debs"
     debs.mkdir(parents=True)

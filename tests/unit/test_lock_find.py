@@ -22,7 +22,7 @@ def place(tmp_path, monkeypatch):
 
 def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
     settings, inputs, whole, lacking = place
-    own, committed = (f / find.lock_name(inputs) for f in (find.own_locks(settings), tmp_path / "data" / "locks"))
+    own, committed = find.own_lock(settings, inputs), tmp_path / "data" / "locks" / find.lock_name(inputs)
     assert find.find_lock(settings, inputs) is None
     write_lock(lacking, own)
     assert find.find_lock(settings, inputs)[1] == own
@@ -34,7 +34,7 @@ def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
 
 def test_a_lock_that_lacks_inputs_replaces_no_complete_one(place):
     settings, inputs, whole, lacking = place
-    own = find.own_locks(settings) / find.lock_name(inputs)
+    own = find.own_lock(settings, inputs)
     assert find.place_for(own, lacking.lock) == own
     write_lock(whole, own)
     assert find.place_for(own, whole.lock) == own
@@ -79,7 +79,7 @@ def test_a_pylock_that_is_not_the_locks_is_refused(place, tmp_path, change, erro
 
 def test_a_damaged_lock_hides_no_good_one_and_is_replaced(place, tmp_path):
     settings, inputs, whole, lacking = place
-    own, committed = (f / find.lock_name(inputs) for f in (find.own_locks(settings), tmp_path / "data" / "locks"))
+    own, committed = find.own_lock(settings, inputs), tmp_path / "data" / "locks" / find.lock_name(inputs)
     write_lock(whole, own)
     (own / "pylock.torch.toml").write_text("")
     with pytest.raises(LockError, match="other packages"):

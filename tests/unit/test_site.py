@@ -89,6 +89,6 @@ def test_apt_goes_the_settings_way_to_an_archive(tmp_path):
     settings = settings_of(
         tmp_path, ENVBUILD_CA_BUNDLE=str(ca), ENVBUILD_HTTP_PROXY=proxy, ENVBUILD_NO_PROXY="mirror.example.org"
     )
-    hosts_own = _apt_options(None)
+    hosts_own = _apt_options(settings_of(tmp_path))
     assert _apt_options(settings) == [*hosts_own, f'Acquire::http::Proxy "{proxy}"', f'Acquire::https::CaInfo "{ca}"']
     assert _environment(settings)["no_proxy"] == "mirror.example.org"
