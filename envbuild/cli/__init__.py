@@ -145,7 +145,7 @@ def _run(args: list[str]) -> NoReturn:
     except click.ClickException as error:
         _fail(_usage(error), args)
     except (click.Abort, KeyboardInterrupt):
-        print("envbuild: interrupted; what was built stays cached and the next run continues from it", file=sys.stderr)
+        print("envbuild: interrupted; what was finished stays, and the next run continues from it", file=sys.stderr)
         sys.exit(130)
 
 

@@ -124,6 +124,7 @@ class SmokeReport:
         Raises:
             SmokeError: a test failed or hung.
             HostError: this host cannot run what was asked: no GPU, too few, a driver too old, memory exhausted.
+            KeyboardInterrupt: somebody interrupted it.
 
         """
         if self.verdict == "passed":
@@ -306,7 +307,7 @@ def run_smoke(
     environment: Mapping[str, str] | None = None,
     seen: _Target | None = None,
 ) -> SmokeReport:
-    """Run the suite against `target` and return its report, whatever the verdict.
+    """Run the suite against `target` and return its report, whatever the verdict; an interrupt is one.
 
     Args:
         target: an image, or an interpreter of this host.
@@ -326,7 +327,6 @@ def run_smoke(
         HostError: no engine, no such image, no pytest to mount.
         UsageError: `nodes` with an image (its containers on other hosts are `envbuild launch`'s business).
         SmokeError: the image has no Python that runs.
-        KeyboardInterrupt: after the container or the processes were removed.
 
     """
     from envbuild.settings import load_settings
@@ -419,6 +419,7 @@ class _Collected:
         self.running: str | None = None
         self.ended = False
         self.timed_out = False
+        self.interrupted = False
         self.refused: str | None = None
         self.broken: str | None = None
         self.tail: list[str] = []
@@ -460,6 +461,8 @@ class _Collected:
             return "host", self.refused
         if self.broken:
             return "failed", self.broken
+        if self.interrupted:
+            return "interrupted", f"interrupted {self._place}"
         if self.timed_out:
             return "hung", f"{self.running or 'the suite'} did not end within {timeout_s:.0f} s"
         failed = [test for test in self.tests if test.outcome == "failed"]
@@ -477,12 +480,18 @@ class _Collected:
             return "host", f"out of memory in {text}"
         return "failed", text
 
+    @property
+    def _place(self) -> str:
+        if self.running:
+            return f"in {self.running}"
+        return f"after {self.tests[-1].id}" if self.tests else "before its first test"
+
     def _died(self, code: int | None) -> tuple[Verdict, str]:
         said = " | ".join(self.tail)
         for pattern, what in _ENGINE_SAYS:
             if re.search(pattern, said, re.IGNORECASE):
                 return "host", f"{what}: {self.tail[-1]}"
-        at = f"in {self.running}" if self.running else "before its first test"
+        at = self._place
         if code in {137, -9}:
             return "host", f"the suite was killed {at}: the usual cause is memory exhausted"
         names = {139: "segmentation fault", -11: "segmentation fault", 134: "abort", -6: "abort"}
@@ -596,6 +605,9 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
             collected.timed_out = True
             return None
         return started.process.wait(timeout=30)
+    except KeyboardInterrupt:
+        collected.interrupted = True  # what it saw until then is kept like any other run's
+        return None
     except subprocess.TimeoutExpired:
         return None
     finally:

@@ -246,9 +246,11 @@ def test_a_run_that_hangs_is_ended_with_its_container(engine, slow_image: str) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_removes_the_container(engine, slow_image: str, number: signal.Signals) -> None:
+def test_an_interrupt_removes_the_container_and_is_recorded(
+    engine, slow_image: str, number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "envbuild", "smoke", slow_image, "--level", "import"],
+        [sys.executable, "-m", "envbuild", "smoke", slow_image, "--level", "import", "--record", tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -262,6 +264,8 @@ def test_an_interrupt_removes_the_container(engine, slow_image: str, number: sig
     assert process.returncode == 130
     assert "Traceback" not in said
     assert not _left()
+    (record,) = tmp_path.glob("*.json")
+    assert json.loads(record.read_text())["verdict"] == "interrupted"
 
 
 def test_an_image_that_is_not_there(engine) -> None:

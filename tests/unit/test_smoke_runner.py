@@ -444,3 +444,23 @@ def test_what_the_lock_lists(launch) -> None:
     assert expectation.component("megatron")["patches"] == ["sgd"]
     assert expectation.paths == ["/workspace/megatron-lm"]
     assert expectation.is_cuda
+
+
+def test_follow_keeps_what_an_interrupted_run_saw() -> None:
+    begun = json.dumps({"event": "begin", "id": "test_step.py::test_a", "level": "step"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import time; print({smoke.MARK + begun!r}, flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def interrupt(event: dict) -> None:
+        if event["event"] == "begin":
+            raise KeyboardInterrupt
+
+    collected = said(START)
+    collected.progress = interrupt
+    started = smoke._Started(process=process, remove=lambda: (process.kill(), process.wait()))
+    assert smoke._follow(started, collected, io.StringIO(), 60) is None
+    assert process.poll() is not None
+    assert collected.judge(None, 60) == ("interrupted", "interrupted in test_step.py::test_a")
