@@ -118,13 +118,14 @@ _APEX_EXTENSIONS = (
 def _apex(matrix: Matrix, cell: Cell, _: str) -> Component:
     release = matrix.release("apex", cell.versions["apex"])
     archs = {"TORCH_CUDA_ARCH_LIST": _dotted(sm_of(matrix, cell))}
+    rope = ("fused_rotary_positional_embedding",) if release.facts.fused_rope else ()
     form = release.facts.build
     if form == "environment":
         return Component(
             axis="apex",
             distribution="apex",
             module="apex",
-            extensions=_APEX_EXTENSIONS,
+            extensions=_APEX_EXTENSIONS + rope,
             job_gib=3.0,
             environment={**archs, "APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"},
         )
@@ -132,7 +133,7 @@ def _apex(matrix: Matrix, cell: Cell, _: str) -> Component:
         axis="apex",
         distribution="apex",
         module="apex",
-        extensions=_APEX_EXTENSIONS,
+        extensions=_APEX_EXTENSIONS + rope,
         job_gib=3.0,
         environment=archs,
         config_settings=("--build-option=--cpp_ext", "--build-option=--cuda_ext"),
