@@ -74,4 +74,16 @@ def test_refuses(tmp_path, text, vocabulary, options, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out.bin").exists() or message == "holds no text"
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.txt", "vocab.json"}
+
+
+def test_a_line_that_is_no_utf_8_is_named(tmp_path):
+    _run(tmp_path, "a\n", {"a": 1})
+    (tmp_path / "corpus.txt").write_bytes(b"a\n\xe9\n")
+    done = subprocess.run(
+        [sys.executable, TOOL, "corpus.txt", "--vocab", "vocab.json", "--output", "new"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "corpus.txt:2: no UTF-8" in done.stderr
+    assert not list(tmp_path.glob("new*"))
