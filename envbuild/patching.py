@@ -158,8 +158,15 @@ def load_patches(root: Path | None = None) -> dict[str, Patch]:
             if patch.name in patches:
                 raise DataError(f"two patches are named {patch.name}", where=str(path), hint="give one another name")
             patches[patch.name] = patch
-    for name in {patch.target for patch in patches.values()}:
-        in_order([patch for patch in patches.values() if patch.target == name])
+    for patch in patches.values():
+        for name in patch.after:
+            if name not in patches or patches[name].target != patch.target:
+                raise DataError(
+                    f"patch {patch.name} comes after {name!r}, which is no patch of {patch.target}",
+                    where=patch.filename,
+                )
+    for repo in {patch.repo for patch in patches.values()}:
+        in_order([patch for patch in patches.values() if patch.repo == repo])
     return patches
 
 
@@ -169,7 +176,8 @@ def _load_manifest(path: Path) -> list[Patch]:
     except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"the patch manifest is no TOML: {error}", where=str(path)) from error
     except ValidationError as error:
-        first = error.errors()[0]
+        # a misspelt key is two errors, and the other one says only that its right spelling is missing
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"])
         problem = f"unknown key {key}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
         raise DataError(
@@ -201,8 +209,8 @@ def in_order(patches: Iterable[Patch]) -> list[Patch]:
     """Return patches in the order to apply them in: each behind those that its `after` names, else by name.
 
     Raises:
-        DataError: two patches change one file of one revision and the manifest does not chain them, `after` names a
-            patch that is not of the same target, or it goes round in a circle.
+        DataError: two patches change one file of one revision and the manifest does not chain them, or `after` goes
+            round in a circle.
 
     """
     waiting = sorted(patches, key=lambda patch: (patch.target, patch.name))
@@ -220,7 +228,7 @@ def in_order(patches: Iterable[Patch]) -> list[Patch]:
     last: dict[tuple[str, str], list[Patch]] = {}
     for patch in ordered:
         for file in patch.files:
-            before = last.setdefault((patch.target, file.path), [])
+            before = last.setdefault((patch.repo, file.path), [])
             for earlier in reversed(before):
                 if {r.commit for r in earlier.revisions} & {r.commit for r in patch.revisions}:
                     _check_chained(earlier, patch, file)
@@ -263,7 +271,7 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
     """Return the patches of the target that the tree is a checkout of, recognised by its files.
 
     A target counts when one of its files has a known blob id or, where none has, when all files of one of its patches are
-    there: the tree is then another revision, which a check refuses by name.
+    there, and most files of all such targets: the tree is then another revision, which a check refuses by name.
 
     Raises:
         PatchError: the tree is no folder, or none of the targets.
@@ -278,6 +286,10 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
         if all(file.found for file in report.files):
             named.add(report.target)
     targets = known or named
+    if len(targets) > 1 and not known:
+        # other trees have files of these names, too: the one that most files speak for
+        speaking = {t: len({f.path for r in reports if r.target == t for f in r.files if f.found}) for t in targets}
+        targets = {max(sorted(targets), key=speaking.__getitem__)}
     if not targets:
         raise PatchError(
             "no patch is for this tree",

@@ -197,6 +197,7 @@ def test_the_products_own_patches_load():
     [
         ('why = "x"', 'why = "x"\nwhen = "y"', "unknown key patch.0.when"),
         ('ref = "main"', 'ref = "main"\nbranch = "y"', "unknown key patch.0.upstream.branch"),
+        ('why = "x"', 'wy = "x"', "unknown key patch.0.wy"),
         ('why = "x"\n', "", "patch.0.why: Field required"),
         (f'pre = "{blob_id(OLD.encode())}"', 'pre = "2608fde8"', "patch.0.files.0.pre"),
         ('path = "a.txt", pre', 'path = "../a.txt", pre', "patch.0.files.0.path"),
@@ -244,6 +245,11 @@ def test_a_chain_whose_ids_do_not_meet_is_refused(store):
     store("one", [("a.txt", OLD, NEW)])
     with pytest.raises(DataError, match="two comes after one, which makes blob"):
         load_patches(store("two", [("a.txt", OLD, OLD + "end\n")], after=["one"]))
+
+
+def test_after_names_a_patch_of_the_same_target(store):
+    with pytest.raises(DataError, match=r"patch one comes after 'oen', which is no patch of demo"):
+        load_patches(store("one", [("a.txt", OLD, NEW)], after=["oen"]))
 
 
 def test_a_circle_is_refused(store):
@@ -509,6 +515,17 @@ def test_a_tree_takes_the_patches_of_its_target(store, tree):
     (tree / "a.txt").unlink()
     with pytest.raises(PatchError, match="no patch is for this tree"):
         patching.of_tree(tree, patches)
+
+
+def test_a_tree_of_no_known_id_is_of_the_target_that_most_files_speak_for(store, tree):
+    store("one", TWO)
+    patches = load_patches(store("other", [("a.txt", OLD + "other\n", NEW)], target="other")).values()
+    for path in ("a.txt", "sub/b.sh"):
+        (tree / path).write_bytes((tree / path).read_bytes().replace(b"\n", b"\r\n"))
+    taken = patching.of_tree(tree, patches)
+    assert [p.name for p in taken] == ["one"]
+    with pytest.raises(PatchError, match="CRLF"):
+        apply(tree, taken)
 
 
 def test_an_unknown_patch_is_told_with_those_there_are(store):
