@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -38,7 +39,8 @@ class SourceStore:
         """Return `wanted` with its tree id and the pins of its submodules.
 
         Raises:
-            HostError: neither the site's folder nor the upstream has it; the message names the host.
+            LockError: the upstream answers and has no such commit.
+            HostError: neither the site's folder nor the upstream can give it; the message names the host.
 
         """
         self._have(wanted.name, wanted.url, wanted.commit)
@@ -130,6 +132,12 @@ class SourceStore:
             failure = self._try("fetch", "--quiet", "--no-tags", "--depth=1", url, commit)
         if failure is None:
             return
+        if re.search(r"not our ref|couldn't find remote ref|did not match any", failure):
+            raise LockError(
+                f"{redact(url)} has no commit {commit}",
+                where=f"the source of {name}",
+                hint="correct the pin: all 40 digits, of a commit that the upstream has",
+            )
         host = urlsplit(url).hostname or url
         last = redact(failure.strip().splitlines()[-1]) if failure.strip() else "no answer"
         raise HostError(

@@ -206,6 +206,15 @@ def test_a_broken_archive_is_one_clear_message(site):
         store.checkout(pinned)
 
 
+def test_a_commit_that_the_upstream_does_not_have_is_no_matter_of_the_network(site, tmp_path):
+    _, settings, _ = site
+    git(tmp_path, "init", "-q", "--bare", "up.git")
+    wanted = TreeInput(name="lib", url=f"file://{tmp_path}/up.git", commit="1" * 40)
+    with pytest.raises(LockError, match=f"has no commit {'1' * 40}") as refused:
+        SourceStore(settings=settings).pin(wanted)
+    assert "correct the pin" in str(refused.value)
+
+
 def test_an_upstream_out_of_reach_names_its_host(site):
     _, settings, _ = site
     wanted = TreeInput(name="gone", url="https://unreachable.invalid/x/gone.git", commit="1" * 40)
