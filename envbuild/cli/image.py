@@ -1,6 +1,7 @@
 """`envbuild image` and `envbuild pull`: the image of a cell, proven as far as this host can."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from envbuild.lock.make import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
+    from envbuild.stacks import Stack
     from envbuild.verify.audit import Audit
     from envbuild.verify.smoke import Device, SmokeReport
 
@@ -68,7 +70,7 @@ def image(
     from envbuild.engine.build import engine_client
     from envbuild.errors import UsageError
     from envbuild.pipeline import make_image, push_image
-    from envbuild.verify.proofs import kept_proof
+    from envbuild.verify.proofs import KEPT, kept_proof
 
     started = time.monotonic()
     substitutes = _contexts(contexts)
@@ -118,9 +120,9 @@ def image(
     kept = kept_proof(settings, made.built.digest, device) if made.origin == "found" else None
     failure: Exception | None = None
     if kept is not None:
-        report |= {key: kept[key] for key in ("audit", "smoke", "not_proven")} | {"proven": "earlier, on this machine"}
+        report |= {key: kept[key] for key in KEPT} | {"proven": "earlier, on this machine"}
     else:
-        failure = _prove(settings, made, report, device, with_smoke=not no_smoke)
+        failure = _prove(settings, made, report, device, stack=asked.stack, with_smoke=not no_smoke)
     report["replaced"] = substitutes
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
@@ -208,9 +210,15 @@ def _was_asked(flags: dict[str, Any], axis: str) -> bool:
 
 
 def _prove(
-    settings: "Settings", made: "Made", report: dict[str, Any], device: "Device", *, with_smoke: bool
+    settings: "Settings",
+    made: "Made",
+    report: dict[str, Any],
+    device: "Device",
+    *,
+    stack: "Stack | None",
+    with_smoke: bool,
 ) -> Exception | None:
-    """Audit and smoke the image into `report`; return the error that a defect or a failed test calls for."""
+    """Audit and smoke the image into `report`, with the stack's own proof; return the error that a failure calls for."""
     from envbuild.errors import EnvbuildError
     from envbuild.verify.audit import audit
     from envbuild.verify.proofs import keep_proof
@@ -218,7 +226,7 @@ def _prove(
     note("audit")
     audited = audit(settings, made.built.tag)
     report["audit"] = audited.as_json()
-    report["smoke"] = None
+    report["smoke"], report["stack_proof"] = None, []
     report["proven"] = "now"
     report["not_proven"] = [f"{c.name}: {c.text}" for c in audited.checks if c.verdict == "unproven"]
     if audited.defects:
@@ -240,10 +248,18 @@ def _prove(
         "reason": smoked.reason,
     }
     failure = _raised(smoked.raise_for_verdict)
+    if failure is None and stack is not None and stack.proof:
+        from envbuild.verify import stack_proof
+
+        note(f"the stack's own proof: {', '.join(use.name for use in stack.proof)}")
+        shown = stack_proof.show(settings, made.built.tag, stack.proof, device)
+        report["stack_proof"] = [asdict(each) for each in shown]
+        report["not_proven"] += [
+            f"the stack's proof {each.name}: {each.reason}" for each in shown if each.outcome == "unproven"
+        ]
+        failure = _raised(lambda: stack_proof.raise_for(shown, made.built.tag))
     if failure is None:
-        keep_proof(
-            settings, made.built.digest, audit=report["audit"], smoke=report["smoke"], unproven=report["not_proven"]
-        )
+        keep_proof(settings, made.built.digest, report)
     assert failure is None or isinstance(failure, EnvbuildError)  # noqa: S101
     return failure
 
@@ -360,6 +376,11 @@ def _told(report: dict[str, Any]) -> str:
         lines.append(
             f"  {'ok' if s['verdict'] == 'passed' else s['verdict'].upper():6} smoke on {s['device']}: {s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped"
         )
+    lines += [
+        f"  {'ok' if each['outcome'] == 'passed' else 'FAILED':6} the stack's proof {each['name']}"
+        for each in report["stack_proof"]
+        if each["outcome"] != "unproven"
+    ]
     if report["not_proven"]:
         lines += ["", "not proven", *(f"  - {text}" for text in report["not_proven"])]
     if report["left_out"]:

@@ -1,6 +1,7 @@
 """What this machine has proven of an image, by digest: an unchanged image need not be proven again."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ def kept_proof(settings: Settings, digest: str, device: Device) -> dict[str, Any
     except (OSError, ValueError):
         return None
     enough = device == "cpu" or (proof.get("smoke") or {}).get("device") == "cuda"
-    return proof if enough and proof.get("suite") == suite_hash() else None
+    return proof if enough and proof.get("suite") == suite_hash() and proof.keys() >= set(KEPT) else None
 
 
-def keep_proof(
-    settings: Settings, digest: str, *, audit: dict[str, Any], smoke: dict[str, Any] | None, unproven: list[str]
-) -> None:
-    """Keep what was proven of the image `digest`."""
+KEPT = ("audit", "smoke", "stack_proof", "not_proven")
+
+
+def keep_proof(settings: Settings, digest: str, report: Mapping[str, Any]) -> None:
+    """Keep what was proven of the image `digest`: the parts KEPT of the report on it."""
     path = _path(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"suite": suite_hash(), "audit": audit, "smoke": smoke, "not_proven": unproven}), encoding="utf-8"
-    )
+    path.write_text(json.dumps({"suite": suite_hash(), **{key: report[key] for key in KEPT}}), encoding="utf-8")

@@ -5,6 +5,7 @@ import pytest
 from envbuild.settings import load_settings
 from envbuild.verify import proofs
 
+REPORT = {"audit": {}, "smoke": {"device": "cpu"}, "stack_proof": [], "not_proven": [], "seconds": 3.0}
 DIGEST = "sha256:" + "0" * 64
 
 
@@ -18,12 +19,12 @@ def settings(tmp_path):
     [("cpu", "cpu", True), ("cpu", "cuda", False), ("cuda", "cuda", True), ("cuda", "cpu", True)],
 )
 def test_what_a_processor_proved_does_not_do_where_a_gpu_can_be_asked(settings, proven, asked, counts):
-    proofs.keep_proof(settings, DIGEST, audit={}, smoke={"device": proven}, unproven=[])
+    proofs.keep_proof(settings, DIGEST, REPORT | {"smoke": {"device": proven}})
     assert (proofs.kept_proof(settings, DIGEST, asked) is not None) is counts
 
 
 def test_another_suite_proves_anew(settings, monkeypatch):
-    proofs.keep_proof(settings, DIGEST, audit={}, smoke={"device": "cpu"}, unproven=[])
+    proofs.keep_proof(settings, DIGEST, REPORT)
     monkeypatch.setattr(proofs, "suite_hash", lambda: "another")
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None
 
