@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -48,6 +49,13 @@ class Repository(Model):
     """The part of the repository that goes into the image; patches see the whole."""
     path: str = Field(pattern=r"^/[A-Za-z0-9_./-]+$")
     """Where training runs from, in the image."""
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        for key in ("subdirectory", "path"):
+            if ".." in getattr(self, key).split("/"):
+                raise ValueError(f"{key} {getattr(self, key)!r} leads out of where it begins")
+        return self
 
 
 class Alternative(Model):
@@ -104,7 +112,7 @@ class Step(Model):
     """A command in the finished image whose failure fails the build: what the step was for."""
     compiles: bool = False
     """Whether `run` needs the builder's compilers; the image then gets only the files of `keep`."""
-    keep: tuple[str, ...] = ()
+    keep: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+*?\[\]/-]*$")], ...] = ()
     """With `compiles`: the files, relative to the repository (a shell's globs), that go into the image."""
 
     @model_validator(mode="after")
@@ -135,8 +143,15 @@ class Launcher(Model):
 
     name: Literal["torchrun", "mpirun", "mpiexec", "deepspeed", "srun", "torch.distributed.launch"]
     command: Text
-    """The command line as users type it in a container; {hostfile}, {nproc} and {nodes} are filled in."""
+    """The command line as users type it in a container; {hostfile}, {nproc} and {nodes} stand for theirs."""
     note: str | None = None
+
+    @model_validator(mode="after")
+    def _placeholders(self) -> Self:
+        odd = set(re.findall(r"(?<!\$)\{(\w+)\}", self.command)) - {"hostfile", "nproc", "nodes"}
+        if odd:
+            raise ValueError(f"launcher {self.name}: {{{min(odd)}}} is none of {{hostfile}}, {{nproc}}, {{nodes}}")
+        return self
 
 
 class Use(Model):
@@ -175,7 +190,7 @@ class Stack(Model):
     launchers: tuple[Launcher, ...] = ()
     uses: tuple[Use, ...] = ()
     proof: tuple[Use, ...] = ()
-    """How the image shows that it is right: commands run inside it, none of which may fail."""
+    """How the image shows that it is right: commands run inside it once it is built, none of which may fail."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -184,10 +199,15 @@ class Stack(Model):
             ([b.name for b in self.builds], "builds"),
             ([a.name for a in self.also], "pins"),
             ([u.name for u in self.uses], "uses"),
+            ([u.name for u in self.proof], "proofs"),
+            ([str(launcher.name) for launcher in self.launchers], "launchers"),
+            (list(self.patches), "patches"),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"two {what} are called {twice[0]!r}")
+        if "flavor" in self.stated:
+            raise ValueError("stated.flavor: the flavor is a key of its own, beside `stated`")
         for correction in self.corrections:
             stated = self.stated.get(correction.item)
             if stated is not None and stated != correction.stated:
@@ -296,6 +316,28 @@ def load_stack(name_or_file: str) -> Stack:
     patches_of(stack)
     tools_of(stack)
     return stack
+
+
+def stack_of_lock(name: str, given: str | None) -> Stack:
+    """Return the stack that a lock names: the shipped one, or the user's own, whose file is `given`.
+
+    Raises:
+        UsageError: the file is of another stack, or of a user's stack there is no file.
+        DataError: the file is malformed.
+
+    """
+    if given is not None:
+        stack = load_stack(given)
+        if stack.name != name:
+            raise UsageError(f"the lock is of the stack {name}, {given} is {stack.name}", where="--stack")
+        return stack
+    if name.partition("@")[0] not in stack_names():
+        raise UsageError(
+            f"the lock is of the stack {name}, which is somebody's own",
+            where="--stack",
+            hint="name its file: --stack FILE",
+        )
+    return load_stack(name)
 
 
 def _at(stack: Stack, pin: str) -> Stack:

@@ -64,7 +64,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     from envbuild.matrix.load import load_matrix
     from envbuild.matrix.solve import solve
     from envbuild.settings import load_settings
-    from envbuild.stacks import load_stack
+    from envbuild.stacks import load_stack, stack_of_lock
 
     matrix, settings = load_matrix(), load_settings()
     pinned = None
@@ -73,8 +73,11 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
 
         pinned = read_lock(lock_file).lock
     request = request_from(flags, lock=pinned.pins if pinned else None)
-    name = flags.get("stack") or (pinned.stack if pinned else None)
-    stack = load_stack(name) if name else None
+    stack: Stack | None = None
+    if flags.get("stack"):
+        stack = load_stack(flags["stack"])
+    elif pinned and pinned.stack:
+        stack = stack_of_lock(pinned.stack, None)
     solution = solve(matrix, request, evidence_refs())
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else None)

@@ -27,8 +27,11 @@ def audit(tag: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("tag")
+@click.option(
+    "--stack", "stack_file", metavar="FILE", help="The file of the image's stack, where it is one of your own."
+)
 @json_option
-def reproduce(tag: str, as_json: bool) -> None:
+def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
     """Rebuild an image from the lock that it carries, every step anew, and compare digests.
 
     A difference is listed file by file, and the command exits with 4.
@@ -44,7 +47,9 @@ def reproduce(tag: str, as_json: bool) -> None:
     client = engine_client(settings)
     note(f"rebuilding {tag} from its own lock")
     with StageDisplay({}) as display:
-        found = again(settings, load_matrix(), client, tag, on_change=display.change, note=display.note)
+        found = again(
+            settings, load_matrix(), client, tag, stack_file=stack_file, on_change=display.change, note=display.note
+        )
     answer = {
         "image": tag,
         "digest": found.digest,

@@ -16,7 +16,7 @@ from envbuild.lock.make import Locked, Note, read_lock
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.settings import Settings
-from envbuild.stacks import load_stack
+from envbuild.stacks import stack_of_lock
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -90,17 +90,27 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
 
 
 def reproduce(
-    settings: Settings, matrix: Matrix, client: "DockerClient", image: str, *, on_change: Change, note: Note
+    settings: Settings,
+    matrix: Matrix,
+    client: "DockerClient",
+    image: str,
+    *,
+    stack_file: str | None = None,
+    on_change: Change,
+    note: Note,
 ) -> Reproduction:
     """Rebuild `image` from its own lock, every step anew, and compare.
 
+    `stack_file` is the file of a user's own stack, which the lock names and does not hold.
+
     Raises:
+        UsageError: the lock's stack is a user's own and `stack_file` is not its file.
         LockError: an input is gone or is not what the lock names.
         BuildError: a stage failed.
 
     """
     locked = carried_lock(client, image)
-    stack = load_stack(locked.lock.stack) if locked.lock.stack else None
+    stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     plan = plan_of(matrix, locked, stack)
     digest = client.image.inspect(image).id
     builder = Builder(settings=settings, plan=plan, client=client, on_change=on_change, note=note, cache=False)

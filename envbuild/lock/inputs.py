@@ -1,5 +1,6 @@
 """What a cell is made of, by name: requirements, sources, images, OS packages. Pure; `make` puts a hash on each."""
 
+import difflib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.packages import impostors
 from envbuild.matrix.spec import version_key
 from envbuild.plan.components import Component, brought_by_base, components_of, stack_components
 from envbuild.recipes.catalog import findings_catalog
@@ -36,6 +38,16 @@ _SETUPTOOLS = "setuptools<82"
 
 # torch is compiled against NumPy, and these against torch: they have to come from the same index as torch's variant.
 _WITH_TORCH = ("numpy", "torchaudio", "torchvision")
+
+# What the cell decides; a stack's own requirement would bring another.
+_AXIS_OF = {
+    "torch": "torch",
+    "transformer-engine": "te",
+    "transformer-engine-torch": "te",
+    "flash-attn": "flash-attn",
+    "deepspeed": "deepspeed",
+    "megatron-core": "megatron",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +309,21 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=where,
                 hint=f"pin it under [stated]: {build.name}",
             )
+    never = impostors(matrix)
+    for line in stack.python:
+        name = _name(line)
+        if name in never:
+            raise DataError(
+                f"the stack asks for PyPI's {name}: {never[name].why}",
+                where=f"{where}: python",
+                hint=f"pin it under [stated] where it is an axis, or build it under [[builds]], from {never[name].instead}",
+            )
+        if name in _AXIS_OF:
+            raise DataError(
+                f"the requirement {line!r} is the axis {_AXIS_OF[name]} of the matrix",
+                where=f"{where}: python",
+                hint=f"pin it under [stated]: {_AXIS_OF[name]}",
+            )
     rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
     for correction in stack.corrections:
         if correction.rule not in rules:
@@ -304,6 +331,11 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 f"the correction of {correction.item} names the rule {correction.rule!r}, which does not exist",
                 where=where,
                 hint="`envbuild matrix list` and docs/check.md list the rules",
+            )
+        meant = difflib.get_close_matches(correction.item, matrix.axes, n=1, cutoff=0.8)
+        if meant and correction.item not in matrix.axes:
+            raise DataError(
+                f"a correction is of {correction.item!r}, which is no axis", where=where, hint=f"is {meant[0]} meant?"
             )
 
 

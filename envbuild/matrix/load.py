@@ -57,9 +57,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 def explain_validation(error: ValidationError, path: Path) -> DataError:
     """Turn pydantic's first findings into one DataError that names the file and the keys."""
     found = []
-    for item in error.errors(include_url=False)[:3]:
+    # a misspelt key is two errors, of which this one names it
+    for item in sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[:3]:
         location = ".".join(str(part) for part in item["loc"]) or "(file)"
-        found.append(f"{location}: {item['msg'].removeprefix('Value error, ')}")
+        unknown = item["type"] == "extra_forbidden"
+        found.append(
+            f"unknown key {location}" if unknown else f"{location}: {item['msg'].removeprefix('Value error, ')}"
+        )
     more = error.error_count() - len(found)
     return DataError(
         "; ".join(found) + (f"; and {more} more" if more > 0 else ""),

@@ -17,7 +17,7 @@ from envbuild.patching import load_patches
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.stacks import load_stack, stack_names
+from envbuild.stacks import load_stack, stack_names, stack_of_lock
 
 FIVE = ("alcf", "gpt2-3d", "llama3-70b", "llm-jp", "megatron-gpt3")
 STACKS = Path(__file__).parents[2] / "matrices" / "stacks"
@@ -233,6 +233,13 @@ def test_own_file_of_the_same_schema(tmp_path):
         ("[environment]", '[environment]\n"A B" = "c"', "environment"),
         ("[environment]", '[environment]\nA = """b\nUSER x"""', "environment"),
         ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
+        ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a key of its own"),
+        ("title = ", "titel = ", "unknown key titel"),
+        ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
+        ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
+        ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
+        ('patches = ["makefile"]', 'patches = ["makefile", "makefile"]', "two patches are called 'makefile'"),
+        ('name = "helpers"\nrun = "python', 'name = "apex"\nrun = "python', "two proofs are called 'apex'"),
     ],
 )
 def test_bad_stack_file(tmp_path, old, new, message):
@@ -275,6 +282,39 @@ def test_a_correction_by_no_rule(tmp_path):
     stack = load_stack(_own(tmp_path, ('rule = "own-python-ubuntu22.04"', 'rule = "because"')))
     with pytest.raises(DataError, match="the rule 'because', which does not exist"):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("apex", "the stack asks for PyPI's apex: PyPI's apex is a toolkit"),
+        ("ezpz>=0.1", "the stack asks for PyPI's ezpz"),
+        ("torch==2.0", "the requirement 'torch==2.0' is the axis torch"),
+        ("Transformer_Engine[pytorch]", "is the axis te"),
+    ],
+)
+def test_a_requirement_that_the_cell_decides_or_that_is_another_project(tmp_path, line, message):
+    stack = load_stack(_own(tmp_path, ('"numpy<1.24"', f'"numpy<1.24", "{line}"')))
+    with pytest.raises(DataError, match=re.escape(message)):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+def test_a_correction_of_a_misspelt_axis(tmp_path):
+    stack = load_stack(_own(tmp_path, ('item = "deepspeed"', 'item = "deepsped"'), source="gpt2-3d"))
+    with pytest.raises(DataError, match="a correction is of 'deepsped', which is no axis") as refused:
+        inputs_of(load_matrix(), _solution(load_stack("gpt2-3d")).cell, stack=stack)
+    assert "deepspeed" in refused.value.hint
+
+
+def test_a_lock_of_a_users_own_stack_asks_for_its_file(tmp_path):
+    own = _own(tmp_path, ('name = "llm-jp"', 'name = "mine"'))
+    with pytest.raises(UsageError, match="the lock is of the stack mine, which is somebody's own") as refused:
+        stack_of_lock("mine", None)
+    assert "--stack FILE" in refused.value.hint
+    assert stack_of_lock("mine", own).name == "mine"
+    with pytest.raises(UsageError, match=r"the lock is of the stack llm-jp, .* is mine"):
+        stack_of_lock("llm-jp", own)
+    assert stack_of_lock("llm-jp", None).name == "llm-jp"
 
 
 def test_a_build_that_is_an_axis(tmp_path):
