@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+
 from envbuild.errors import UsageError
 from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import Pin, Request
@@ -17,7 +19,7 @@ from envbuild.matrix.packages import impostors
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog, variables
-from envbuild.recipes.read import Recipe, Statement
+from envbuild.recipes.read import Recipe, Stage, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +73,15 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
     known = [read for read in understood.values() if _is_known(matrix, read)]
-    found = [
+    together: dict[Finding, None] = {}
+    for view in _views(recipe, known):
         # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
-        *_contradictions(matrix, [s for s in known if s.axis != "gcc" or recipe.kind == "toml"]),
-        *(_compilers(matrix, known) if recipe.kind != "toml" else ()),
+        together |= dict.fromkeys(
+            _contradictions(matrix, [s for s in view if s.axis != "gcc" or recipe.kind == "toml"])
+        )
+        together |= dict.fromkeys(_compilers(matrix, view) if recipe.kind != "toml" else ())
+    found = [
+        *together,
         *_by_itself(matrix, recipe),
         *(_by_pattern(recipe) if recipe.kind != "toml" else ()),
         *_by_variable(matrix, recipe, known),
@@ -85,6 +92,30 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         statements=tuple(recipe.statements),
         unknown=tuple(s for s, read in understood.items() if read not in known),
     )
+
+
+def _views(recipe: Recipe, statements: Sequence[Statement]) -> Iterator[list[Statement]]:
+    """Yield the statements that hold together: those of a stage and what it is built on, under one marker."""
+    bases = [stage.base for stage in recipe.stages]
+    markers = {s.marker for s in statements if s.marker and _may_hold(s.marker, statements)}
+    lasts: list[Stage | None] = [stage for stage in recipe.stages if stage not in bases]
+    for last in lasts or [None]:
+        stages = [*(last.chain() if last else ()), None]
+        for marker in sorted(markers) or [""]:
+            yield [s for s in statements if recipe.stage(s.line) in stages and s.marker in {"", marker}]
+
+
+def _may_hold(marker: str, statements: Sequence[Statement]) -> bool:
+    """Return whether `marker` holds on Linux with a Python that is stated; it may where none is."""
+    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    pythons = [s.spec for s in statements if s.axis == "python" and re.fullmatch(r"\d+\.\d+", s.spec)]
+    stated = [{"python_version": python, "python_full_version": f"{python}.0"} for python in pythons]
+    if "python" in marker and not stated:
+        return True
+    try:
+        return any(Marker(marker).evaluate(linux | python) for python in stated or [{}])
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return False
 
 
 def _as_released(matrix: Matrix, statement: Statement) -> Statement:
@@ -267,7 +298,9 @@ def _by_pattern(recipe: Recipe) -> Iterator[Finding]:
         if kind.pattern is None:
             continue
         pattern = re.compile(kind.pattern)
-        for number, line in enumerate(recipe.lines, 1):
+        for number, content in enumerate(recipe.lines, 1):
+            # docker takes its instructions in either case
+            line = re.sub(r"^\s*(?:add|copy|run)\b", lambda word: word[0].upper(), content, flags=re.IGNORECASE)
             if not line.lstrip().startswith("#") and pattern.search(line):
                 yield _finding(kind.id, number, kind.why)
 
@@ -278,15 +311,16 @@ def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> 
         variable = catalog.get(name)
         if variable is None:
             continue
+        stage = recipe.stage(line)
         if variable.read_by is None:
             todo = f"set {variable.instead}" if variable.instead else None
             yield _finding("recipe-unread-variable", line, f"nothing reads {name}", source=variable.source, todo=todo)
-        elif variable.toolkit and recipe.kind == "dockerfile" and recipe.toolkit is False:
+        elif variable.toolkit and stage and stage.toolkit is False:
             yield _finding(
                 "recipe-toolkit-variable", line, f"{name}: {findings_catalog()['recipe-toolkit-variable'].why}"
             )
         for axis, spec in variable.only_with.items():
-            stated = [s for s in known if s.axis == axis]
+            stated = [s for s in known if s.axis == axis and _in_one_image(stage, recipe.stage(s.line))]
             if stated and not any(_may_be(matrix, s, spec) for s in stated):
                 yield _finding(
                     "recipe-unread-variable",
@@ -294,6 +328,10 @@ def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> 
                     f"{axis} {stated[0].spec} (line {stated[0].line}) does not read {name}: it is read by {variable.read_by}",
                     source=variable.source,
                 )
+
+
+def _in_one_image(one: Stage | None, other: Stage | None) -> bool:
+    return one is None or other is None or one in other.chain() or other in one.chain()
 
 
 def _may_be(matrix: Matrix, statement: Statement, spec: Any) -> bool:

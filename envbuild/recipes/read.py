@@ -1,6 +1,8 @@
 """Reading a recipe: what a Dockerfile, a requirements file, a shell script or a TOML of axes states, line by line."""
 
 import itertools
+import json
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -30,6 +32,8 @@ class Statement:
     path: bool = False
     newest: bool = False
     """No version is named, so it is whatever is newest on the day."""
+    marker: str = ""
+    """The environment marker of a requirement: where it is false, nothing is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,22 @@ class Noted:
     rule: str
     line: int
     what: str
+
+
+@dataclass(eq=False)
+class Stage:
+    """A stage of a Dockerfile and what is known of its image."""
+
+    line: int
+    base: "Stage | None" = None
+    """The stage that FROM names."""
+    toolkit: bool | None = None
+    """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
+    workdir: str = ""
+
+    def chain(self) -> "list[Stage]":
+        """Return the stage and those that it is built on: what is stated in one of them holds in it."""
+        return [self, *(self.base.chain() if self.base else ())]
 
 
 @dataclass
@@ -53,13 +73,18 @@ class Recipe:
     """Environment variables: name, value, line."""
     packages: list[tuple[str, int]] = field(default_factory=list)
     """Python distributions that come from an index, by normalised name, and their lines."""
-    toolkit: bool | None = None
-    """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
+    stages: list[Stage] = field(default_factory=list)
 
-    def state(self, axis: AxisName, spec: str, line: int, *, path: bool = False, newest: bool = False) -> None:
+    def stage(self, line: int) -> Stage | None:
+        """Return the stage that `line` belongs to; None for what stands before the first, and holds in all."""
+        return next((stage for stage in reversed(self.stages) if stage.line <= line), None)
+
+    def state(
+        self, axis: AxisName, spec: str, line: int, *, path: bool = False, newest: bool = False, marker: str = ""
+    ) -> None:
         """Add a statement, once per line."""
         text = self.lines[line - 1].strip()
-        found = Statement(axis=axis, spec=spec, line=line, text=text, path=path, newest=newest)
+        found = Statement(axis=axis, spec=spec, line=line, text=text, path=path, newest=newest, marker=marker)
         if found not in self.statements:
             self.statements.append(found)
 
@@ -85,7 +110,14 @@ _REPOSITORIES = {
 }
 _TAG = re.compile(r"^(?:core_|core-|release-)?v?(\d+(?:\.\d+)+(?:[.-]?(?:post|rc|a|b)\d+)?)$")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
-_CUDA_FOLDER = re.compile(r"\bcuda-(\d+\.\d+)\b")
+_CUDA_FOLDER = re.compile(r"\bcuda-(\d+(?:\.\d+)?)(?![\w-])")
+_CUDA_MODULE = re.compile(r"(?:\S*/)?cuda(?:toolkit)?[/-](\d+(?:\.\d+){0,2})(?![\d.])\S*", re.IGNORECASE)
+# Where a login shell takes its variables from.
+_LOGIN_FILE = re.compile(r">\s*\S*(?:bashrc|profile|/etc/environment|/etc/profile\.d/[^\s'\"]+)['\"]?$")
+_ARCHIVE = re.compile(
+    r"https://github\.com/[^/\s]+/([^/\s]+)/archive/((?:refs/tags/)?)(?:refs/heads/)?(\S+?)\.(?:zip|tar\.gz)"
+)
+_GIT_ADDED = re.compile(r"\S+/([A-Za-z0-9_.-]+)\.git(?:#([^:\s]*)\S*)?")
 _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _TOOLKIT_PACKAGE = re.compile(r"^cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?-(\d+)-(\d+)$")
 _ITEM = re.compile(
@@ -108,7 +140,6 @@ _SAID = {
     "gcc": "gcc",
     "cudnn": "cudnn",
 }
-_PIP = re.compile(r"(?:^|\s)(?:uv\s+)?(?:python[\d.]*\s+-m\s+)?pip[\d.]*\s+(?:install|wheel)\s")
 
 
 def read_recipe(matrix: Matrix, path: Path) -> Recipe:
@@ -119,7 +150,7 @@ def read_recipe(matrix: Matrix, path: Path) -> Recipe:
 
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the recipe cannot be read: {error}", where=str(path)) from error
     recipe = Recipe(kind=_kind(path, text), lines=text.splitlines())
@@ -127,7 +158,7 @@ def read_recipe(matrix: Matrix, path: Path) -> Recipe:
         _read_toml(matrix, recipe, path, text)
     elif recipe.kind == "requirements":
         for number, line in enumerate(recipe.lines, 1):
-            _pip(recipe, re.sub(r"\s+#.*$", "", line).split() if not line.lstrip().startswith("#") else [], number)
+            _requirements_line(recipe, re.sub(r"(^|\s)#.*$", "", line), number)
     else:
         _Script(matrix, recipe).read()
     return recipe
@@ -149,12 +180,18 @@ def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
         data = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         raise DataError(f"the recipe is no TOML: {error}", where=str(path)) from error
+    beside = ("environment", "python") if isinstance(data.get("python"), list) else ("environment",)
     if "stated" in data and "repository" in data:
         from envbuild.stacks import load_stack
 
-        table: dict[str, object] = dict(load_stack(str(path)).axes)
+        name, table = "stated", dict[str, object](load_stack(str(path)).axes)
+    elif "axes" in data:
+        name, table = "axes", data["axes"]
     else:
-        table = data.get("axes", data)
+        name, table = "", {key: value for key, value in data.items() if key not in beside}
+    for key, content in ((name, table), ("environment", data.get("environment", {}))):
+        if not isinstance(content, dict):
+            raise DataError(f"{key} is no table", where=str(path), hint=f"write [{key}], and a name and a text a line")
     for axis, spec in table.items():
         if axis in matrix.axes and not isinstance(spec, str):
             raise DataError(
@@ -168,9 +205,51 @@ def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
                 where=str(path),
                 hint="axes: " + ", ".join(sorted(matrix.axes)),
             )
-        pattern = re.compile(rf'^\s*"?{re.escape(axis)}"?\s*=')
-        line = next((n for n, content in enumerate(recipe.lines, 1) if pattern.match(content)), 1)
-        recipe.state(axis, spec, line)
+        recipe.state(axis, spec, _toml_line(recipe, name, axis))
+    for variable, value in data.get("environment", {}).items():
+        _variable(matrix, recipe, variable, str(value), _toml_line(recipe, "environment", variable))
+    first = _toml_line(recipe, "", "python")
+    for wanted in data["python"] if "python" in beside else ():
+        quoted = re.compile(rf"""["']{re.escape(str(wanted))}["']""")
+        line = next((n for n, text in enumerate(recipe.lines, 1) if n >= first and quoted.search(text)), first)
+        _requirements_line(recipe, str(wanted), line)
+
+
+def _toml_line(recipe: Recipe, table: str, key: str) -> int:
+    """Return the line of `key` in `table`; another table may have a key of the same name."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*=""")
+    inside = ""
+    for number, text in enumerate(recipe.lines, 1):
+        if header := re.match(r"^\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?$", text):
+            inside = header[1]
+        elif inside == table and pattern.match(text):
+            return number
+    return 1
+
+
+def _variable(matrix: Matrix, recipe: Recipe, name: str, value: str, line: int) -> None:
+    recipe.variables.append((name, value, line))
+    for version in dict.fromkeys(_CUDA_FOLDER.findall(value)):
+        recipe.state("nvcc", version, line, path=True)
+    if name in {"TORCH_CUDA_ARCH_LIST", "NVTE_CUDA_ARCHS"}:
+        archs = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
+        digits = re.sub(r"\D", "", archs[0]) if len(archs) == 1 else ""
+        if digits and matrix.has("gpu", f"sm_{digits}"):
+            recipe.state("gpu", f"sm_{digits}", line)
+
+
+def _requirements_line(recipe: Recipe, text: str, line: int) -> None:
+    """Read one line of a requirements file: a requirement may hold blanks, so it is tried whole before its words are."""
+    text = text.strip().removesuffix("\\")
+    whole = re.split(r"\s-", text)[0].strip()  # hashes and options follow
+    try:
+        by_name = Requirement(whole).url is None
+    except InvalidRequirement:
+        by_name = False
+    if by_name:
+        _requirement(recipe, whole, line, [])
+    else:
+        _pip(recipe, text.split(), line)
 
 
 def _pip(recipe: Recipe, words: list[str], line: int) -> None:
@@ -192,10 +271,10 @@ def _pip(recipe: Recipe, words: list[str], line: int) -> None:
                 place += 1
             if option in {"-i", "-f", "--index-url", "--extra-index-url", "--find-links", "--index"}:
                 indexes.append(value)
-        elif "git+" in word or (word == "@" and place < len(words)):
+        elif "git+" in word or _ARCHIVE.search(word) or (word == "@" and place < len(words)):
             url = words[place] if word == "@" else word
             place += word == "@"
-            _git_requirement(recipe, url, _line_of(recipe, url, line))
+            _url_requirement(recipe, url, _line_of(recipe, url, line))
             if word == "@" and names:
                 names.pop()
         elif not re.match(r"^[./]|^https?:|\.whl$", word):
@@ -204,8 +283,12 @@ def _pip(recipe: Recipe, words: list[str], line: int) -> None:
         _requirement(recipe, name, _line_of(recipe, text, line), indexes)
 
 
-def _git_requirement(recipe: Recipe, url: str, line: int) -> None:
-    found = re.search(r"git\+[a-z]+://[^\s@#]+?/([A-Za-z0-9_.-]+?)(?:\.git)?(?:@([^#\s]+))?(?:#(\S*))?$", url)
+def _url_requirement(recipe: Recipe, url: str, line: int) -> None:
+    if archive := _ARCHIVE.search(url):
+        _source(recipe, archive[1].lower(), archive[2] + archive[3], line, hopper="subdirectory=hopper" in url)
+    found = re.search(
+        r"git\+[a-z]+://(?:[^\s/@#]+@)?[^\s@#]+?/([A-Za-z0-9_.-]+?)(?:\.git)?(?:@([^#\s]+))?(?:#(\S*))?$", url
+    )
     if found is None:
         return
     name, ref, fragment = found[1].lower(), found[2], found[3] or ""
@@ -214,8 +297,9 @@ def _git_requirement(recipe: Recipe, url: str, line: int) -> None:
 
 def _source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: bool = False) -> None:
     """Note a source tree of `name` at `ref`: what it pins, or that it pins nothing."""
-    tag = _TAG.match(ref) if ref else None
-    if ref is None or not (tag or _COMMIT.match(ref)):
+    named = re.sub(r"^(?:refs/)?tags/", "", ref or "")
+    tag, commit = _TAG.match(named), _COMMIT.match(named)
+    if ref is None or not (tag or commit or named != ref):
         what = f"{name} at {ref}, a branch that moves" if ref else f"{name} at no commit"
         recipe.note("recipe-unpinned-source", line, what)
         if name == "apex" and ref is None:
@@ -224,15 +308,18 @@ def _source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: bo
     axis = _REPOSITORIES.get(name)
     if axis == "flash-attn" and hopper:
         axis = "flash-attn-hopper"
-    if axis:
-        recipe.state(axis, tag[1] if tag else ref, line)
+    if axis and (tag or commit):
+        recipe.state(axis, tag[1] if tag else named, line)
 
 
 def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> None:
     try:
-        wanted = Requirement(text.strip("'\""))
+        wanted = Requirement(re.sub(r"""^(['"])(.*?)\1?$""", r"\2", text))  # a marker ends in a quote of its own
     except InvalidRequirement:
         return
+    if wanted.url:
+        return
+    marker = str(wanted.marker or "")
     name = canonicalize_name(wanted.name)
     recipe.packages.append((name, line))
     axis = _PACKAGES.get(name)
@@ -242,24 +329,27 @@ def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> No
     if not spec:
         recipe.note("recipe-unpinned-package", line, f"{name} without a version")
         if axis == "torch" and not any("download.pytorch.org" in index for index in indexes):
-            recipe.state("torch", "any", line, newest=True)
+            recipe.state("torch", "any", line, newest=True, marker=marker)
     else:
         exact = re.fullmatch(r"===?([^,*]+)", spec)
-        recipe.state(axis, exact[1] if exact else spec, line)
+        recipe.state(axis, exact[1].strip() if exact else spec, line, marker=marker)
     for index in indexes if axis == "torch" else ():
         variant = re.search(r"/(cu(\d+)(\d)|cpu)/?$", index)
         if variant:
-            recipe.state("cuda", "cpu" if variant[1] == "cpu" else f"{variant[2]}.{variant[3]}", line)
+            cuda = "cpu" if variant[1] == "cpu" else f"{variant[2]}.{variant[3]}"
+            recipe.state("cuda", cuda, line, marker=marker)
 
 
 def _line_of(recipe: Recipe, text: str, first: int) -> int:
     """Return the line of `text` in a command that begins at line `first` and may go on over several."""
     number = first
     while number <= len(recipe.lines):
-        if text in recipe.lines[number - 1]:
-            return number
-        if not recipe.lines[number - 1].rstrip().endswith("\\"):
-            break
+        content = recipe.lines[number - 1]
+        if not content.lstrip().startswith("#"):  # a comment may stand within a command, and ends none
+            if text in content:
+                return number
+            if not content.rstrip().endswith("\\"):
+                break
         number += 1
     return first
 
@@ -278,9 +368,38 @@ _HERE_DOCUMENT = re.compile(r"\d*<<-?(['\"]?)([A-Za-z_]\w*)\1")
 
 
 def _expanded(text: str, values: Mapping[str, str]) -> str:
-    """Return `text` with the variables that `values` has put in; any other stays as it is written."""
-    pattern = r"\$(?:\{([A-Za-z_]\w*)(?::?-[^}]*)?\}|([A-Za-z_]\w*))"
-    return re.sub(pattern, lambda match: values.get(match[1] or match[2], match[0]), text)
+    """Return `text` with the variables that `values` has put in, or their defaults; any other stays as it is written."""
+    pattern = r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))"
+
+    def put_in(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[3])
+        if match[2] is not None:
+            return value or match[2]
+        return match[0] if value is None else value
+
+    return re.sub(pattern, put_in, text)
+
+
+# What ends a command, outside quotes.
+_COMMAND_END = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(&&|\|\||;(?!;)|\|)""")
+
+
+def _commands(text: str) -> Iterator[str]:
+    begun = 0
+    for match in _COMMAND_END.finditer(text):
+        if match[1]:
+            yield text[begun : match.start()]
+            begun = match.end()
+    yield text[begun:]
+
+
+def _pip_arguments(words: list[str]) -> list[str] | None:
+    """Return what `pip install` is given, where the command is one."""
+    for place, word in enumerate(words):
+        if re.fullmatch(r"(?:.*/)?pip[\d.]*", word):
+            rest = list(itertools.dropwhile(lambda each: each.startswith("-"), words[place + 1 :]))
+            return rest[1:] if rest[:1] in (["install"], ["wheel"]) else None
+    return None
 
 
 def _here_documents(text: str) -> tuple[list[str], bool]:
@@ -335,7 +454,9 @@ class _Clone:
     name: str
     line: int
     folder: str
+    """The last part of its path."""
     ref: str | None = None
+    fetched: str | None = None
     hopper: bool = False
 
 
@@ -347,7 +468,9 @@ class _Script:
         self.recipe = recipe
         self.values: dict[str, str] = {}
         self.clones: list[_Clone] = []
-        self.inside: _Clone | None = None
+        self.stage = Stage(line=0)
+        self.named: dict[str, Stage] = {}
+        self.folder = ""
 
     def read(self) -> None:
         whole = [(number, text.strip()) for number, text in self._logical()]
@@ -405,39 +528,73 @@ class _Script:
                 self.recipe.state(axis, f">={version}" if match["least"] else version, line)
 
     def _instruction(self, text: str, line: int) -> None:
-        word, _, rest = text.partition(" ")
-        word, rest = word.upper(), rest.strip()
+        word, rest = [*text.split(maxsplit=1), "", ""][:2]
+        word, rest = word.upper(), _without_flags(rest)
         if word == "FROM":
-            self._from(self._expand(re.sub(r"^--platform=\S+\s+", "", rest).split()[0]), line)
+            self._from(self._expand(rest).split(), line)
         elif word in {"ENV", "ARG"}:
             self._assign(rest, line, environment=word == "ENV")
+        elif word == "WORKDIR":
+            self.folder = self.stage.workdir
+            self._cd(self._expand(rest.strip("'\"")))
+            self.stage.workdir = self.folder
+        elif word == "ADD":
+            self.folder = self.stage.workdir
+            self._add(self._expand(rest), line)
         elif word == "RUN":
-            self.inside = None
-            self._shell(_without_flags(rest), line)
+            self.folder = self.stage.workdir
+            self._run(rest, line)
         elif word == _RUN_ON:
             self._shell(rest, line)
 
-    def _from(self, image: str, line: int) -> None:
-        self.inside = None
+    def _run(self, text: str, line: int) -> None:
+        try:
+            words = json.loads(text) if text.startswith("[") else None  # the exec form
+        except ValueError:
+            words = None
+        if isinstance(words, list):
+            self._command(shlex.join(map(str, words)), line)
+        else:
+            self._shell(text, line)
+
+    def _add(self, text: str, line: int) -> None:
+        words = text.split()
+        for url in words[:-1]:
+            number = _line_of(self.recipe, url, line)
+            if added := _GIT_ADDED.fullmatch(url):
+                self._cloned(added[1], number, words[-1], added[2] or None)
+            elif _ARCHIVE.fullmatch(url):
+                _url_requirement(self.recipe, url, number)
+
+    def _from(self, words: list[str], line: int) -> None:
+        image = words[0].partition("@")[0] if words else ""  # a digest says nothing that the tag does not
+        base = self.named.get(image.lower())
+        self.stage = Stage(line, base, base.toolkit if base else None, base.workdir if base else "")
+        self.recipe.stages.append(self.stage)
+        if len(words) > 2 and words[1].upper() == "AS":
+            self.named[words[2].lower()] = self.stage
+        if base is None:
+            self._image(image, line)
+
+    def _image(self, image: str, line: int) -> None:
         name, _, tag = image.rpartition(":") if ":" in image.rsplit("/", 1)[-1] else (image, "", "")
         name = name.removeprefix("docker.io/").removeprefix("library/")
-        self.recipe.toolkit = None
         if name in {"nvidia/cuda", "nvcr.io/nvidia/cuda"}:
-            self.recipe.toolkit = "-devel-" in tag
+            self.stage.toolkit = "-devel-" in tag
             os = re.search(r"ubuntu(\d+\.\d+)", tag)
             if os:
                 self.recipe.state("os", f"ubuntu{os[1]}", line)
             version = re.match(r"\d+\.\d+(?:\.\d+)?", tag)
-            if version and self.recipe.toolkit:
+            if version and self.stage.toolkit:
                 self.recipe.state("nvcc", version[0], line)
         elif name == "nvcr.io/nvidia/pytorch":
-            self.recipe.toolkit = True
+            self.stage.toolkit = True
             self.recipe.state("base", "ngc-" + tag.removesuffix("-py3"), line)
         elif name == "python" and (version := re.match(r"\d+\.\d+", tag)):
-            self.recipe.toolkit = False
+            self.stage.toolkit = False
             self.recipe.state("python", version[0], line)
         elif name in {"ubuntu", "debian"} and tag:
-            self.recipe.toolkit = False
+            self.stage.toolkit = False
             suite = tag.removesuffix("-slim")
             self.recipe.state(
                 "os", suite if suite.isalpha() else f"{name}{suite.split('.')[0] if name == 'debian' else suite}", line
@@ -457,20 +614,10 @@ class _Script:
             name, value = match[1], self._expand(match[2])
             self.values[name] = value
             if environment:
-                self._variable(name, value, _line_of(self.recipe, f"{name}=", line))
-
-    def _variable(self, name: str, value: str, line: int) -> None:
-        self.recipe.variables.append((name, value, line))
-        for version in dict.fromkeys(_CUDA_FOLDER.findall(value)):
-            self.recipe.state("nvcc", version, line, path=True)
-        if name in {"TORCH_CUDA_ARCH_LIST", "NVTE_CUDA_ARCHS"}:
-            archs = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
-            digits = re.sub(r"\D", "", archs[0]) if len(archs) == 1 else ""
-            if digits and self.matrix.has("gpu", f"sm_{digits}"):
-                self.recipe.state("gpu", f"sm_{digits}", line)
+                _variable(self.matrix, self.recipe, name, value, _line_of(self.recipe, f"{name}=", line))
 
     def _shell(self, text: str, line: int) -> None:
-        for part in re.split(r"&&|\|\||;(?!;)|\|", text):
+        for part in _commands(text):
             command = self._expand(re.sub(r"\s#\s.*$", "", part).strip().strip("()").strip())
             if command:
                 self._command(command, line)
@@ -483,16 +630,31 @@ class _Script:
                 exported = command.lstrip().startswith("export ")
                 self.values[match[1]] = match[2]
                 if exported or len(words) > 1 or match[1].isupper():
-                    self._variable(match[1], match[2], _line_of(self.recipe, f"{match[1]}=", line))
+                    _variable(self.matrix, self.recipe, match[1], match[2], _line_of(self.recipe, f"{match[1]}=", line))
             words = words[1:]
         if not words:
             return
-        if _PIP.search(" " + command + " "):
-            _pip(self.recipe, words[words.index("install" if "install" in words else "wheel") + 1 :], line)
+        script = next((i for i, w in enumerate(words[:-1], 1) if re.fullmatch(r"-[a-z]*c", w)), None)
+        if words[0] in {"echo", "printf"}:
+            if _LOGIN_FILE.search(command):
+                told = itertools.takewhile(lambda word: not word.startswith(">"), words[1:])
+                self._shell(" ".join(itertools.dropwhile(lambda word: word.startswith("-"), told)), line)
+        elif script and re.fullmatch(r"(?:.*/)?(?:ba|da|z)?sh", words[0]):
+            self._shell(words[script], line)
+        elif (wanted := _pip_arguments(words)) is not None:
+            _pip(self.recipe, wanted, line)
+            for place in wanted:
+                if "/" in place:
+                    self._hopper(posixpath.join(self.folder, place))
         elif words[0] == "git":
             self._git(words[1:], line)
         elif words[0] in {"cd", "pushd"} and len(words) > 1:
             self._cd(words[1])
+        elif words[0] == "popd":
+            self._cd("..")
+        elif words[:2] in (["module", "load"], ["module", "add"]):
+            for module in filter(None, map(_CUDA_MODULE.fullmatch, words[2:])):
+                self.recipe.state("nvcc", module[1], _line_of(self.recipe, module[0], line))
         elif words[0] in {"apt-get", "apt"} and "install" in words:
             self._apt(words, line)
         elif words[0] in {"conda", "mamba"}:
@@ -501,12 +663,10 @@ class _Script:
             self.recipe.state("python", ".".join(words[2].split(".")[:2]), line)
 
     def _git(self, words: list[str], line: int) -> None:
-        target = self.clones[-1] if self.clones else None
+        target = self._clone_at(self.folder) or (self.clones[-1] if self.clones else None)
         if words[:1] == ["-C"] and len(words) > 2:
-            target = next((c for c in self.clones if words[1].rstrip("/").endswith(c.folder)), None)
+            target = self._clone_at(words[1])
             words = words[2:]
-        elif self.inside is not None:
-            target = self.inside
         plain = [w for w in words[1:] if not w.startswith("-")]
         if words[:1] == ["clone"]:
             ref = next((words[i + 1] for i, w in enumerate(words[:-1]) if w in {"-b", "--branch"}), None)
@@ -516,22 +676,39 @@ class _Script:
             if url:
                 name = url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
                 folder = places[places.index(url) + 1] if places.index(url) + 1 < len(places) else name
-                number = _line_of(self.recipe, name, line)
-                self.clones.append(_Clone(name.lower(), number, folder.rstrip("/").rsplit("/", 1)[-1], ref))
-        elif words[:1] in (["checkout"], ["switch"], ["reset"]) and plain and target:
-            target.ref = plain[0]
-            target.line = _line_of(self.recipe, plain[0], line)
+                self._cloned(name, _line_of(self.recipe, name, line), folder, ref)
+        elif words[:1] == ["fetch"] and len(plain) > 1 and target:
+            target.fetched = plain[-1].partition(":")[0]
+        elif words[:1] in (["checkout"], ["switch"], ["reset"]) and "--" not in words and target:
+            if {"-b", "-B", "-c", "-C"} & set(words):  # the new branch's name comes first
+                plain = plain[1:]
+            if plain and plain[0] not in {"HEAD", "."}:
+                target.ref = target.fetched if plain[0] == "FETCH_HEAD" else plain[0]
+                target.line = _line_of(self.recipe, plain[0], line)
+
+    def _cloned(self, name: str, line: int, place: str, ref: str | None) -> None:
+        folder = posixpath.basename(posixpath.normpath(posixpath.join(self.folder, place)))
+        self.clones.append(_Clone(name.lower(), line, folder or name, ref))
 
     def _cd(self, place: str) -> None:
-        parts = place.rstrip("/").split("/")
-        for clone in self.clones:
-            if clone.folder in parts:
-                self.inside = clone
-        if parts[-1] == "hopper":
-            for clone in self.clones:
+        here = "" if place.startswith(("~", "$")) else self.folder
+        self.folder = posixpath.normpath(posixpath.join(here, ".." if place == "-" else place))
+        self._hopper(self.folder)
+
+    def _clone_at(self, place: str) -> _Clone | None:
+        """Return the innermost clone that `place` lies in, by the names of the folders: where they lie is not followed."""
+        for part in reversed(place.split("/")):
+            for clone in reversed(self.clones):
+                if clone.folder == part:
+                    return clone
+        return None
+
+    def _hopper(self, place: str) -> None:
+        """Take it that flash-attention 3 is built when `place` is its folder."""
+        if posixpath.basename(place.rstrip("/")) == "hopper":
+            inside = self._clone_at(place)
+            for clone in [inside] if inside else self.clones:
                 clone.hopper = clone.hopper or clone.name == "flash-attention"
-        elif place in {"..", "-", "/", "~"}:
-            self.inside = None
 
     def _apt(self, words: list[str], line: int) -> None:
         for word in words[words.index("install") + 1 :]:
@@ -539,7 +716,7 @@ class _Script:
             toolkit = _TOOLKIT_PACKAGE.match(word)
             python = re.match(r"^python(3\.\d+)(?:-dev|-venv)?$", word)
             if toolkit:
-                self.recipe.toolkit = True
+                self.stage.toolkit = True
                 self.recipe.state("nvcc", f"{toolkit[1]}.{toolkit[2]}", number)
             elif python:
                 self.recipe.state("python", python[1], number)

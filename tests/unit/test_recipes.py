@@ -172,6 +172,9 @@ def test_stack_file_is_a_recipe():
     [
         ("a.toml", b"cuda = \n", "no TOML"),
         ("a.toml", b'colour = "red"\n', "colour is no axis"),
+        ("a.toml", b"axes = 3\n", "axes is no table"),
+        ("a.toml", b'axes = "x"\n', "axes is no table"),
+        ("a.toml", b'environment = "x"\n', "environment is no table"),
         ("a.sh", b"\xff\xfe\x00", "cannot be read"),
     ],
 )
@@ -253,11 +256,226 @@ LAST = "FROM nvidia/cuda:12.6.3-devel-ubuntu22.04\nRUN pip install torch==2.8.0+
 
 def test_a_stage_that_the_last_one_does_not_need_contradicts_nothing(tmp_path):
     assert rules_in(tmp_path, STAGE + LAST) == []
+    wrong = f"{STAGE}RUN {PIP}\n"
+    assert rules_in(tmp_path, wrong + LAST) == []
     for use in ("COPY --from=old /x /x\n", "COPY --from=0 /x /x\n", "RUN --mount=type=bind,from=old,target=/x true\n"):
-        assert "recipe-stated-twice" in rules_in(tmp_path, STAGE + LAST + use)
+        assert "recipe-stated-twice" in rules_in(tmp_path, wrong + LAST + use)
+        assert rules_in(tmp_path, STAGE + LAST + use) == []  # what is copied is no statement of the image
 
 
 @pytest.mark.parametrize("given", ["ARG BASE=cuda", "ARG BASE"])
 def test_a_stage_that_an_argument_names_is_needed(tmp_path, given):
     text = f"{given}\nFROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS cuda\nRUN {PIP}\nFROM ${{BASE}} AS final\n"
     assert rules_in(tmp_path, text) == ["nvcc-is-cuda", "recipe-stated-twice"]
+
+
+def test_an_instruction_without_arguments_is_skipped(tmp_path):
+    assert _findings(tmp_path, "Dockerfile", "FROM\n\nRUN\nENV\nWORKDIR\nADD\n") == []
+
+
+@pytest.mark.parametrize(
+    ("image", "stated"),
+    [
+        ("nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04@sha256:aaaa", [("os", "ubuntu22.04"), ("nvcc", "11.8.0")]),
+        ("nvcr.io/nvidia/pytorch:25.03-py3@sha256:aaaa", [("base", "ngc-25.03")]),
+        ("nvidia/cuda:${CUDA:-11.8.0}-devel-ubuntu22.04", [("os", "ubuntu22.04"), ("nvcc", "11.8.0")]),
+    ],
+)
+def test_base_images(tmp_path, image, stated):
+    found = _statements(tmp_path, "Dockerfile", f"ARG CUDA\nfrom {image}\n")
+    assert [(axis, spec) for _, axis, spec in found] == stated
+
+
+def test_an_image_of_an_empty_name_is_no_image(tmp_path):
+    assert _statements(tmp_path, "Dockerfile", "ARG BASE=\nFROM ${BASE}\nRUN pip install torch==2.8.0\n") == [
+        (3, "torch", "2.8.0")
+    ]
+
+
+def test_instructions_in_lower_case(tmp_path):
+    text = "from ubuntu:22.04\ncopy id_rsa /root/.ssh/\nrun pip install apex\nenv NVTE_CUDA_INCLUDE_PATH=/x\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [
+        (2, "recipe-key-in-image"),
+        (3, "recipe-impostor"),
+        (4, "recipe-unread-variable"),
+    ]
+
+
+def test_a_byte_order_mark_hides_nothing(tmp_path):
+    assert _findings(tmp_path, "requirements.txt", "\ufeffapex\n") == [(1, "recipe-impostor")]
+
+
+@pytest.mark.parametrize(
+    ("line", "axis", "spec"),
+    [
+        ("transformer_engine[pytorch] >= 2.6, < 2.7  # the newest", "te", "<2.7,>=2.6"),
+        ("deepspeed>= 0.10, <0.13", "deepspeed", "<0.13,>=0.10"),
+        ("torch == 2.8.0 --hash=sha256:aa --hash=sha256:bb", "torch", "2.8.0"),
+        ("flash-attn == 2.8.3 \\", "flash-attn", "2.8.3"),
+    ],
+)
+def test_requirements_with_blanks(tmp_path, line, axis, spec):
+    assert _statements(tmp_path, "requirements.txt", f"{line}\n") == [(1, axis, spec)]
+
+
+def test_requirements_under_markers(tmp_path):
+    old, new = 'torch==2.0.1 ; python_version<"3.9"\n', 'torch==2.8.0 ; python_version>="3.9"\n'
+    assert _findings(tmp_path, "requirements.txt", old + new) == []
+    assert _findings(tmp_path, "requirements.txt", old + new + "torch==2.7.0\n") == [
+        (3, "recipe-stated-twice"),
+        (3, "recipe-stated-twice"),
+    ]
+    text = f"# Python 3.12\npip install '{old.strip()}' && pip install '{new.strip()}'\n"
+    assert _findings(tmp_path, "x.sh", text) == []
+    for marker in ("sys_platform=='win32'", "sys_platform~='win32'"):
+        assert _findings(tmp_path, "requirements.txt", f"torch==2.0.1; {marker}\ntorch==2.8.0\n") == []
+
+
+def test_lines_after_a_comment_in_a_command(tmp_path):
+    text = "FROM ubuntu:22.04\nRUN pip install \\\n  # both ours\n  apex \\\n  ezpz\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(4, "recipe-impostor"), (5, "recipe-impostor")]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "/opt/venv/bin/pip install apex",
+        '"$VENV/bin/pip3" --no-cache-dir install apex',
+        'bash -c "pip install apex"',
+        "/bin/bash -lc 'true && python -m pip install apex'",
+        '["pip", "install", "apex"]',
+        '["sh", "-c", "pip install apex"]',
+    ],
+)
+def test_ways_to_call_pip(tmp_path, run):
+    assert _findings(tmp_path, "Dockerfile", f"FROM ubuntu:22.04\nRUN {run}\n") == [(2, "recipe-impostor")]
+
+
+def test_what_is_only_printed_installs_nothing(tmp_path):
+    assert _findings(tmp_path, "x.sh", 'echo pip install apex\necho "first; pip install apex"\n') == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("git checkout tags/v2.6", "2.6"),
+        ("git checkout refs/tags/v2.6", "2.6"),
+        ("git checkout -b local c90a7207", "c90a7207"),
+        ("git switch -c local c90a7207", "c90a7207"),
+        ("git fetch --depth 1 origin c90a7207; git checkout FETCH_HEAD", "c90a7207"),
+        ("git checkout v2.6; git checkout -- setup.py; git reset --hard HEAD", "2.6"),
+    ],
+)
+def test_refs_that_pin(tmp_path, text, spec):
+    text = f"git clone https://github.com/NVIDIA/TransformerEngine\ncd TransformerEngine\n{text}\n"
+    assert [(a, s) for _, a, s in _statements(tmp_path, "x.sh", text)] == [("te", spec)]
+    assert _findings(tmp_path, "x.sh", text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RUN pip install git+ssh://git@github.com/NVIDIA/apex",
+        "RUN pip install https://github.com/NVIDIA/apex/archive/master.zip",
+        "RUN pip install 'apex @ https://github.com/NVIDIA/apex/archive/refs/heads/main.tar.gz'",
+        "RUN pip install https://github.com/NVIDIA/apex/archive/HEAD.zip",
+        "ADD https://github.com/NVIDIA/apex.git /opt/apex",
+        "ADD --keep-git-dir=true https://github.com/NVIDIA/apex.git#master /opt/apex",
+        "RUN git clone https://github.com/NVIDIA/apex && cd apex && git checkout -b local",
+    ],
+)
+def test_sources_at_no_commit(tmp_path, text):
+    assert _findings(tmp_path, "Dockerfile", f"FROM ubuntu:22.04\n{text}\n") == [(2, "recipe-unpinned-source")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RUN pip install https://github.com/NVIDIA/apex/archive/refs/tags/25.08.zip",
+        "RUN pip install git+ssh://git@github.com/NVIDIA/apex@25.08",
+        "ADD https://github.com/NVIDIA/apex.git#25.08 /opt/apex",
+        "ADD --keep-git-dir=true https://github.com/NVIDIA/apex.git /opt/a\nRUN cd /opt/a && git checkout 25.08",
+    ],
+)
+def test_sources_at_a_tag(tmp_path, text):
+    text = f"FROM ubuntu:22.04\n{text}\n"
+    assert ("apex", "25.08") in [(a, s) for _, a, s in _statements(tmp_path, "Dockerfile", text)]
+    assert _findings(tmp_path, "Dockerfile", text) == []
+
+
+FA3 = "https://github.com/Dao-AILab/flash-attention"
+INERT = "af314d400663fe895199b0586a9f1f718b1d7b79"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        f"RUN git clone {FA3} /opt/fa\nWORKDIR /opt/fa\nRUN git checkout {INERT}\nWORKDIR hopper\nRUN python setup.py install\n",
+        f"WORKDIR /opt/fa\nRUN git clone {FA3} . && git checkout {INERT}\nWORKDIR /opt/fa/hopper\nRUN pip install .\n",
+        f"RUN git clone {FA3} && git -C flash-attention checkout {INERT}\nRUN pip install ./flash-attention/hopper\n",
+    ],
+)
+def test_the_hopper_build_is_found_in_its_folder(tmp_path, build):
+    text = f"FROM nvidia/cuda:12.6.3-devel-ubuntu24.04\n{build}RUN pip install transformer_engine==2.6.0.post1\n"
+    assert rules_in(tmp_path, text) == ["fa3-lookup-fa3"]
+
+
+def test_a_checkout_belongs_to_the_clone_of_its_folder(tmp_path):
+    text = (
+        f"FROM ubuntu:22.04\nWORKDIR /opt\nRUN git clone https://github.com/NVIDIA/apex && git clone {FA3}\n"
+        f"WORKDIR /opt/apex\nRUN git checkout 25.08\nWORKDIR ../flash-attention\nRUN git checkout {INERT}\n"
+    )
+    assert _findings(tmp_path, "Dockerfile", text) == []
+    assert ("apex", "25.08") in [(a, s) for _, a, s in _statements(tmp_path, "Dockerfile", text)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export CUDA_HOME=/usr/local/cuda-11",
+        "echo 'export PATH=/usr/local/cuda-11.8/bin:$PATH' >> ~/.bashrc",
+        'echo "PATH=/usr/local/cuda-11.8/bin:$PATH" >/etc/environment',
+        "echo export PATH=/usr/local/cuda-11/bin:\\$PATH >> /etc/profile.d/cuda.sh",
+    ],
+)
+def test_another_cuda_by_its_folder(tmp_path, line):
+    assert _findings(tmp_path, "x.sh", f"# CUDA 12.6\n{line}\n") == [(2, "recipe-path-other-cuda")]
+
+
+def test_another_cuda_by_its_module(tmp_path):
+    assert _findings(tmp_path, "x.sh", "# CUDA 12.6\nmodule load gcc/12 cuda/11.8\n") == [(2, "recipe-stated-twice")]
+    assert _findings(tmp_path, "x.sh", "# CUDA 12.6\nmodule unload cuda/11.8\n") == []
+
+
+def test_environment_and_requirements_of_a_toml(tmp_path):
+    text = (
+        'python = [\n  "apex",\n  "ezpz",\n]\n[environment]\ncuda = "x"\nPATH = "/usr/local/cuda-11.8/bin"\n'
+        'NVTE_CUDA_INCLUDE_PATH = "/x"\n'
+    )
+    wrong = [
+        (2, "recipe-impostor"),
+        (3, "recipe-impostor"),
+        (7, "recipe-path-other-cuda"),
+        (8, "recipe-unread-variable"),
+    ]
+    assert _findings(tmp_path, "x.toml", text + '[axes]\ncuda = "12.6"\n') == wrong
+    assert _statements(tmp_path, "x.toml", text + '[axes]\ncuda = "12.6"\n')[0] == (10, "cuda", "12.6")
+    top = _findings(tmp_path, "x.toml", 'cuda = "12.6"\n' + text)
+    assert top == [(line + 1, rule) for line, rule in wrong]
+
+
+def test_a_stack_of_ones_own_is_found_out(tmp_path):
+    text = (Path(__file__).parents[2] / "matrices" / "stacks" / "gpt2-3d.toml").read_text()
+    text = re.sub(r"(?m)^python = \[", 'python = [\n    "apex",', text, count=1)
+    assert [rule for _, rule in _findings(tmp_path, "own.toml", text)] == ["recipe-impostor"]
+
+
+def test_stages_that_are_not_built_on_one_another(tmp_path):
+    text = (
+        "FROM nvidia/cuda:12.6.3-devel-ubuntu22.04 AS build\nENV CUDA_HOME=/usr/local/cuda\n"
+        "FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04 AS base\n{}FROM base\nCOPY --from=build /x /x\n{}"
+    )
+    assert _findings(tmp_path, "Dockerfile", text.format("", "")) == []
+    assert _findings(tmp_path, "Dockerfile", text.format("", "ENV CUDA_HOME=/x\n")) == [(6, "recipe-toolkit-variable")]
+    twice = text.format("RUN pip install torch==2.8.0\n", "RUN pip install torch==2.7.0\n")
+    assert _findings(tmp_path, "Dockerfile", twice) == [(7, "recipe-stated-twice")]
