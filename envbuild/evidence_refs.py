@@ -3,7 +3,7 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from envbuild.matrix.order import SOFTWARE, EvidenceRef
+from envbuild.matrix.order import SOFTWARE, EvidenceRef, Level
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ def committed_evidence() -> tuple["Evidence", ...]:
 
 @cache
 def evidence_refs() -> tuple[EvidenceRef, ...]:
-    """Return what the records that passed prove; a run of some tests alone (`-k`) proves no cell.
+    """Return what the records that passed prove.
+
+    Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
+    nothing of a cell.
 
     A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say that it is stale.
 
@@ -38,11 +41,6 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
         if not record.passed or record.keyword:
             continue
         versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis)}
-        if record.device == "cuda":
-            level = EvidenceRef(id=record.id, level="gpu", versions=versions)
-        elif record.level == "import":
-            level = EvidenceRef(id=record.id, level="built", versions=versions)
-        else:
-            level = EvidenceRef(id=record.id, level="cpu", versions=versions)
-        found.append(level)
+        level: Level = "built" if not record.trained else "gpu" if record.device == "cuda" else "cpu"
+        found.append(EvidenceRef(id=record.id, level=level, versions=versions))
     return tuple(found)

@@ -107,6 +107,9 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # A scheduler ends a job by SIGTERM: what Ctrl-C cleans up, credentials in a temporary folder among it, goes then too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A dropped ssh sends SIGHUP; under nohup it is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     # Recipes and JSON are UTF-8 wherever they are read; what a terminal of another kind shows of them matters less.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")

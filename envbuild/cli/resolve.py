@@ -9,8 +9,9 @@ from envbuild.cli.axes import axis_options, axis_order, request_from
 from envbuild.cli.output import emit, json_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
     from envbuild.matrix.explain import Choice
@@ -43,9 +44,15 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     from envbuild.matrix.solve import solve
 
     matrix = load_matrix()
-    solution = solve(matrix, _request(flags, lock_file), evidence_refs())
+    lock = _lock(lock_file)
+    solution = solve(matrix, _request(flags, lock), evidence_refs())
     verdict = driver_verdict(matrix, solution.cell)
-    emit(_answer(solution, verdict), as_json=as_json, human=lambda: _told(matrix, solution, verdict))
+    standing = _standing(solution, lock)
+    emit(
+        _answer(solution, verdict, standing),
+        as_json=as_json,
+        human=lambda: _told(matrix, solution, verdict, standing),
+    )
 
 
 @click.command()
@@ -64,7 +71,8 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
     from envbuild.matrix.solve import solve
 
     matrix, evidence = load_matrix(), evidence_refs()
-    request = _request(flags, lock_file)
+    lock = _lock(lock_file)
+    request = _request(flags, lock)
     try:
         solution = solve(matrix, request, evidence)
     except NoCellError as error:
@@ -73,24 +81,28 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
     verdict = driver_verdict(matrix, solution.cell)
+    standing = _standing(solution, lock)
     emit(
         {
-            **_answer(solution, verdict),
+            **_answer(solution, verdict, standing),
             "choices": [_choice_answer(choice) for choice in choices],
             "left_out": dict(solution.left_out),
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict),
+        human=lambda: _explained(solution, choices, verdict, standing),
     )
 
 
-def _request(flags: dict[str, Any], lock_file: Path | None) -> "Request":
+def _lock(lock_file: Path | None) -> "Lock | None":
     if lock_file is None:
-        return request_from(flags)
+        return None
     from envbuild.lock.make import read_lock
 
-    lock = read_lock(lock_file).lock
-    return request_from(flags, lock=lock.pins)
+    return read_lock(lock_file).lock
+
+
+def _request(flags: dict[str, Any], lock: "Lock | None") -> "Request":
+    return request_from(flags, lock=lock.pins) if lock else request_from(flags)
 
 
 def _rule_answer(rule: "Rule") -> dict[str, Any]:
@@ -104,13 +116,16 @@ def _rule_answer(rule: "Rule") -> dict[str, Any]:
     }
 
 
-def _answer(solution: "Solution", verdict: "DriverVerdict | None") -> dict[str, Any]:
+def _answer(
+    solution: "Solution", verdict: "DriverVerdict | None", standing: "Mapping[str, str | None]"
+) -> dict[str, Any]:
     return {
         "cell": dict(solution.cell.versions),
         "id": solution.cell.id,
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [{"id": ref.id, "level": ref.level, "versions": dict(ref.versions)} for ref in solution.evidence],
+        "standing": dict(standing),
         "matrix": solution.matrix_digest,
     }
 
@@ -147,30 +162,39 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
     return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
 
 
-def _evidence_line(solution: "Solution") -> str:
+def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None]:
+    """Return what the records say of the cell, or else of another with its software: status, words, date of the record.
+
+    With a lock, a record of another one is stale.
+    """
     from envbuild.evidence_refs import committed_evidence
     from envbuild.matrix.order import SOFTWARE
     from envbuild.verify.evidence import evidence_for
     from envbuild.verify.smoke import suite_hash
 
+    def answer(status: str, text: str, record: "Evidence | None" = None) -> dict[str, str | None]:
+        return {"status": status, "text": text, "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None}
+
     records, suite = committed_evidence(), suite_hash()
-    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite)
+    digest = lock.digest if lock else None
+    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite, lock_digest=digest)
     if standing.status != "never":
-        return f"evidence   {standing.describe()}"
+        return answer(standing.status, standing.describe(), standing.record)
     proven = {ref.id for ref in solution.evidence}
     others = [record for record in records if record.id in proven]  # of cells that hold what was left open
     if not others:
-        return "evidence   never verified"
+        return answer("never", "never verified")
     versions = solution.cell.versions
 
     def lacking(record: "Evidence") -> list[str]:
         return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
 
     record = min(others, key=lambda other: (len(lacking(other)), -other.date.timestamp()))
-    there = evidence_for([record], cell_id=record.cell_id, suite=suite).describe()
+    there = evidence_for([record], cell_id=record.cell_id, suite=suite)
+    said = f"{there.describe()}, in {record.cell_id}"
     if lacking(record):
-        return f"evidence   never verified; all but {', '.join(lacking(record))}: {there}, in {record.cell_id}"
-    return f"evidence   {there}, in {record.cell_id}, whose software is this cell's"
+        return answer("never", f"never verified; all but {', '.join(lacking(record))}: {said}")
+    return answer(there.status, f"{said}, whose software is this cell's", record)
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:
@@ -183,7 +207,9 @@ def _left_out_lines(solution: "Solution") -> list[str]:
     return lines
 
 
-def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None") -> str:
+def _told(
+    matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", standing: "Mapping[str, str | None]"
+) -> str:
     versions = solution.cell.versions
     rows = []
     for name in _sorted_axes(list(versions)):
@@ -197,13 +223,18 @@ def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None
             *_table(rows),
             "",
             _verdict_line(verdict),
-            _evidence_line(solution),
+            f"evidence   {standing['text']}",
             *_left_out_lines(solution),
         ]
     )
 
 
-def _explained(solution: "Solution", choices: "tuple[Choice, ...]", verdict: "DriverVerdict | None") -> str:
+def _explained(
+    solution: "Solution",
+    choices: "tuple[Choice, ...]",
+    verdict: "DriverVerdict | None",
+    standing: "Mapping[str, str | None]",
+) -> str:
     from envbuild.matrix.order import ORDER_IN_WORDS
 
     prefer = solution.request.prefer
@@ -222,5 +253,5 @@ def _explained(solution: "Solution", choices: "tuple[Choice, ...]", verdict: "Dr
     lines += [
         f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
     ]
-    lines += ["", _verdict_line(verdict), _evidence_line(solution), *_left_out_lines(solution)]
+    lines += ["", _verdict_line(verdict), f"evidence   {standing['text']}", *_left_out_lines(solution)]
     return "\n".join(lines)

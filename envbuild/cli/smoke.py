@@ -1,5 +1,6 @@
 """`envbuild smoke`: prove an image, or an environment of this host, and keep what was seen."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ _LEVELS = ("import", "kernels", "step", "distributed", "bench")
     "--expected",
     "expected_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What the lock says is there; an image carries its own, --host needs the file.",
+    help="What the lock says is there; an image and an active environment of the shell rendering carry their own.",
 )
 @click.option("--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="How far to go.")
 @click.option("--nproc", type=click.IntRange(min=1), help="Ranks on this host; every GPU, or two on a CPU.")
@@ -73,6 +74,7 @@ def smoke(
     """
     import shutil
 
+    from envbuild.engine.launch import read_hostfile
     from envbuild.errors import UsageError
     from envbuild.settings import load_settings
     from envbuild.verify import smoke as runner
@@ -82,6 +84,9 @@ def smoke(
         raise UsageError(
             "name an image, or say --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
         )
+    found = interpreter or shutil.which("python3")
+    if on_host and expected_file is None:
+        expected_file = _beside(found)
     if on_host and expected_file is None:
         raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
     if interpreter and not on_host:
@@ -91,10 +96,10 @@ def smoke(
     if image:
         target = runner.ImageTarget(reference=image)
     else:
-        found = interpreter or shutil.which("python3")
         if found is None:
             raise UsageError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
         target = runner.HostTarget(python=Path(found))
+    hosts = [node.name for node in read_hostfile(nodes, default_slots=1)] if nodes else []
     seen = runner.look(target, settings)
     expected = runner.read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
@@ -119,11 +124,6 @@ def smoke(
         runner.write_junit(report, junit)
     answer = report.as_json()
     if record:
-        hosts = (
-            [line.split()[0] for line in nodes.read_text(encoding="utf-8").splitlines() if line.split()]
-            if nodes
-            else []
-        )
         evidence = from_report(
             report,
             nodes=hosts,
@@ -136,6 +136,17 @@ def smoke(
         note(f"recorded in {kept}")
     emit(answer, as_json=as_json, human=lambda: _table(answer))
     report.raise_for_verdict()
+
+
+def _beside(interpreter: "Path | str | None") -> Path | None:
+    """Return the expectation that the shell rendering left beside the active environment, if `interpreter` is its own."""
+    import os
+
+    environment = os.environ.get("VIRTUAL_ENV")
+    if not environment or not interpreter or not Path(interpreter).absolute().is_relative_to(environment):
+        return None
+    expected = Path(environment).parent / "envbuild" / "expected.json"
+    return expected if expected.is_file() else None
 
 
 class _Progress:
@@ -165,7 +176,8 @@ class _Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.__exit__(kind, error, trace)
+        with contextlib.suppress(OSError):  # a terminal that went away must not cost the record
+            self.bar.__exit__(kind, error, trace)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "collected":

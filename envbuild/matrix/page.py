@@ -285,12 +285,16 @@ def _standing(standing: Standing, cell_id: str) -> dict[str, str]:
     record = standing.record
     if record is None:
         return {"status": standing.status, "cell": cell_id}
+    reason = record.reason.partition("\n")[0]
+    # What the page calls stale is a proof; a failed run stays one when it is stale.
+    level = "" if record.to_step else f"level {record.level} alone"
+    why = [standing.why_stale, level if record.passed else reason]
     return {
-        "status": standing.status,
+        "status": standing.status if record.passed else "failed",
         "cell": cell_id,
         "where": record.where,
         "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "why": standing.why_stale or (record.reason.partition("\n")[0] if standing.status == "failed" else ""),
+        "why": "; ".join(each for each in why if each),
         "record": record.id,
     }
 

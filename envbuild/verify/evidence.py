@@ -7,7 +7,9 @@ read. It holds no host name, user name or path of the machine that it was made o
 import contextlib
 import getpass
 import hashlib
+import ipaddress
 import json
+import math
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from envbuild.verify.smoke import SmokeReport
 
 SCHEMA = 1
+
+_BELOW_STEP = ("import", "kernels")
+"""Levels that train nothing: a run that ends there proves less than one that took a step."""
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+# An address of a host begins with four digits (fe80, 2001): less would be a slice of Python, `[1::2]`.
+_IPV6 = re.compile(r"(?<![\w:.])[\da-fA-F]{4}:[\da-fA-F:]*[\da-fA-F](?!\w|:\w)")
+# Four numbers with dots are a version, too (cuDNN 9.19.0.56): behind the name of a library, a comparison, or words that
+# the suite says of versions.
+_BEFORE_VERSION = re.compile(
+    r"""(?: (?<![\w/@.-])(?:nvidia|cuda|cudnn|cublas|cufft|curand|cusolver|cusparse|cufile|nccl|nvrtc|nvcc|torch|triton
+          |flash|apex|te|transformer|megatron|deepspeed)(?:[-_][\w.+-]*)? (?:\s+(?:is|version))? [\s=<>~!(-]+
+        | \b(?:the\ (?:lock|cell)\ says|above|below|versions?|older\ than|newer\ than) \s+
+        | \w(?:[=~!<>]=)
+        | \bv
+        )$""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_AFTER_VERSION = re.compile(r", the (?:lock|cell) says |-(?:py|cp)\d")
 
 
 class _Model(BaseModel):
@@ -99,6 +119,22 @@ class Evidence(_Model):
         text = f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
         return f"{text}, only -k {self.keyword!r}" if self.keyword else text
 
+    @property
+    def depth(self) -> int:
+        """How far the run was to go: 0 import, 1 kernels, 2 a training step or more."""
+        return _BELOW_STEP.index(self.level) if self.level in _BELOW_STEP else len(_BELOW_STEP)
+
+    @property
+    def to_step(self) -> bool:
+        """Whether the run was to train at least a step; one of less proves less."""
+        return self.depth == len(_BELOW_STEP)
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training step was among its tests, also where `-k` chose them."""
+        chosen = (test.outcome == "passed" and test.level in {"step", "distributed"} for test in self.tests)
+        return self.to_step and (not self.keyword or any(chosen))
+
 
 def content_id(record: Mapping[str, Any]) -> str:
     """Return the hash over everything in a record but its `id`."""
@@ -107,20 +143,64 @@ def content_id(record: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _scrub(value: Any, secrets: Sequence[str]) -> Any:
-    """Take names of hosts and users, and the paths of this machine, out of every text in `value`."""
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON keeps it: no infinity, which it lacks, and no lone surrogate, which UTF-8 lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _is_version(found: re.Match[str]) -> bool:
+    text = found.string
+    if re.match(r":\d|<\d|/\d", text[found.end() :]):  # a port, NCCL's interface, a network
+        return False
+    return bool(
+        _BEFORE_VERSION.search(text[max(0, found.start() - 80) : found.start()])
+        or _AFTER_VERSION.match(text, found.end())
+    )
+
+
+def _scrub(value: Any, secrets: Sequence[str], addresses: set[str]) -> Any:
+    """Take names and addresses of hosts, names of users, and the paths of this machine, out of every text in `value`."""
+
+    def address(found: re.Match[str]) -> str:
+        for text in (found[0], found[0].rpartition(":")[0]):  # a port may follow
+            with contextlib.suppress(ValueError):
+                read = ipaddress.ip_address(text)
+                other = read.is_loopback or read.is_unspecified or (read.version == 4 and _is_version(found))
+                return found[0] if other and text not in addresses else "***"
+        return found[0]
+
     if isinstance(value, str):
         for secret in secrets:
             value = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", "***", value)
         value = re.sub(r"/(?:home|Users)/[^/\s'\"]+", "~", value)
-        value = re.sub(r"(?<![\d.])(?!127\.0\.0\.1)(?:\d{1,3}\.){3}\d{1,3}(?![\d.])", "***", value)
+        value = _IPV6.sub(address, _IPV4.sub(address, value))
         # A path keeps its last three parts: enough to find the file in a package.
         return re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+((?:/[\w.+@-]+){3})", r"…\1", value)
     if isinstance(value, Mapping):
-        return {key: _scrub(item, secrets) for key, item in value.items()}
+        return {key: _scrub(item, secrets, addresses) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_scrub(item, secrets) for item in value]
+        return [_scrub(item, secrets, addresses) for item in value]
     return value
+
+
+def _addresses(nodes: Iterable[str]) -> set[str]:
+    """Return the addresses of this machine and of the nodes, as far as they can be known."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # the kernel's own list: a machine's name need not resolve to all of them
+        routes = Path("/proc/net/fib_trie").read_text(encoding="ascii")
+        found.update(re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", routes))
+    for name in nodes:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.update(str(each[4][0]) for each in socket.getaddrinfo(name, None))
+    return {each for each in found if not each.startswith("127.") and each != "::1"}
 
 
 def _names(nodes: Iterable[str]) -> list[str]:
@@ -199,9 +279,12 @@ def from_report(
         "built_with": dict(built_with or {}),
         "keyword": keyword or "",
     }
-    free = _names(nodes)
-    record = {key: _scrub(value, free) if key in {"reason", "tests"} else value for key, value in record.items()}
-    return Evidence.model_validate(record | {"id": content_id(record)})
+    record = _plain(record)
+    free, addresses = _names(nodes), _addresses(nodes)
+    record |= {key: _scrub(record[key], free, addresses) for key in ("reason", "tests")}
+    evidence = Evidence.model_validate(record)
+    # The hash is over what the file will hold: the model may spell a number otherwise (2 seconds are 2.0).
+    return evidence.model_copy(update={"id": content_id(_as_json(evidence))})
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
@@ -215,7 +298,7 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
 
     Raises:
         HostError: the folder cannot be written.
-        DataError: a record of that name is there already.
+        DataError: a record of that name is there already, or it does not read back as it was.
 
     """
     record = _as_json(evidence)
@@ -229,6 +312,8 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
         # Under its name only when all of it is on the disk: half a record would be refused by every command that reads them.
         try:
             part.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            if _read(part, named=path) != evidence:
+                raise DataError("the record does not read back as it was written", where=str(path))
             part.rename(path)
         finally:
             part.unlink(missing_ok=True)
@@ -244,6 +329,10 @@ def read_evidence(path: Path) -> Evidence:
         DataError: it is no record, or it is not what was written.
 
     """
+    return _read(path, named=path)
+
+
+def _read(path: Path, *, named: Path) -> Evidence:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         evidence = Evidence.model_validate(raw)
@@ -251,7 +340,7 @@ def read_evidence(path: Path) -> Evidence:
         first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise DataError(f"this evidence record does not load: {first}", where=str(path)) from None
     found = content_id(raw)
-    if raw["id"] != found or not path.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
+    if raw["id"] != found or not named.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
         raise DataError(
             "this evidence record was edited after it was written",
             where=str(path),
@@ -285,11 +374,11 @@ class Standing:
         if self.record is None:
             return "never verified"
         when = age(self.record.date, now or datetime.now(UTC))
-        if self.status == "verified":
-            return f"verified on {self.record.where}, {when}"
+        level = "" if self.record.to_step else f" ({self.record.level})"
+        how = f"{f'verified{level}' if self.record.passed else 'failed'} on {self.record.where}, {when}"
         if self.status == "stale":
-            return f"stale: verified on {self.record.where}, {when}, but {self.why_stale}"
-        return f"failed on {self.record.where}, {when}: {self.record.reason.partition(chr(10))[0]}"
+            return f"stale: {how}, but {self.why_stale}"
+        return how if self.record.passed else f"{how}: {self.record.reason.partition(chr(10))[0]}"
 
 
 def age(then: datetime, now: datetime) -> str:
@@ -308,8 +397,8 @@ def evidence_for(
     """Return what the records say of a cell.
 
     Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides. A run of
-    some tests alone (`-k`) that passed proves less than a whole one: it decides where there is no other, and takes back
-    what an earlier run of the same tests said.
+    some tests alone (`-k`) or of a level below `step` that passed proves less than a whole one: it decides where there is
+    no other, and takes back what an earlier run of no more than the same tests said.
 
     Args:
         records: as `load_evidence` returns them.
@@ -326,18 +415,17 @@ def evidence_for(
     ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
     stale: tuple[Evidence, str] | None = None
     partial: Evidence | None = None
-    taken_back: set[str] = set()
+    taken_back: dict[str, int] = {}
     for record in ranked:
         if partial and partial.device != record.device:
             break
         why = _staleness(record, suite, lock_digest)
         if why:
-            if stale is None and record.passed:
-                stale = (record, why)
-        elif record.keyword and record.passed:
+            stale = stale or (record, why)
+        elif record.passed and (record.keyword or not record.to_step):
             partial = partial or record
-            taken_back.add(record.keyword)
-        elif record.keyword not in taken_back:
+            taken_back[record.keyword] = max(record.depth, taken_back.get(record.keyword, 0))
+        elif record.depth > taken_back.get(record.keyword, -1):
             return Standing(status="verified" if record.passed else "failed", record=record)
     if partial:
         return Standing(status="verified", record=partial)

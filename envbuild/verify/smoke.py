@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +35,8 @@ EXPECTED_IN_IMAGE = "/opt/envbuild/expected.json"
 
 MARK = "@smoke "
 _EXIT_HOST = 3  # smoke_tests/run.py: this host cannot run what was asked
+_LAST_WORDS_S = 5.0  # for output that is still on its way when the suite's process has ended
+_EXIT_S = 30.0  # for a suite that has told its end, or closed its output, to exit
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|ENOMEM", re.IGNORECASE)
 # What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
 _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
@@ -244,7 +246,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
     line = next((text for text in reversed(ran.stdout.splitlines()) if text.startswith("{")), None)
     if ran.returncode or line is None:
         said = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise SmokeError(f"its Python does not run: {said}", where=_where({**told, "interpreter": target}))
+        python = target.python if isinstance(target, HostTarget) else None
+        raise SmokeError(f"its Python does not run: {said}", where=_where({**told, "interpreter": python}))
     answer = json.loads(line)
     return _Target(
         told={**told, "interpreter": answer["executable"]},
@@ -288,8 +291,11 @@ def read_expected(path: Path) -> dict[str, Any]:
 
 def default_device(expected: Mapping[str, Any], level: Level) -> Device:
     """Return where the tests run unless told: on GPUs when the cell's torch is a CUDA build and the level needs them."""
-    cuda = str(expected.get("cell", {}).get("cuda", "cpu")).lower() not in {"cpu", "none", ""}
-    return "cuda" if cuda and level is not Level.IMPORT else "cpu"
+    return "cuda" if _for_cuda(expected) and level is not Level.IMPORT else "cpu"
+
+
+def _for_cuda(expected: Mapping[str, Any]) -> bool:
+    return str(expected.get("cell", {}).get("cuda", "cpu")).lower() not in {"cpu", "none", ""}
 
 
 def run_smoke(
@@ -353,7 +359,7 @@ def run_smoke(
         arguments += ["-k", keyword] if keyword else []
         arguments += ["--nodes", str(nodes.absolute())] if nodes else []
         began = time.monotonic()
-        collected = _Collected(progress)
+        collected = _Collected(progress, for_cuda=_for_cuda(expected))
         try:
             if isinstance(target, HostTarget):
                 started = _on_host(target, folder, expectation, arguments, environment or {})
@@ -406,18 +412,20 @@ def _told(told: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
 class _Started:
     process: subprocess.Popen[str]
     remove: Callable[[], None]
-    """Ends everything that belongs to the process, also what it started."""
+    """Ends everything that belongs to the process, also what it started and left."""
 
 
 class _Collected:
     """What the suite said."""
 
-    def __init__(self, progress: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, progress: Callable[[Mapping[str, Any]], None], *, for_cuda: bool = False) -> None:
         self.progress = progress
+        self.for_cuda = for_cuda
         self.start: dict[str, Any] = {}
         self.tests: list[Outcome] = []
         self.running: str | None = None
         self.ended = False
+        self.end_code: int | None = None
         self.timed_out = False
         self.interrupted = False
         self.refused: str | None = None
@@ -445,12 +453,14 @@ class _Collected:
                 )
             case "verdict":
                 self.start.setdefault("machine", said.get("machine", {}))
-                if said["kind"] == "torch-broken":
+                # A CPU build of torch in a cell for CUDA is a fault of the environment, whatever the host has.
+                if said["kind"] == "torch-broken" or (said["kind"] == "no-cuda-build" and self.for_cuda):
                     self.broken = said["what"]
                 else:
                     self.refused = said["what"]
             case "end":
                 self.ended = True
+                self.end_code = said.get("code")
             case _:
                 return
         self.progress(said)
@@ -463,14 +473,20 @@ class _Collected:
             return "failed", self.broken
         if self.interrupted:
             return "interrupted", f"interrupted {self._place}"
-        if self.timed_out:
+        if self.timed_out and not self.ended:
             return "hung", f"{self.running or 'the suite'} did not end within {timeout_s:.0f} s"
         failed = [test for test in self.tests if test.outcome == "failed"]
         if not self.ended:
             return self._died(code)
         if not failed:
-            if code == 0:
+            # One that told its end and then could not exit is judged by what it told.
+            code = self.end_code if code is None else code
+            if code == 0 and any(test.outcome == "passed" for test in self.tests):
                 return "passed", ""
+            if code == 0 and self.tests:
+                return "failed", f"no test ran: all {len(self.tests)} were skipped"
+            if self.tests:
+                return self._died(code)
             return "failed", f"no test ran (exit code {code}): {self.tail[-1] if self.tail else ''}"
         first = failed[0]
         text = f"{first.id}: {first.reason.partition(chr(10))[0]}"
@@ -528,8 +544,11 @@ def _on_host(
     )
 
     def remove() -> None:
-        # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set.
-        end_group(process, first=signal.SIGINT, patience=15.0)
+        if process.poll() is None:
+            # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set.
+            end_group(process, first=signal.SIGINT, patience=15.0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # what the suite left behind
+            os.killpg(process.pid, signal.SIGKILL)
 
     return _Started(process=process, remove=remove)
 
@@ -593,54 +612,57 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
             lines.put(line)
         lines.put(None)
 
+    process = started.process
     pumping = threading.Thread(target=pump, daemon=True)
     pumping.start()
-    deadline = time.monotonic() + timeout_s
+    deadline = limit = time.monotonic() + timeout_s
+    told_end = gone = False
     try:
-        for line in _until(lines, deadline):
-            log.write(line)
-            log.flush()
-            collected.line(line)
-        if time.monotonic() >= deadline and started.process.poll() is None:
+        while (left := limit - time.monotonic()) > 0:
+            try:
+                line = lines.get(timeout=min(left, 1.0))
+            except queue.Empty:
+                line = ""
+            if line is None:
+                break
+            if line:
+                log.write(line)
+                log.flush()
+                collected.line(line)
+            if not gone and process.poll() is not None:
+                # What it left running may hold the pipe, and then its end never comes.
+                gone, limit = True, min(limit, time.monotonic() + _LAST_WORDS_S)
+            elif not told_end and collected.ended:
+                told_end, limit = True, min(limit, time.monotonic() + _EXIT_S)
+        if process.poll() is None and time.monotonic() >= deadline:
             collected.timed_out = True
             return None
-        return started.process.wait(timeout=30)
+        return process.wait(timeout=max(0.0, min(_EXIT_S, limit - time.monotonic())))
     except KeyboardInterrupt:
         collected.interrupted = True  # what it saw until then is kept like any other run's
         return None
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if started.process.poll() is None:
-            started.remove()
+        started.remove()
         pumping.join(5)
         if not pumping.is_alive():
             stream.close()
 
 
-def _until(lines: "queue.Queue[str | None]", deadline: float) -> Iterator[str]:
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            line = lines.get(timeout=min(left, 1.0))
-        except queue.Empty:
-            continue
-        if line is None:
-            return
-        yield line
-
-
 def write_junit(report: SmokeReport, path: Path) -> None:
-    """Write the report as JUnit XML."""
+    """Write the report as JUnit XML; what kept a run from passing, where no test says it, is the error of a case `run`."""
     from xml.etree import ElementTree as ET
 
     counts = report.counts
+    broken = report.verdict in {"hung", "host"} or (report.verdict != "passed" and not counts["failed"])
     suite = ET.Element(
         "testsuite",
         name=f"envbuild smoke {report.cell_id}",
         tests=str(len(report.tests)),
         failures=str(counts["failed"]),
         skipped=str(counts["skipped"]),
-        errors=str(int(report.verdict in {"hung", "host"})),
+        errors=str(int(broken)),
         time=str(report.seconds),
     )
     for test in report.tests:
@@ -653,7 +675,7 @@ def write_junit(report: SmokeReport, path: Path) -> None:
             node = ET.SubElement(case, "failure" if test.outcome == "failed" else "skipped")
             node.set("message", _printable(test.reason.partition("\n")[0]))
             node.text = _printable(test.reason)
-    if report.verdict in {"hung", "host"}:
+    if broken:
         case = ET.SubElement(suite, "testcase", classname="run", name="run", time=str(report.seconds))
         ET.SubElement(case, "error", message=_printable(report.reason))
     path.parent.mkdir(parents=True, exist_ok=True)

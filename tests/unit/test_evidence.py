@@ -3,6 +3,7 @@
 import errno
 import getpass
 import json
+import math
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from envbuild import evidence_refs
-from envbuild.cli.resolve import _evidence_line
+from envbuild.cli.resolve import _standing
 from envbuild.errors import DataError, HostError
 from envbuild.matrix.cell import Cell
 from envbuild.verify.evidence import (
@@ -36,7 +37,7 @@ def report(**changes) -> SmokeReport:
         "cell_id": CELL,
         "cell": {"cuda": "13.0"},
         "lock_digest": "sha256:11",
-        "level": "kernels",
+        "level": "step",
         "device": "cuda",
         "nproc": 1,
         "verdict": "passed",
@@ -249,9 +250,23 @@ def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch,
         versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
     )
     solution = SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=record.id)])
-    line = _evidence_line(solution).removeprefix("evidence").strip()
-    assert line.startswith(says)
-    assert line.endswith(f"in {record.cell_id}{ends}")
+    standing = _standing(solution, None)
+    assert standing["text"].startswith(says)
+    assert standing["text"].endswith(f"in {record.cell_id}{ends}")
+    assert (standing["status"], standing["date"] is None) == (("never", True) if versions else ("verified", False))
+
+
+def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
+    kept = kept.model_copy(update={"suite": suite_hash(), "date": NOW})
+    monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (kept,))
+    solution = SimpleNamespace(cell=SimpleNamespace(id=kept.cell_id), evidence=[])
+    standings = [
+        _standing(solution, lock and SimpleNamespace(digest=lock)) for lock in (None, kept.lock_digest, "other")
+    ]
+    assert [each["status"] for each in standings] == ["verified", "verified", "stale"]
+    assert standings[2]["text"].endswith("but the lock has changed since")
+    assert standings[2]["date"] == "2026-11-20T12:00:00Z"
 
 
 def test_a_full_disk_leaves_no_half_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +280,105 @@ def test_a_full_disk_leaves_no_half_record(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(HostError, match="No space left on device"):
         record_evidence(record(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("value", "kept"), [(math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan")])
+def test_a_figure_that_is_no_number_is_kept_as_its_name(tmp_path: Path, value: float, kept: str) -> None:
+    test = Outcome(id="t", level="step", outcome="failed", seconds=1, figures={"error": {"value": value, "bound": 1}})
+    path = record_evidence(record(verdict="failed", reason="x", seconds=2, tests=(test,)), tmp_path)
+    assert read_evidence(path).tests[0].figures == {"error": {"value": kept, "bound": 1}}
+
+
+def test_a_reason_that_utf_8_cannot_say_is_kept(tmp_path: Path) -> None:
+    path = record_evidence(record(verdict="failed", reason="no file \udc80"), tmp_path)
+    assert read_evidence(path).reason == "no file \\udc80"
+
+
+def test_a_record_that_does_not_read_back_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="was edited"):
+        record_evidence(record().model_copy(update={"seed": 8}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvidia-cudnn-cu13 is 9.19.0.56, the lock says 9.20.0.48",
+        "opencv-python is 4.11.0.86, the lock says 4.12.0.88",
+        "flash-attn 2.8.3.1 is above 2.8.3.0",
+        "nvidia_curand_cu12-10.3.9.90-py3-none-manylinux",
+        "needs nvidia-curand-cu12==10.3.9.90 and opencv>=4.12.0.88",
+        "cuDNN version 9.19.0.56, libcudnn.so.9.19.0.56",
+        "127.0.0.1 and 0.0.0.0 and 1.2.3.400",
+        "x[1::2], c10::cuda::get, 12:30:59, bus 0000:3b:00.0, test_a.py::test_b",
+    ],
+)
+def test_versions_survive(text: str) -> None:
+    assert record(verdict="failed", reason=text).reason == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connect to {}:29500",
+        "NCCL INFO eth0 {}<0>",
+        "the master is {}",
+        "tcp://{}:1",
+        "torchrun {}",
+        "NCCL {}:4 and cudnn 9.1.0.70",
+    ],
+)
+@pytest.mark.parametrize("address", ["10.11.12.13", "203.0.113.7", "2001:db8::17"])
+def test_addresses_of_hosts_do_not(text: str, address: str) -> None:
+    kept = record(verdict="failed", reason=text.format(address)).reason
+    assert address not in kept
+    assert "cudnn" not in kept or "9.1.0.70" in kept
+
+
+def test_an_address_of_a_node_is_left_out_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", ("10.3.9.90", 0))])
+    kept = from_report(report(verdict="failed", reason="version 10.3.9.90"), nodes=["node17"])
+    assert kept.reason == "version ***"
+
+
+def test_a_run_of_less_than_a_step_says_its_level() -> None:
+    imported, kernels, whole = (record(level=level) for level in ("import", "kernels", "bench"))
+    assert evidence_for([imported], cell_id=CELL).describe(NOW) == "verified (import) on H200, driver 580, just now"
+    assert evidence_for([kernels], cell_id=CELL).describe(NOW) == "verified (kernels) on H200, driver 580, just now"
+    assert evidence_for([whole], cell_id=CELL).describe(NOW) == "verified on H200, driver 580, just now"
+
+
+def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
+    later = record(level="import", now=NOW + timedelta(hours=1))
+    for level, status in [("step", "failed"), ("kernels", "failed"), ("import", "verified")]:
+        bad = record(level=level, verdict="failed", reason="test_x")
+        assert evidence_for([bad, later], cell_id=CELL).status == status
+    assert evidence_for([record(), later], cell_id=CELL).record == record()
+
+
+def test_a_stale_failure_is_told() -> None:
+    standing = evidence_for([record(verdict="failed", reason="x")], cell_id=CELL, suite="sha256:new")
+    assert standing.status == "stale"
+    said = "stale: failed on H200, driver 580, just now, but the smoke suite has changed since"
+    assert standing.describe(NOW) == said
+
+
+def test_what_a_record_ranks_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    def test(level: str) -> tuple[Outcome, ...]:
+        return (Outcome(id="t", level=level, outcome="passed", seconds=1.0),)
+
+    cpu = {"device": "cpu", "machine": {"gpus": []}}
+    for changes, level in [
+        ({"level": "bench"}, "gpu"),
+        ({"level": "kernels"}, "built"),
+        ({"level": "import"}, "built"),
+        (cpu, "cpu"),
+        (cpu | {"level": "import"}, "built"),
+        ({"keyword": "sgd", "tests": test("distributed")}, None),
+        ({"verdict": "failed", "reason": "x"}, None),
+    ]:
+        kept = (record(**changes),)
+        monkeypatch.setattr(evidence_refs, "committed_evidence", lambda kept=kept: kept)
+        evidence_refs.evidence_refs.cache_clear()
+        assert [ref.level for ref in evidence_refs.evidence_refs()] == ([level] if level else [])
+    evidence_refs.evidence_refs.cache_clear()

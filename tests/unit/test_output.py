@@ -1,11 +1,14 @@
 """What a command prints where the reader is gone, the disk is full, or the locale is another."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from envbuild import cli
 
 
 def envbuild(*words: str, stdout=subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -53,3 +56,19 @@ def test_a_name_that_is_no_utf_8_is_printed_as_it_is(tmp_path):
     done = subprocess.run(command, capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}, check=False)
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_goes_away_interrupts_unless_nohup_said_otherwise(monkeypatch, ignored):
+    monkeypatch.setattr(cli, "_run", lambda _: os.kill(os.getpid(), signal.SIGHUP))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        if ignored:
+            cli.main([])
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                cli.main([])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

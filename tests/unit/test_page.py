@@ -13,10 +13,10 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.links import source_url
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.page import build_page, page_data, page_path, render_page, write_page
+from envbuild.matrix.page import _standing, build_page, page_data, page_path, render_page, write_page
 from envbuild.matrix.solve import solve
 from envbuild.stacks import load_stack
-from envbuild.verify.evidence import Evidence
+from envbuild.verify.evidence import Evidence, evidence_for
 
 KEPT = {
     "cuda": {"12.6", "13.0", "cpu"},
@@ -134,6 +134,22 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     older = build_page(matrix, records=[record()], suite="sha256:33")
     standing = older.cells[entries(older)["13.0", "2.11.0+cu130", "2.12.0"]]["standing"]
     assert (standing[0]["status"], standing[0]["why"]) == ("stale", "the smoke suite has changed since")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "why"),
+    [
+        ({"level": "import"}, "verified", "level import alone"),
+        (
+            {"verdict": "failed", "reason": "test_x\nmore", "suite": "sha256:0"},
+            "failed",
+            "the smoke suite has changed since; test_x",
+        ),
+    ],
+)
+def test_a_run_that_proves_less_says_so(changes, status, why):
+    shown = _standing(evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22"), record().cell_id)
+    assert (shown["status"], shown["why"]) == (status, why)
 
 
 class _Outside(html.parser.HTMLParser):

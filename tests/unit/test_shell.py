@@ -351,3 +351,67 @@ def test_a_wheel_compiled_elsewhere_is_held_against_its_record(tmp_path):
     (kept / "a.whl").write_bytes(b"y")
     assert bring("wheel", kept, tmp_path / "two").returncode == 4
     assert not (tmp_path / "two").exists()
+
+
+# -- a torch that the host has ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def look(tmp_path):
+    """Let `adopt look` find a torch 2.11.0 for CUDA 13.0 with these packages beside it, where the lock names others."""
+
+    def call(packages, hip=None):
+        site = tmp_path / "site-packages"
+        (site / "torch").mkdir(parents=True)
+        (site / "torch" / "__init__.py").write_text(
+            "from types import SimpleNamespace as N\n__version__ = '2.11.0+cu130'\n"
+            f"version = N(cuda={None if hip else '13.0'!r}, hip={hip!r})\n_C = N(_GLIBCXX_USE_CXX11_ABI=True)\n"
+        )
+        for name, version in packages.items():
+            folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        names = tmp_path / "names.txt"
+        hashed = f" --hash=sha256:{'0' * 64}"
+        pins = ("nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cublas==13.1.0.3", "sympy==1.14.0")
+        names.write_text("".join(f"{pin}{hashed}\n" for pin in pins))
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        command = [
+            sys.executable,
+            data_dir("dockerfiles") / "host" / "adopt",
+            "look",
+            "2.11.0+cu130",
+            "cpu" if hip else "13.0",
+        ]
+        return subprocess.run(
+            [*command, "cxx11", python, names],
+            env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def test_other_packages_of_the_host_are_adopted_as_they_are(look):
+    packages = {"nvidia-cudnn-cu13": "9.19.0.56", "nvidia-cublas": "13.2.0.9", "sympy": "1.13.1"}
+    done = look(packages)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["installed"] == packages | {"torch": "2.11.0+cu130"}
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "wanted"),
+    [("nvidia-cudnn-cu13", "9.20.0.48", "9.19.0.56"), ("nvidia-nccl-cu13", "2.29.2", "2.28.9")],
+)
+def test_another_cudnn_or_nccl_than_the_lock_names_is_refused(look, name, found, wanted):
+    done = look({name: found})
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == f"envbuild: {name} at {sys.executable} is {found}, the lock says {wanted}\n"
+
+
+def test_a_torch_for_rocm_is_refused_for_a_cell_without_cuda(look):
+    done = look({}, hip="7.0")
+    assert done.returncode == 4
+    assert "2.11.0+cu130, built for ROCm 7.0, the lock says 2.11.0+cu130" in done.stderr

@@ -13,9 +13,11 @@ from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
+from click.testing import CliRunner
 
+from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
-from envbuild.verify import smoke
+from envbuild.verify import evidence, smoke
 from envbuild.verify.smoke import Level, Outcome
 
 SUITE = Path(__file__).parents[2] / "smoke_tests"
@@ -64,6 +66,35 @@ def test_what_the_suite_says_of_the_host(kind: str) -> None:
 def test_a_broken_torch_is_the_images_fault() -> None:
     collected = said({"event": "verdict", "kind": "torch-broken", "what": "torch does not import: x"})
     assert collected.judge(1, 60) == ("failed", "torch does not import: x")
+
+
+def test_a_cpu_build_of_torch_is_the_environments_fault_where_the_cell_is_for_cuda() -> None:
+    event = smoke.MARK + json.dumps(
+        {"event": "verdict", "kind": "no-cuda-build", "what": "torch 2.11.0 is a CPU build"}
+    )
+    for for_cuda, verdict in [(True, "failed"), (False, "host")]:
+        collected = smoke._Collected(lambda _: None, for_cuda=for_cuda)
+        collected.line(event)
+        assert collected.judge(3, 60) == (verdict, "torch 2.11.0 is a CPU build")
+
+
+def test_a_run_that_skips_everything_does_not_pass() -> None:
+    collected = said(START, ended("a", "skipped", "no GPU"), ended("b", "skipped", "no GPU"), END)
+    assert collected.judge(0, 60) == ("failed", "no test ran: all 2 were skipped")
+
+
+def test_a_suite_that_dies_after_its_last_test_has_run() -> None:
+    verdict, text = said(START, ended("a"), END).judge(-11, 60)
+    assert (verdict, text) == (
+        "failed",
+        "the suite died after a with exit code -11 (segmentation fault): no output",
+    )
+
+
+def test_a_suite_that_told_its_end_is_judged_by_it() -> None:
+    collected = said(START, ended("a"), END)
+    collected.timed_out = True
+    assert collected.judge(None, 60) == ("passed", "")
 
 
 def test_a_timeout_names_the_test() -> None:
@@ -159,6 +190,16 @@ def test_junit(tmp_path: Path) -> None:
     assert root.find("testcase[@name='b']/failure").get("message") == "bad [31mred"
     assert root.find("testcase[@name='a']/properties/property").get("value") == '{"value": 2}'
     assert root.find("testcase[@name='run']/error").get("message") == "why"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "interrupted", "passed"])
+def test_junit_says_what_no_test_says(tmp_path: Path, verdict: str) -> None:
+    smoke.write_junit(_report(verdict, (Outcome(id="a", level="step", outcome="passed", seconds=1.0),)), tmp_path / "j")
+    root = ET.parse(tmp_path / "j").getroot()
+    assert root.get("errors") == str(int(verdict != "passed"))
+    assert [error.get("message") for error in root.findall("testcase[@name='run']/error")] == ["why"] * (
+        verdict != "passed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -464,3 +505,106 @@ def test_follow_keeps_what_an_interrupted_run_saw() -> None:
     assert smoke._follow(started, collected, io.StringIO(), 60) is None
     assert process.poll() is not None
     assert collected.judge(None, 60) == ("interrupted", "interrupted in test_step.py::test_a")
+
+
+def _ends(tmp_path: Path, script: str) -> smoke._Started:
+    """Start a suite of one shell script as the runner starts its own."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return smoke._on_host(smoke.HostTarget(python=python), tmp_path, tmp_path / "expected.json", [], {})
+
+
+def test_follow_waits_for_no_pipe_that_somebody_else_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_LAST_WORDS_S", 0.3)
+    started = _ends(tmp_path, f"echo '{smoke.MARK}{json.dumps(END)}'; sleep 600 & echo $! >{tmp_path}/left; exit 0")
+    collected = said(START, ended("a"))
+    began = time.monotonic()
+    code = smoke._follow(started, collected, io.StringIO(), 60)
+    assert time.monotonic() - began < 10
+    assert collected.judge(code, 60) == ("passed", "")
+    left = Path("/proc") / (tmp_path / "left").read_text().strip() / "stat"
+    deadline = time.monotonic() + 5
+    while left.exists() and ") Z " not in left.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left.exists() or ") Z " in left.read_text()
+
+
+def test_a_suite_that_needs_long_to_exit_has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_EXIT_S", 0.3)
+    started = _ends(tmp_path, f"echo '{smoke.MARK}{json.dumps(END)}'; exec sleep 600")
+    collected = said(START, ended("a"))
+    began = time.monotonic()
+    code = smoke._follow(started, collected, io.StringIO(), 60)
+    assert time.monotonic() - began < 10
+    assert collected.judge(code, 60) == ("passed", "")
+    assert started.process.poll() is not None
+
+
+def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(SmokeError, match="its Python does not run: broken") as caught:
+        smoke.look(smoke.HostTarget(python=python), object())
+    assert caught.value.where == f"this host, {python}"
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run `envbuild smoke` with a suite that passes at once; returns what the runner was given."""
+    given: dict = {}
+
+    def run_smoke(target, **options):
+        given.update(options, target=target)
+        return _report("passed", (Outcome(id="a", level="step", outcome="passed", seconds=1.0),), reason="")
+
+    monkeypatch.setattr(smoke, "look", lambda *_: smoke._Target(told={"kind": "host"}, python=(3, 11)))
+    monkeypatch.setattr(smoke, "run_smoke", run_smoke)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+
+    def call(*words: str) -> dict:
+        CliRunner().invoke(smoke_command, ["--host", *words], catch_exceptions=False)
+        return given
+
+    return call
+
+
+def _shell_environment(prefix: Path) -> Path:
+    """Lay out what the shell rendering leaves and return the environment's Python."""
+    python = prefix / "venv" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+    (prefix / "envbuild").mkdir()
+    expected = {"cell": {"cuda": "cpu"}, "packages": {}, "components": {}, "cell_id": "here"}
+    (prefix / "envbuild" / "expected.json").write_text(json.dumps(expected))
+    return python
+
+
+def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(command, tmp_path, monkeypatch) -> None:
+    python = _shell_environment(tmp_path / "one")
+    other = _shell_environment(tmp_path / "two")
+    with pytest.raises(UsageError, match="--host needs --expected FILE"):
+        command()
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "one" / "venv"))
+    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
+    assert command()["expected"]["cell_id"] == "here"
+    assert command("--python", str(python))["target"].python == python
+    with pytest.raises(UsageError, match="--host needs --expected FILE"):  # it says nothing of another environment
+        command("--python", str(other))
+    (tmp_path / "one" / "envbuild" / "expected.json").unlink()
+    with pytest.raises(UsageError, match="--host needs --expected FILE"):
+        command()
+
+
+def test_comments_of_a_hostfile_are_no_nodes(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_addresses", lambda _: set())
+    python = _shell_environment(tmp_path)
+    expected = str(tmp_path / "envbuild" / "expected.json")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# the rack\nnode1 slots=8\n\nnode2 slots=8 # the second\n")
+    command("--python", str(python), "--expected", expected, "--nodes", str(hosts), "--record", str(tmp_path / "kept"))
+    assert [kept.nodes for kept in evidence.load_evidence(tmp_path / "kept")] == [2]
