@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envbuild.lock.make import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
-    from envbuild.stacks import Stack
+    from envbuild.stacks import Stack, Use
     from envbuild.verify.audit import Audit
     from envbuild.verify.smoke import Device, SmokeReport
 
@@ -119,7 +119,7 @@ def image(
     device = _device(settings, made)
     kept = kept_proof(settings, made.built.digest, device) if made.origin == "found" else None
     failure: Exception | None = None
-    if kept is not None:
+    if kept is not None and [each["run"] for each in kept["stack_proof"]] == [use.run for use in _proof(asked.stack)]:
         report |= {key: kept[key] for key in KEPT} | {"proven": "earlier, on this machine"}
     else:
         failure = _prove(settings, made, report, device, stack=asked.stack, with_smoke=not no_smoke)
@@ -248,11 +248,11 @@ def _prove(
         "reason": smoked.reason,
     }
     failure = _raised(smoked.raise_for_verdict)
-    if failure is None and stack is not None and stack.proof:
+    if failure is None and (proof := _proof(stack)):
         from envbuild.verify import stack_proof
 
-        note(f"the stack's own proof: {', '.join(use.name for use in stack.proof)}")
-        shown = stack_proof.show(settings, made.built.tag, stack.proof, device)
+        note(f"the stack's own proof: {', '.join(use.name for use in proof)}")
+        shown = stack_proof.show(settings, made.built.tag, proof, device)
         report["stack_proof"] = [asdict(each) for each in shown]
         report["not_proven"] += [
             f"the stack's proof {each.name}: {each.reason}" for each in shown if each.outcome == "unproven"
@@ -262,6 +262,10 @@ def _prove(
         keep_proof(settings, made.built.digest, report)
     assert failure is None or isinstance(failure, EnvbuildError)  # noqa: S101
     return failure
+
+
+def _proof(stack: "Stack | None") -> "tuple[Use, ...]":
+    return stack.proof if stack else ()
 
 
 def _raised(check: "Callable[[], None]") -> Exception | None:

@@ -11,7 +11,7 @@ from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.packages import impostors
+from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION, impostors
 from envbuild.matrix.spec import version_key
 from envbuild.plan.components import Component, brought_by_base, components_of, stack_components
 from envbuild.recipes.catalog import findings_catalog
@@ -38,16 +38,6 @@ _SETUPTOOLS = "setuptools<82"
 
 # torch is compiled against NumPy, and these against torch: they have to come from the same index as torch's variant.
 _WITH_TORCH = ("numpy", "torchaudio", "torchvision")
-
-# What the cell decides; a stack's own requirement would bring another.
-_AXIS_OF = {
-    "torch": "torch",
-    "transformer-engine": "te",
-    "transformer-engine-torch": "te",
-    "flash-attn": "flash-attn",
-    "deepspeed": "deepspeed",
-    "megatron-core": "megatron",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,11 +308,11 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=f"{where}: python",
                 hint=f"pin it under [stated] where it is an axis, or build it under [[builds]], from {never[name].instead}",
             )
-        if name in _AXIS_OF:
+        if name in AXIS_OF_DISTRIBUTION:
             raise DataError(
-                f"the requirement {line!r} is the axis {_AXIS_OF[name]} of the matrix",
+                f"the requirement {line!r} is the axis {AXIS_OF_DISTRIBUTION[name]} of the matrix",
                 where=f"{where}: python",
-                hint=f"pin it under [stated]: {_AXIS_OF[name]}",
+                hint=f"pin it under [stated]: {AXIS_OF_DISTRIBUTION[name]}",
             )
     rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
     for correction in stack.corrections:

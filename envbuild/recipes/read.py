@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
+from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION
 
 Kind = Literal["dockerfile", "requirements", "shell", "toml"]
 
@@ -93,14 +94,6 @@ class Recipe:
         self.noted.append(Noted(rule=rule, line=line, what=what))
 
 
-_PACKAGES = {
-    "torch": "torch",
-    "transformer-engine": "te",
-    "transformer-engine-torch": "te",
-    "flash-attn": "flash-attn",
-    "deepspeed": "deepspeed",
-    "megatron-core": "megatron",
-}
 _REPOSITORIES = {
     "megatron-lm": "megatron",
     "transformerengine": "te",
@@ -322,7 +315,7 @@ def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> No
     marker = str(wanted.marker or "")
     name = canonicalize_name(wanted.name)
     recipe.packages.append((name, line))
-    axis = _PACKAGES.get(name)
+    axis = AXIS_OF_DISTRIBUTION.get(name)
     if axis is None:
         return
     spec = str(wanted.specifier)

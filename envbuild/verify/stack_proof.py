@@ -24,6 +24,7 @@ class Shown:
     """What one command of the proof showed."""
 
     name: str
+    run: str
     outcome: Literal["passed", "failed", "unproven"]
     """`unproven`: it needs a GPU, and there is none."""
     reason: str = ""
@@ -37,7 +38,7 @@ def show(settings: Settings, image: str, proof: Iterable[Use], device: Device) -
 
     """
     return [
-        Shown(name=use.name, outcome="unproven", reason="it needs a GPU, and this host has none")
+        Shown(name=use.name, run=use.run, outcome="unproven", reason="it needs a GPU, and this host has none")
         if use.gpu and device == "cpu"
         else _run(settings, image, use, device)
         for use in proof
@@ -67,7 +68,7 @@ def _run(settings: Settings, image: str, use: Use, device: Device) -> Shown:
     finally:
         subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
     if code == 0:
-        return Shown(name=use.name, outcome="passed")
+        return Shown(name=use.name, run=use.run, outcome="passed")
     last = next((line.strip() for line in reversed(said) if line.strip()), "it printed nothing")
     why = f"not done within {LIMIT_S} s" if code == _LATE else f"exit {code}"
-    return Shown(name=use.name, outcome="failed", reason=f"{why}: {last[:300]}")
+    return Shown(name=use.name, run=use.run, outcome="failed", reason=f"{why}: {last[:300]}")
