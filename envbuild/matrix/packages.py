@@ -8,7 +8,6 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Cap, Impostor, Release
 from envbuild.matrix.spec import matches
 
-
 AXIS_OF_DISTRIBUTION: Mapping[str, AxisName] = MappingProxyType(
     {
         "torch": "torch",
