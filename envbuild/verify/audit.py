@@ -112,6 +112,7 @@ def judge(facts: dict[str, Any]) -> tuple[Check, ...]:
         *_built(facts, expected),
         *([_toolchain(facts)] if expected["flavor"] == "runtime" else []),
         _one_cuda(facts, expected),
+        *([_headers(facts)] if "te" in expected["components"] and expected["cell"]["cuda"] != "cpu" else []),
         _leftovers(facts),
         _size(facts),
     )
@@ -209,6 +210,12 @@ def _toolchain(facts: dict[str, Any]) -> Check:
     return _verdict(
         "no compiler", [f"{path} is a CUDA compiler" for path in facts["compilers"]], "no nvcc, cicc or cudafe++"
     )
+
+
+def _headers(facts: dict[str, Any]) -> Check:
+    found = facts["cuda_headers"]
+    lacking = "Transformer Engine compiles kernels as it runs, and finds no cuda_runtime.h"
+    return _verdict("CUDA headers", [] if found else [lacking], f"in {found}")
 
 
 def _one_cuda(facts: dict[str, Any], expected: dict[str, Any]) -> Check:

@@ -1,17 +1,20 @@
 """What the audit makes of what the probe found; tests/integration/test_image.py has real images."""
 
+import runpy
+
 import pytest
 
+from envbuild.paths import data_dir
 from envbuild.verify.audit import judge
 
 PIP, TOOLKIT = "/opt/venv/lib/python3.10/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "/usr/local/cuda-12.6/"
 
 
-def verdicts(*, flavor: str = "runtime", **facts) -> dict[str, tuple[str, str]]:
+def verdicts(*, flavor: str = "runtime", components: tuple[str, ...] = (), **facts) -> dict[str, tuple[str, str]]:
     found = {
         "expected": {
             "packages": {"six": "1.17.0"},
-            "components": {},
+            "components": {name: {} for name in components},
             "flavor": flavor,
             "cell": {"cuda": "12.6", "base": "nvidia-cuda-12.6.3-ubuntu22.04"},
         },
@@ -50,6 +53,26 @@ def test_a_toolkit_beside_torch_belongs_to_a_devel_image_and_has_its_cuda(flavor
     verdict, text = verdicts(flavor=flavor, cuda_runtimes=runtimes)["one CUDA"]
     assert verdict == ("failed" if fault else "passed")
     assert not fault or fault in text
+
+
+@pytest.mark.parametrize(("found", "verdict"), [("/opt/venv/include", "passed"), (None, "failed")])
+def test_transformer_engine_finds_the_headers_of_cuda(found, verdict):
+    assert verdicts(components=("te",), cuda_headers=found)["CUDA headers"][0] == verdict
+    assert "CUDA headers" not in verdicts(components=("apex",), cuda_headers=found)
+
+
+def test_the_probe_looks_for_the_headers_where_transformer_engine_does(tmp_path, monkeypatch):
+    find = runpy.run_path(str(data_dir("dockerfiles") / "recipe" / "image-probe"))["cuda_headers"]
+    for name in ("NVTE_CUDA_INCLUDE_DIR", "CUDA_HOME", "CUDA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NVTE_CUDA_INCLUDE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    (tmp_path / "cuda" / "include").mkdir(parents=True)
+    assert find() is None
+    (tmp_path / "cuda" / "include" / "cuda_runtime.h").touch()
+    assert find() == str(tmp_path / "cuda" / "include")
+    (tmp_path / "cuda_runtime.h").touch()
+    assert find() == str(tmp_path)
 
 
 def test_what_the_base_image_brings_is_neither_foreign_nor_measured():
