@@ -119,6 +119,8 @@ class Step(Model):
     def _shape(self) -> Self:
         if self.run is None and self.check is None:
             raise ValueError(f"step {self.name} neither runs nor checks anything")
+        if "envbuild_end" in f"{self.run}\n{self.check}".split():
+            raise ValueError(f"step {self.name}: `envbuild_end` is the word that ends a script in the Dockerfile")
         if self.compiles and (self.run is None or not self.keep):
             raise ValueError(f"step {self.name} compiles, so it needs `run`, and `keep` for the files that it makes")
         if self.keep and not self.compiles:

@@ -235,6 +235,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
         ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a key of its own"),
         ("title = ", "titel = ", "unknown key titel"),
+        ('run = "make -C megatron/data"', 'run = "true\\nenvbuild_end\\nUSER x"', "the word that ends a script"),
         ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
