@@ -41,6 +41,6 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
         if not record.passed or record.keyword:
             continue
         versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis)}
-        level: Level = "built" if not record.trained else "gpu" if record.device == "cuda" else "cpu"
+        level: Level = "built" if not record.to_step else "gpu" if record.device == "cuda" else "cpu"
         found.append(EvidenceRef(id=record.id, level=level, versions=versions))
     return tuple(found)

@@ -129,12 +129,6 @@ class Evidence(_Model):
         """Whether the run was to train at least a step; one of less proves less."""
         return self.depth == len(_BELOW_STEP)
 
-    @property
-    def trained(self) -> bool:
-        """Whether a training step was among its tests, also where `-k` chose them."""
-        chosen = (test.outcome == "passed" and test.level in {"step", "distributed"} for test in self.tests)
-        return self.to_step and (not self.keyword or any(chosen))
-
 
 def content_id(record: Mapping[str, Any]) -> str:
     """Return the hash over everything in a record but its `id`."""
