@@ -545,8 +545,10 @@ def _on_host(
 
     def remove() -> None:
         if process.poll() is None:
-            # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set.
-            end_group(process, first=signal.SIGINT, patience=15.0)
+            # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set. A
+            # shell's background job ignores SIGINT, and so does what it starts.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            end_group(process, first=signal.SIGTERM if ignored else signal.SIGINT, patience=15.0)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # what the suite left behind
             os.killpg(process.pid, signal.SIGKILL)
 
