@@ -12,7 +12,7 @@ from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from python_on_whales import DockerClient
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envbuild.lock.make import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
-    from envbuild.stacks import Stack, Use
+    from envbuild.stacks import Use
     from envbuild.verify.audit import Audit
     from envbuild.verify.smoke import Device, SmokeReport
 
@@ -117,12 +117,13 @@ def image(
             each.__exit__(None, None, None)
     report = _report(asked, made, left_out)
     device = _device(settings, made)
-    kept = kept_proof(settings, made.built.digest, device) if made.origin == "found" else None
+    proof = asked.stack.proof if asked.stack else ()
+    kept = kept_proof(settings, made.built.digest, device, stack_proof=proof) if made.origin == "found" else None
     failure: Exception | None = None
-    if kept is not None and [each["run"] for each in kept["stack_proof"]] == [use.run for use in _proof(asked.stack)]:
+    if kept is not None:
         report |= {key: kept[key] for key in KEPT} | {"proven": "earlier, on this machine"}
     else:
-        failure = _prove(settings, made, report, device, stack=asked.stack, with_smoke=not no_smoke)
+        failure = _prove(settings, made, report, device, proof=proof, with_smoke=not no_smoke)
     report["replaced"] = substitutes
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
@@ -215,7 +216,7 @@ def _prove(
     report: dict[str, Any],
     device: "Device",
     *,
-    stack: "Stack | None",
+    proof: "Sequence[Use]",
     with_smoke: bool,
 ) -> Exception | None:
     """Audit and smoke the image into `report`, with the stack's own proof; return the error that a failure calls for."""
@@ -248,7 +249,7 @@ def _prove(
         "reason": smoked.reason,
     }
     failure = _raised(smoked.raise_for_verdict)
-    if failure is None and (proof := _proof(stack)):
+    if failure is None and proof:
         from envbuild.verify import stack_proof
 
         note(f"the stack's own proof: {', '.join(use.name for use in proof)}")
@@ -262,10 +263,6 @@ def _prove(
         keep_proof(settings, made.built.digest, report)
     assert failure is None or isinstance(failure, EnvbuildError)  # noqa: S101
     return failure
-
-
-def _proof(stack: "Stack | None") -> "tuple[Use, ...]":
-    return stack.proof if stack else ()
 
 
 def _raised(check: "Callable[[], None]") -> Exception | None:

@@ -192,6 +192,11 @@ def run_command(
     return [*line, container.image, *command], notes
 
 
+def remove_container(settings: Settings, name: str) -> None:
+    """End the container `name` and remove it, if there is one."""
+    subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
+
+
 def shown(line: Iterable[str]) -> str:
     """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
     secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)

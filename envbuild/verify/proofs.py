@@ -1,20 +1,26 @@
 """What this machine has proven of an image, by digest: an unchanged image need not be proven again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envbuild.settings import Settings
+from envbuild.stacks import Use
 from envbuild.verify.smoke import Device, suite_hash
+
+KEPT = ("audit", "smoke", "stack_proof", "not_proven")
+"""The parts of the report on an image that are kept."""
 
 
 def _path(settings: Settings, digest: str) -> Path:
     return settings.cache_dir / "proofs" / f"{digest.removeprefix('sha256:')}.json"
 
 
-def kept_proof(settings: Settings, digest: str, device: Device) -> dict[str, Any] | None:
-    """Return what was proven of the image `digest` by today's suite, or None.
+def kept_proof(
+    settings: Settings, digest: str, device: Device, *, stack_proof: Sequence[Use] = ()
+) -> dict[str, Any] | None:
+    """Return what was proven of the image `digest` by today's suite and by the stack's commands as they are, or None.
 
     Where a GPU can be asked (`device` is cuda) what a processor proved does not do.
     """
@@ -23,10 +29,9 @@ def kept_proof(settings: Settings, digest: str, device: Device) -> dict[str, Any
     except (OSError, ValueError):
         return None
     enough = device == "cpu" or (proof.get("smoke") or {}).get("device") == "cuda"
-    return proof if enough and proof.get("suite") == suite_hash() and proof.keys() >= set(KEPT) else None
-
-
-KEPT = ("audit", "smoke", "stack_proof", "not_proven")
+    if not enough or proof.get("suite") != suite_hash() or not proof.keys() >= set(KEPT):
+        return None
+    return proof if [each["run"] for each in proof["stack_proof"]] == [use.run for use in stack_proof] else None
 
 
 def keep_proof(settings: Settings, digest: str, report: Mapping[str, Any]) -> None:

@@ -565,7 +565,7 @@ def _in_container(
     device: Device,
     settings: "Settings",
 ) -> _Started:
-    from envbuild.engine.container import Container, Mount, docker, run_flags
+    from envbuild.engine.container import Container, Mount, docker, remove_container, run_flags
     from envbuild.host import facts
 
     name = f"envbuild-smoke-{uuid.uuid4().hex[:12]}"
@@ -596,7 +596,7 @@ def _in_container(
     )
 
     def remove() -> None:
-        subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
+        remove_container(settings, name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
         process.kill()

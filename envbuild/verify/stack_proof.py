@@ -1,12 +1,11 @@
 """A stack's own proof: its commands, run inside the image once it is built."""
 
-import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.container import Container, docker, run_flags
+from envbuild.engine.container import Container, docker, remove_container, run_flags
 from envbuild.errors import SmokeError
 from envbuild.host import facts
 from envbuild.processes import followed
@@ -66,7 +65,7 @@ def _run(settings: Settings, image: str, use: Use, device: Device) -> Shown:
     try:
         code = followed([*command, "timeout", str(LIMIT_S), "sh", "-c", use.run], feed=said.append, stdout=True)
     finally:
-        subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
+        remove_container(settings, name)
     if code == 0:
         return Shown(name=use.name, run=use.run, outcome="passed")
     last = next((line.strip() for line in reversed(said) if line.strip()), "it printed nothing")

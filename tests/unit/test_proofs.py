@@ -3,6 +3,7 @@
 import pytest
 
 from envbuild.settings import load_settings
+from envbuild.stacks import Use
 from envbuild.verify import proofs
 
 REPORT = {"audit": {}, "smoke": {"device": "cpu"}, "stack_proof": [], "not_proven": [], "seconds": 3.0}
@@ -26,6 +27,14 @@ def test_what_a_processor_proved_does_not_do_where_a_gpu_can_be_asked(settings, 
 def test_another_suite_proves_anew(settings, monkeypatch):
     proofs.keep_proof(settings, DIGEST, REPORT)
     monkeypatch.setattr(proofs, "suite_hash", lambda: "another")
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
+
+
+def test_another_command_of_the_stack_proves_anew(settings):
+    use = Use(name="trains", run="python train.py")
+    proofs.keep_proof(settings, DIGEST, REPORT | {"stack_proof": [{"run": use.run}]})
+    assert proofs.kept_proof(settings, DIGEST, "cpu", stack_proof=(use,)) is not None
+    assert proofs.kept_proof(settings, DIGEST, "cpu", stack_proof=(Use(name="trains", run="exit 3"),)) is None
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None
 
 
