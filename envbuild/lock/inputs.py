@@ -13,7 +13,7 @@ from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION, impostors
 from envbuild.matrix.spec import version_key
-from envbuild.plan.components import Component, brought_by_base, components_of, stack_components
+from envbuild.plan.components import Component, brought_by_base, components_of, fa3_archives, stack_components
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.stacks import Stack
 
@@ -271,6 +271,10 @@ def inputs_of(
         files=(
             *((FileSource(name="mpi", url=mpi.url, sha256=mpi.sha256),) if mpi and mpi.url else ()),
             *(() if own_python or base.kind == "ngc" else (_managed_python(matrix, cell),)),
+            *(
+                FileSource(name=f"flash-attn-hopper-{folder}", url=archive.url, sha256=archive.sha256)
+                for folder, archive in fa3_archives(matrix, cell).items()
+            ),
         ),
         # an NGC image's torch is compiled for its numpy
         brought=("numpy", "torch") if "torch" in brought else (),

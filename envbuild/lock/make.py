@@ -159,7 +159,7 @@ class _Maker:
             os=os_sets,
             python=python,
             sources=trees,
-            files=(*files, *inputs.files),
+            files=(*files, *(self._file(f) for f in inputs.files)),
             missing=tuple(self.missing),
         )
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
@@ -249,6 +249,14 @@ class _Maker:
             where=self.settings.index_url,
             hint=f"see which versions it lists, or build {sdist.name} from git",
         )
+
+    def _file(self, file: FileSource) -> FileSource:
+        if file.sha256 is None:
+            host = urlsplit(file.url).hostname or file.url
+            why = "the matrix knows no hash of it, so another release is the way"
+            what = f"hash of {file.url.rsplit('/', 1)[-1]}"
+            self.missing.append(Missing(what=what, host=host, why=why, stages=(f"src-{file.name}",)))
+        return file
 
     def _tree(self, number: int) -> GitSource:
         from envbuild.lock.sources import SourceStore

@@ -167,6 +167,21 @@ class FlashAttnFacts(Model):
     cxx_standard: int | None = None
 
 
+class Archive(Model):
+    url: str
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """None where its publisher states none: no lock of it is complete."""
+
+
+class OwnToolchain(Model):
+    """What a setup.py downloads in the middle of a build, to compile with it instead of the toolkit that is there."""
+
+    archives: dict[str, Archive]
+    """By the folder of its download cache that setup.py looks for each in."""
+    unless: str
+    """The CUDA version (`12.8`) whose own toolkit it takes; those of CUDA 13 it takes too, where it knows them."""
+
+
 class Fa3Facts(Model):
     distribution: str
     module: str
@@ -174,8 +189,8 @@ class Fa3Facts(Model):
     """Commit of csrc/cutlass."""
     place: str | None = None
     """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
-    downloads: tuple[str, ...] = ()
-    """Archives that its setup.py would fetch during the build (nvcc, ptxas), to be locked as inputs."""
+    toolchain: OwnToolchain | None = None
+    """nvcc and ptxas that its setup.py would fetch during the build; locked, and given to it."""
 
 
 class MegatronFacts(Model):

@@ -11,9 +11,12 @@ from typing import Literal
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import Archive
 from envbuild.stacks import Stack
 
 Environment = Mapping[str, str]
+DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
+"""Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class Component:
         version: the release, or the commit's first digits.
         alone: installed without what it asks for, which the stack that brings it states itself.
         mpi: whether it is compiled against the cell's MPI.
+        downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
+            where the build finds it unpacked.
 
     """
 
@@ -50,6 +55,7 @@ class Component:
     version: str = ""
     alone: bool = False
     mpi: bool = False
+    downloads: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def sm_of(matrix: Matrix, cell: Cell) -> str:
@@ -164,6 +170,9 @@ def _fa3(matrix: Matrix, cell: Cell, _: str) -> Component:
     if prefix == "FLASH_ATTENTION":
         # Its cells are Hopper's (rule fa3-sm90a), and 60 of the 130 files that 27f501d compiles are for Ampere. Older trees have none.
         env["FLASH_ATTENTION_DISABLE_SM80"] = "TRUE"
+    archives = fa3_archives(matrix, cell)
+    if archives:
+        env["FLASH_ATTENTION_HOME"] = DOWNLOADED
     return Component(
         axis="flash-attn-hopper",
         distribution=facts.distribution.replace("_", "-"),
@@ -172,7 +181,18 @@ def _fa3(matrix: Matrix, cell: Cell, _: str) -> Component:
         job_gib=7.0,
         environment=env,
         tools=("packaging", "wheel", "psutil", "einops"),
+        downloads={f"flash-attn-hopper-{folder}": f".flashattn/nvidia/{folder}" for folder in archives},
     )
+
+
+def fa3_archives(matrix: Matrix, cell: Cell) -> Mapping[str, Archive]:
+    """Return what FA3's setup.py would download, by the folder of its cache: nvcc and ptxas, unless it takes the cell's own."""
+    if "flash-attn-hopper" not in cell.versions:
+        return {}
+    toolchain = matrix.release("flash-attn-hopper", cell.versions["flash-attn-hopper"]).facts.toolchain
+    # CUDA 13's cells hold a release that takes the toolkit as it is (rule fa3-cuda-13).
+    own = toolchain is None or cell.versions["cuda"] == toolchain.unless or cell.versions["cuda"].startswith("13.")
+    return {} if own else toolchain.archives
 
 
 def _deepspeed(matrix: Matrix, cell: Cell, _: str) -> Component:

@@ -291,6 +291,11 @@ def _stages(
             tools=_tools(lock, component.tools),
             recipe=_digest(recipes["build-wheel"]),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
+            **(
+                {"downloads": [_source_inputs(lock.source(n)) for n in component.downloads]}
+                if component.downloads
+                else {}
+            ),
         )
         built.append(wheel.key)
     env = add(

@@ -37,7 +37,7 @@ def script(plan: Plan) -> str:
             hint="render it as a Dockerfile, or ask for a cell with another --base",
         )
     moved = _moved(plan)
-    paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME"}
+    paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME", "/tmp/envbuild-": "$state/tmp/"}  # noqa: S108
     lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
     text: str = template("shell.j2").render(
         plan=plan,

@@ -3,7 +3,7 @@
 Needs the real repository under UPSTREAM_TREES; no package registry carries it. It runs on the processor, put in the GPU's
 place, unless TRAINING_PYTHON names the interpreter of an environment with GPUs (docs/gpu.md): then the script runs as it is.
 
-IMAGE_MEGATRON_GPT3, a tag of that stack's image, has the stack's own commands run in it, on the processor.
+IMAGE_MEGATRON_GPT3 and IMAGE_LLAMA3_70B, tags of those stacks' images, have the stack's own commands run in them, on the processor.
 """
 
 import json
@@ -33,6 +33,11 @@ GPU = os.environ.get("TRAINING_PYTHON")
 # What Megatron's deterministic mode asks for, so that losses can be compared to the last digit.
 DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 SGD = ("--optimizer", "sgd", "--sgd-momentum", "0.9")
+MPI = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1))"
+TOKENIZER = """
+from transformers import GPT2TokenizerFast
+GPT2TokenizerFast(vocab_file="vocab.json", merges_file="merges.txt").save_pretrained("tokenizer")
+"""
 STEP = re.compile(r"iteration +(\d+)/.*lm loss: (\S+) .*grad norm: (\S+) ")
 
 pytestmark = pytest.mark.timeout(600)
@@ -129,6 +134,16 @@ def test_the_profiler_sees_the_optimizer_in_the_steps_that_were_asked_for(pretra
     assert bool(GPU) == any(event.get("cat") == "kernel" for event in events)
 
 
+def run_in(image: str, tree: str, workdir: Path, *words: object) -> str:
+    """Run a command of the stack's in its image, the repository's own scripts by their paths; return what it printed."""
+    named = [f"{tree}/{w}" if str(w).startswith(("tools/", "pretrain_gpt")) else w for w in words]
+    variables = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    line = in_image(image, *named, workdir=workdir, folders=(workdir, PROBES), variables=variables)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
 def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_path: Path) -> None:
     image = os.environ.get("IMAGE_MEGATRON_GPT3")
     if not image:
@@ -138,14 +153,7 @@ def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_pat
     write_corpus(tmp_path)
 
     def inside(command: str, *more: str) -> str:
-        words = [
-            f"{tree}/{word}" if word.startswith(("tools/", "pretrain_gpt")) else word for word in shlex.split(command)
-        ]
-        variables = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-        line = in_image(image, *words, *more, workdir=tmp_path, folders=(tmp_path, PROBES), variables=variables)
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return done.stdout
+        return run_in(image, tree, tmp_path, *shlex.split(command), *more)
 
     uses = {use.name: use.run for use in stack.uses}
     read = "pandas.read_json('corpus.jsonl', lines=True)"
@@ -159,3 +167,34 @@ def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_pat
     losses = [float(loss) for _, loss, _ in STEP.findall(said)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
+
+
+def test_llama3_70b_trains_with_sgd_and_resumes_in_its_own_image(tmp_path: Path) -> None:
+    image = os.environ.get("IMAGE_LLAMA3_70B")
+    if not image:
+        pytest.skip("IMAGE_LLAMA3_70B names no image")
+    stack = load_stack("llama3-70b")
+    tree = stack.repository.path
+    launcher = next(each for each in stack.launchers if each.name == "torchrun").command
+    command = launcher.replace("--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500", "--standalone")
+    command = command.format(nodes=1, nproc=2).replace(
+        " pretrain_gpt.py ...", f" {PROBES}/on_processor.py pretrain_gpt.py"
+    )
+    flags = (*ARGUMENTS.split(), *WITHOUT_GPU.split(), *SGD, "--transformer-impl", "local")
+
+    def steps(*more: object) -> list[tuple[str, str, str]]:
+        return STEP.findall(run_in(image, tree, tmp_path, *shlex.split(command), *flags, *more))
+
+    whole = steps()
+    assert [int(number) for number, _, _ in whole] == [1, 2, 3, 4, 5, 6]
+    before = steps("--exit-interval", 3, "--save", tmp_path / "kept", "--save-interval", 3)
+    assert before + steps("--load", tmp_path / "kept") == whole
+
+    mpirun = ("mpirun", "-n", 2, "--oversubscribe", "--bind-to", "none")  # the stack's own Open MPI, and mpi4py on it
+    said = run_in(image, tree, tmp_path, *mpirun, "python", "-c", MPI)
+    assert sorted(said.split()) == ["3", "3"]
+    write_corpus(tmp_path)
+    (tokenise,) = [use.run for use in stack.uses if use.name == "tokenise"]
+    run_in(image, tree, tmp_path, "python", "-c", TOKENIZER)
+    run_in(image, tree, tmp_path, *shlex.split(tokenise.replace("$TOKENIZER", str(tmp_path / "tokenizer"))))
+    assert (tmp_path / "corpus_text_document.idx").stat().st_size > 0

@@ -1,17 +1,21 @@
-"""Three stacks' own images, from the lock to five steps of training, with what is out of reach here replaced.
+"""Four stacks' own images, from the lock to five steps of training, with what is out of reach here replaced.
 
 Their own cells and Dockerfiles. `--build-context` puts roots of Ubuntu as it was released in the place of nvidia/cuda and NGC,
-Debian's CUDA as /usr/local/cuda in them: 11.8 under llm-jp, 12.4 that states 12.6 under megatron-gpt3; under gpt2-3d Python 3.8
-and a torch. The torches are PyPI's of the same release (2.0.1 for CUDA 11.7, 2.8.0 for 12.8, 1.8.0 for 10.2), which state the
-cell's build instead; no GPU runs them here.
+Debian's CUDA as /usr/local/cuda in them: 11.8 under llm-jp, 12.4 that states 12.6 under megatron-gpt3 and llama3-70b; under gpt2-3d
+Python 3.8 and a torch. The torches are PyPI's of the same release (2.0.1 for CUDA 11.7, 2.8.0 for 12.8, 1.8.0 for 10.2), which state the
+cell's build instead; no GPU runs them here. llama3-70b's flash-attention 3 compiles the kernels of two head dimensions alone, with
+Debian's nvcc 12.4 and PyPI's ptxas 12.8.93 in the archives that its setup.py looks for, and its Open MPI is Debian's 5.0.7, which states 5.0.5.
 
 Needs the sources of apex and the repositories, from GitHub or under the setting `sources`.
 """
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -160,6 +164,86 @@ def cuda_image(folder: Path, suite: str, stated: str, ubuntu: str) -> str:
     return base
 
 
+def open_mpi(folder: Path) -> Path:
+    """Make a folder with Debian's source of Open MPI 5.0.7, which states 5.0.5."""
+    folder.mkdir()
+    url = "http://deb.debian.org/debian/pool/main/o/openmpi/openmpi_5.0.7.orig.tar.xz"
+    with urllib.request.urlopen(url) as answer:
+        held = io.BytesIO(answer.read())
+    with tarfile.open(fileobj=held) as source, tarfile.open(folder / "openmpi-5.0.5.tar.gz", "w:gz") as made:
+        for member in source:
+            content = source.extractfile(member) if member.isreg() else None
+            if content is not None and member.name.count("/") == 1 and member.name.endswith("/VERSION"):
+                text = content.read().replace(b"\nrelease=7\n", b"\nrelease=5\n")
+                assert b"\nrelease=5\n" in text
+                content = io.BytesIO(text)
+            made.addfile(member, content)
+    return folder
+
+
+def small_fa3(lock: Path, folder: Path) -> Path:
+    """Make flash-attention's tree of the lock, whose setup.py leaves out all but BF16 at head dimensions 64 and 128."""
+    (source,) = [s for s in json.loads((lock / "lock.json").read_text())["sources"] if s["name"] == "flash-attn-hopper"]
+    (cutlass,) = [s for s in source["submodules"] if s["path"] == "csrc/cutlass"]
+    objects = load_settings().cache_dir / "git" / "objects.git"
+    for commit, place, inside in ((source["commit"], "", "hopper"), (cutlass["commit"], cutlass["path"], "include")):
+        packed = subprocess.run(
+            ["git", f"--git-dir={objects}", "archive", commit, inside], check=True, capture_output=True
+        )
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
+            tar.extractall(folder / place, filter="data")
+    setup = folder / "hopper" / "setup.py"
+    text = setup.read_text()
+    for feature in ("APPENDKV", "CLUSTER", "FP16", "FP8", "HDIM192", "HDIM256", "HDIM96", "LOCAL", "PACKGQA", "PAGEDKV", "SOFTCAP", "SPLIT", "VARLEN"):  # fmt: skip
+        asks = f'os.getenv("FLASH_ATTENTION_DISABLE_{feature}", "FALSE")'
+        assert asks in text
+        text = text.replace(asks, asks.replace("FALSE", "TRUE"))
+    setup.write_text(text)
+    return folder
+
+
+def fetched_by_fa3(devel: str, folder: Path) -> dict[str, Path]:
+    """Make what FA3's setup.py would download: nvcc with what lies beside it, and ptxas with the compiler behind nvcc."""
+    toolkit, wheel = folder / "toolkit", folder / "wheel"
+    toolkit.mkdir(parents=True)
+    packed = subprocess.run(
+        ["docker", "run", "--rm", devel, "tar", "-c", "-C", "/usr/local/cuda", "bin"], check=True, capture_output=True
+    )
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
+        tar.extractall(toolkit, filter="fully_trusted")
+    (own,) = toolkit.glob("bin/nvcc-*")
+    own.replace(toolkit / "bin" / "nvcc")  # past the wrapper that states another version
+    profile = toolkit / "bin" / "nvcc.profile"
+    here = "TOP              = $(_HERE_)/..\n"
+    assert here in profile.read_text()
+    profile.write_text(
+        profile.read_text().replace(
+            here, "TOP              = /usr/local/cuda\nCICC_PATH        = $(_HERE_)/../nvvm/bin\n"
+        )
+    )
+    options = ["--quiet", "--no-deps", "--dest", wheel, "nvidia-cuda-nvcc-cu12==12.8.93"]
+    run(sys.executable, "-m", "pip", "download", *options)
+    (file,) = wheel.iterdir()
+    with zipfile.ZipFile(file) as held:
+        ptxas = held.read("nvidia/cuda_nvcc/bin/ptxas")
+    made = {name: folder / name for name in ("nvcc", "ptxas")}
+    for name, version in (("nvcc", "12.6.85"), ("ptxas", "12.8.93")):
+        made[name].mkdir()
+        top = f"cuda_nvcc-linux-x86_64-{version}-archive"
+        with tarfile.open(made[name] / f"{top}.tar.xz", "w:xz", preset=0) as tar:
+            if name == "nvcc":
+                for each in sorted((toolkit / "bin").iterdir()):
+                    if each.name not in {"cicc", "ptxas"}:
+                        tar.add(each, f"{top}/bin/{each.name}")
+                continue
+            entry = tarfile.TarInfo(f"{top}/bin/ptxas")
+            entry.size, entry.mode = len(ptxas), 0o755
+            tar.addfile(entry, io.BytesIO(ptxas))
+            tar.add(toolkit / "bin" / "cicc", f"{top}/nvvm/bin/cicc")
+    return made
+
+
 def image(stack: str, lock: Path, base: str, *flags: str, devel: str = "") -> str:
     """Build the stack's image on `base`, what it compiles on `devel`; return its tag."""
     tag = f"envbuild-test:{stack}"
@@ -242,3 +326,24 @@ def test_megatron_gpt3_compiles_apex_and_transformer_engine_and_trains(engine, t
     assert compiled(tag, "te")["extensions"] == ["transformer_engine_torch"]
     monkeypatch.setenv("IMAGE_MEGATRON_GPT3", tag)
     trains("test_pretrain_gpt.py", "megatron_gpt3")
+
+
+def test_llama3_70b_compiles_flash_attention_3_and_open_mpi_and_trains_with_sgd(engine, tmp_path, monkeypatch):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, stated, own in (("torch", "2.8.0", "2.8.0"), ("torchvision", "0.23.0", "0.23.0"), ("torchaudio", "2.8.0", "2.8.0")):  # fmt: skip
+        torch_wheel(wheels, f"{name}=={own}", "3.12", f"{stated}+cu126", "12.6", platform="_2_28")
+    monkeypatch.setenv("ENVBUILD_FIND_LINKS", str(wheels))
+    lock = locked("llama3-70b", tmp_path)
+    devel = cuda_image(tmp_path, "trixie", "12.6", "noble")
+    inputs = {"mpi": open_mpi(tmp_path / "mpi"), "flash-attn-hopper": small_fa3(lock, tmp_path / "fa3")}
+    fetched = fetched_by_fa3(devel, tmp_path / "fetched")
+    inputs |= {f"flash-attn-hopper-{name}": folder for name, folder in fetched.items()}
+    contexts = [f"--build-context=src-{name}={folder}" for name, folder in inputs.items()]
+    with ubuntu_root("noble", tmp_path / "plain", ()) as base:
+        tag = image("llama3-70b", lock, base, *contexts, devel=devel)
+    assert "fused_rotary_positional_embedding" in compiled(tag, "apex")["extensions"]
+    assert compiled(tag, "te")["extensions"] == ["transformer_engine_torch"]
+    assert compiled(tag, "flash-attn-hopper")["extensions"] == ["flash_attn_3_cuda"]
+    monkeypatch.setenv("IMAGE_LLAMA3_70B", tag)
+    trains("test_pretrain_gpt.py", "llama3_70b")

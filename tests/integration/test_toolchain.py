@@ -20,15 +20,27 @@ CELL = ("--cuda", "13.0", "--te", "2.12", "--apex", "none")
 
 KERNEL = """
 #include <torch/extension.h>
+#if defined(__CUDACC__) && !defined(FETCHED)
+#error compiled by another nvcc than the one that was given
+#endif
 __global__ void twice(float* x, long n) { long i = blockIdx.x * 256L + threadIdx.x; if (i < n) x[i] *= 2; }
 void launch(torch::Tensor x) { twice<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), x.numel()); }
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &launch); }
 """
 # Some processes first, so that nvcc's own number, which its temporary files are named by, is never twice the same.
+# What a setup.py would fetch is there, and the network is not.
 SETUP = """
-import random, subprocess
+import os, random, socket, subprocess
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+if os.path.exists("/run/envbuild/downloads"):
+    os.environ["PYTORCH_NVCC"] = "/tmp/envbuild-downloads/own/nvcc/fetched-1/bin/nvcc"
+    try:
+        socket.create_connection(("deb.debian.org", 80), timeout=5)
+    except OSError:
+        pass
+    else:
+        raise SystemExit("a compile reaches the network")
 for _ in range(random.randint(1, 99)):
     subprocess.run(["true"])
 setup(name="one", version="1.0", ext_modules=[CUDAExtension("one_kernel", ["one.cu"], extra_compile_args={"nvcc": ["-lineinfo"]})], cmdclass={"build_ext": BuildExtension})
@@ -36,9 +48,10 @@ setup(name="one", version="1.0", ext_modules=[CUDAExtension("one_kernel", ["one.
 STAGES = """
 FROM builder AS build-one
 ENV TORCH_CUDA_ARCH_LIST="9.0"
-RUN --mount=type=bind,from=recipe,source=/build-wheel,target=/run/envbuild/recipe/build-wheel \
+RUN --network=none --mount=type=bind,from=recipe,source=/build-wheel,target=/run/envbuild/recipe/build-wheel \
     --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \
     --mount=type=bind,from=src-one,target=/src,rw \
+    --mount=type=bind,from=src-fetched,target=/run/envbuild/downloads/own/nvcc \
     --mount=type=bind,from=uv,target=/run/envbuild/uv \
     sh /run/envbuild/recipe/build-wheel one one_kernel
 FROM scratch AS wheel-one
@@ -49,6 +62,12 @@ COPY --from=build-one /out/ /
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return {"ENVBUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+
+
+def program_at(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +90,11 @@ def built(engine, cache, tmp_path_factory):
     source.mkdir()
     (source / "one.cu").write_text(KERNEL)
     (source / "setup.py").write_text(SETUP)
+    fetched = folder / "fetched"
+    fetched.mkdir()
+    program = program_at(folder / "nvcc", '#!/bin/sh\nexec /usr/local/cuda/bin/nvcc -DFETCHED "$@"\n')
+    with tarfile.open(fetched / "fetched-1.tar.xz", "w:xz") as tar:
+        tar.add(program, "fetched-1/bin/nvcc")
     (context / "Dockerfile").write_text(dockerfile(plan) + STAGES)
     command = [
         "docker",
@@ -80,7 +104,7 @@ def built(engine, cache, tmp_path_factory):
         "wheel-one",
         "--progress=plain",
     ]
-    for name, place in {**run.contexts, "src-one": str(source)}.items():
+    for name, place in {**run.contexts, "src-one": str(source), "src-fetched": str(fetched)}.items():
         command += ["--build-context", f"{name}={place}"]
     for name, place in run.secrets.items():
         command += ["--secret", f"id={name},src={place}"]

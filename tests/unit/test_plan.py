@@ -1,16 +1,20 @@
 """Stage keys: exactly the inputs that can change a stage's result, and no other."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
 from envbuild.errors import NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
-from envbuild.lock.make import _caps
+from envbuild.lock.make import _caps, _Maker
 from envbuild.lock.model import Missing
 from envbuild.matrix.load import load_matrix
 from envbuild.plan import plan as planning
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.settings import Settings
 from envbuild.stacks import load_stack
 
 BASE = {
@@ -258,3 +262,44 @@ def test_a_te_that_pypi_does_not_have_comes_from_git():
     with pytest.raises(UsageError, match=r"PyPI has no Transformer Engine 2\.0\.0"):
         inputs_of(matrix, cell, te_source="pypi")
     assert inputs_of(matrix, inputs_for(te="2.1").cell).te_source == "pypi"
+
+
+def fa3(cuda: str, release: str = "auto", **more: str) -> planning.Plan:
+    return plan_for(cuda=cuda, gpu="h100", flash_attn_hopper=release, apex="none", **more)
+
+
+@pytest.mark.parametrize(("cuda", "fetches"), [("12.6", True), ("12.9", True), ("12.8", False), ("13.0", False)])
+def test_what_flash_attention_3_would_fetch_as_it_builds_is_locked_and_given_to_it(cuda, fetches):
+    made = fa3(cuda)
+    text = dockerfile(made)
+    stages = [name for name in made.external if name.startswith("src-flash-attn-hopper-")]
+    assert stages == (["src-flash-attn-hopper-nvcc", "src-flash-attn-hopper-ptxas"] if fetches else [])
+    for name in stages:
+        place = f"/run/envbuild/downloads/.flashattn/nvidia/{name.rsplit('-', 1)[-1]}"
+        assert f"--mount=type=bind,from={name},target={place} " in text
+    assert ('FLASH_ATTENTION_HOME="/tmp/envbuild-downloads"' in text) == fetches
+    assert text.count("developer.download.nvidia.com/compute/cuda/redist") == (4 if fetches else 0)  # the lock, too
+
+
+def test_another_compiler_for_flash_attention_3_is_another_wheel(monkeypatch):
+    before, found = fa3("12.6"), inputs_for(cuda="12.6", gpu="h100", flash_attn_hopper="auto", apex="none")
+    files = tuple(f.model_copy(update={"url": f.url.replace("12.8.93", "12.8.61")}) for f in found.files)
+    after = plan_of(load_matrix(), complete(dataclasses.replace(found, files=files)))
+    assert changed(before, after) == {"wheel-flash-attn-hopper", "env", "image"}
+
+
+def test_a_download_whose_hash_nobody_states_leaves_the_lock_incomplete():
+    matrix, inputs = load_matrix(), inputs_for(cuda="12.4", gpu="h100", flash_attn_hopper="89c5a7dd", te="none")
+    (file,) = [f for f in inputs.files if f.name.startswith("flash-attn-hopper-")]
+    maker = _Maker(Settings(cache_dir=Path("/nowhere")), matrix, inputs, lambda _: None, 0)
+    assert maker._file(file) == file
+    (missing,) = maker.missing
+    assert missing.host == "anaconda.org"
+    assert missing.stages == ("src-flash-attn-hopper-nvcc",)
+
+
+def test_what_is_compiled_sees_no_network():
+    runs = [line for line in dockerfile(llama3_70b()).splitlines() if line.startswith("RUN ")]
+    compiles = [line for line in runs if "source=/build-wheel" in line or "source=/build-native" in line]
+    assert len(compiles) == 5
+    assert all(line.startswith("RUN --network=none ") for line in compiles)
