@@ -30,7 +30,9 @@ def parse(argv):
     parser.add_argument("--level", choices=LEVELS, default="distributed")
     parser.add_argument("--only", action="store_true", help="run this level without those before it")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when the cell's torch is a CUDA build")
-    parser.add_argument("--nproc", type=int, default=0, help="ranks on this host (default: every GPU, or two on a CPU)")
+    parser.add_argument(
+        "--nproc", type=int, default=0, help="ranks (default: every GPU, two on a CPU, every slot of --nodes)"
+    )
     parser.add_argument("--nodes", help="hostfile: `host slots=N` per line")
     parser.add_argument("--seed", type=int, help="default: a fresh one, printed")
     parser.add_argument(
@@ -59,8 +61,8 @@ def level_of(nodeid):
 class Reporter:
     """A pytest plugin that turns reports into events."""
 
-    def __init__(self, events, start):
-        self.events, self.start = events, start
+    def __init__(self, events, start, launchers):
+        self.events, self.start, self.launchers = events, start, launchers
         self.figures, self.tables = {}, []
         self.seconds = {}
 
@@ -92,6 +94,7 @@ class Reporter:
                 if key == "figure"
             },
             tables=[value for key, value in report.user_properties if key == "table"],
+            launchers=list(self.launchers),
         )
 
     def pytest_collectreport(self, report):
@@ -201,6 +204,10 @@ def run(argv):
         )
         return 1
     nproc = args.nproc or (len(info["gpus"]) if device == "cuda" else 2) or 1
+    if args.nodes and not args.nproc:
+        from smokelib.launch import read_hostfile
+
+        nproc = sum(host["slots"] for host in read_hostfile(args.nodes))
     refused = machine.verdict(info, device, 1 if args.nodes else nproc)
     if refused:
         events.say(event="verdict", machine=info, **refused)
@@ -225,7 +232,6 @@ def run(argv):
         "device": device,
         "nproc": nproc,
         "cell_id": expected.cell_id,
-        "launchers": [name for name in ("torchrun", "mpirun", "env") if launch.available(name)],
         "pytest": pytest.__version__,
     }
     options = [
@@ -256,7 +262,11 @@ def run(argv):
             seed, expected.cell_id, device, nproc, pytest.__version__
         )
     )
-    code = int(pytest.main(options + [os.path.join(HERE, name) for name in files], plugins=[Reporter(events, start)]))
+    code = int(
+        pytest.main(
+            options + [os.path.join(HERE, name) for name in files], plugins=[Reporter(events, start, launch.USED)]
+        )
+    )
     events.say(event="end", code=code, seconds=round(time.time() - begin, 3))
     if code in (0, 1):
         return code

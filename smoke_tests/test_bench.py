@@ -3,23 +3,28 @@
 import pytest
 
 from smokelib import launch
+from smokelib.counts import worlds
+from smokelib.traces import matching, short
 
 # One H200 does such a step in about 0.1 s; the model and its optimizer state take 10 GiB.
 MODEL = {"hidden": 4096, "layers": 4, "heads": 32, "seq": 2048}
 BATCH, TURNS = 4, 12
+GEMM = [4096, 8192, 12288, 16384]
+FUSED = r"(?i)FlashAttn(Fwd|Bwd)Sm|flash_(fwd|bwd)|sdpa|fmha|mha_"
 
 
 @pytest.fixture(scope="module")
 def ceiling(device):
-    """The bf16 GEMM rate of this GPU in TFLOP/s: what every share is of."""
+    """The best bf16 GEMM rate of this GPU in TFLOP/s, over some sizes and rounds: what every share is of."""
     if device != "cuda":
         pytest.skip("needs a GPU, and the run is on a CPU")
-    return launch.run_ranks("speed", 1, launcher="env", args={"what": "gemm", "size": 8192}, timeout=180)[0]
+    return launch.run_ranks("speed", 1, launcher="env", args={"what": "gemm", "sizes": GEMM}, timeout=180)[0]
 
 
 def test_bench_gemm_ceiling(ceiling, figure):
     """The matrix product through torch."""
-    figure("bf16 GEMM 8192", round(ceiling["tflops"], 1), unit="TFLOP/s")
+    for size, rate in zip(GEMM, ceiling["rates"]):
+        figure("bf16 GEMM {}".format(size), round(rate, 1), unit="TFLOP/s")
     figure("kernel", ceiling["kernels"][0])
     assert ceiling["tflops"] > 1.0, "a bf16 matrix product runs at {:.2f} TFLOP/s: not on tensor cores".format(
         ceiling["tflops"]
@@ -31,7 +36,7 @@ def test_bench_allreduce(gpu, nproc, seed, figure, table):
     if nproc < 2:
         pytest.skip("one rank only: nothing to reduce")
     rows = []
-    for world in [n for n in (2, 4, 8) if n <= nproc]:
+    for world in worlds(nproc):
         for size in (1 << 24, 1 << 28):
             found = launch.run_ranks(
                 "allreduce",
@@ -78,7 +83,7 @@ def test_bench_gpt_step(gpu, ceiling, nproc, seed, expected, figure, table):
         figure(name + ", share of the GEMM ceiling", round(share, 3))
         rows.append(
             [name, "{:,.0f}".format(said["tokens_per_second"]), "{:.1f}".format(said["step_ms"]), "{:.0f}".format(said["tflops"]),
-             "{:.1%}".format(share), "{:.2f}".format(ratio), "{:.1f}".format(said["peak_gib"]), (said["attention"] or ["-"])[0][:48]]
+             "{:.1%}".format(share), "{:.2f}".format(ratio), "{:.1f}".format(said["peak_gib"]), (matching(said["attention"], FUSED) or ["-"])[0][:48]]
         )  # fmt: skip
     table(
         "GPT step: {layers} layers, hidden {hidden}, sequence {seq}".format(**MODEL)
@@ -91,6 +96,11 @@ def test_bench_gpt_step(gpu, ceiling, nproc, seed, expected, figure, table):
     for name, said in found.items():
         assert said["last"] < said["first"], "{}: the loss does not fall ({:.3f} to {:.3f})".format(
             name, said["first"], said["last"]
+        )
+    if "TE BF16, FA3" in found:
+        ran = found["TE BF16, FA3"]["attention"]
+        assert matching(ran, "FlashAttnFwdSm90"), "the row of FA3 did not run FA3, but {}".format(
+            short(ran) or "unfused attention"
         )
     # Far below what a right build gives; below them something fell back.
     if "TE BF16" in found:

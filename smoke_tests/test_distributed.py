@@ -1,20 +1,16 @@
 """Level distributed: ranks start under each launcher, agree where they must, and train what one rank trains."""
 
-import itertools
 import os
+import shutil
+import tempfile
 
 import pytest
 
 from smokelib import data, launch
+from smokelib.counts import batch_of, layouts, worlds
 from test_step import BATCH, LR, MEGATRON, MODEL, STEPS, falling
 
 NODES = os.environ.get("SMOKE_NODES")
-
-
-def worlds(nproc):
-    """1, 2, 4, 8 … as far as there are ranks; the count itself too."""
-    sizes = [n for n in (2, 4, 8) if n <= nproc]
-    return sizes if nproc in sizes or nproc == 1 else [*sizes, nproc]
 
 
 def _same_data(results, seed, batch, seq):
@@ -35,15 +31,27 @@ def _all_equal(results, key, what):
 
 def _ddp(device, seed, world, launcher="torchrun", **more):
     args = dict({"device": device, "seed": seed, "model": MODEL, "batch": BATCH, "steps": STEPS, "lr": LR}, **more)
+    assert args["batch"] % world == 0, "{} ranks cannot share a batch of {}".format(world, args["batch"])
     return launch.run_ranks(
         "ddp", world, launcher=launcher, args=args, timeout=300, stall=90, nodes=NODES if launcher != "env" else None
     )
 
 
 @pytest.fixture(scope="module")
-def alone(device, seed):
+def alone(device, seed, nproc):
     """The losses of one rank on the whole batch: what every other count of ranks must give."""
-    return _ddp(device, seed, 1, launcher="env")[0]["losses"]
+    return _ddp(device, seed, 1, launcher="env", batch=batch_of(nproc, BATCH))[0]["losses"]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A folder that every rank sees: beside the hostfile, which is where every host looks, else a temporary one."""
+    if not NODES:
+        yield tmp_path
+        return
+    folder = tempfile.mkdtemp(prefix="smoke-kept-", dir=os.path.dirname(NODES))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "env"])
@@ -53,10 +61,12 @@ def test_distributed_ddp(launcher, device, nproc, seed, expected, figure, alone)
         pytest.skip("the lock lists no mpi, and this host has none")
     if nproc < 2:
         pytest.skip("one rank only: nothing to distribute")
+    if launcher == "env" and NODES:
+        pytest.skip("plain processes start on one host")
     falling(alone)
     for world in worlds(nproc):
-        results = _ddp(device, seed, world, launcher)
-        _same_data(results, seed, BATCH, MODEL["seq"])
+        results = _ddp(device, seed, world, launcher, batch=batch_of(nproc, BATCH))
+        _same_data(results, seed, batch_of(nproc, BATCH), MODEL["seq"])
         assert {r["world"] for r in results} == {world}
         assert {r["backend"] for r in results} == {"nccl" if device == "cuda" else "gloo"}
         _all_equal(results, "losses", "the mean losses")
@@ -66,13 +76,13 @@ def test_distributed_ddp(launcher, device, nproc, seed, expected, figure, alone)
         assert worst <= 2e-3, "{} ranks leave one rank's losses by {:.4f}".format(world, worst)
 
 
-def test_distributed_ddp_resume(device, nproc, seed, tmp_path, figure):
+def test_distributed_ddp_resume(device, nproc, seed, kept, figure):
     """Stopped half way and resumed, the losses are those of the run that was not stopped."""
     if nproc < 2:
         pytest.skip("one rank only: nothing to distribute")
     half = STEPS // 2
-    whole = _ddp(device, seed, 2, save=str(tmp_path), save_at=half)
-    rest = _ddp(device, seed, 2, load=str(tmp_path))
+    whole = _ddp(device, seed, 2, save=str(kept), save_at=half)
+    rest = _ddp(device, seed, 2, load=str(kept))
     worst = max(abs(a - b) for a, b in zip(whole[0]["losses"][half:], rest[0]["losses"]))
     bound = 1e-4 if device == "cuda" else 0.0
     figure("resumed against uninterrupted, largest loss difference", worst, bound=bound)
@@ -94,16 +104,6 @@ def test_distributed_allreduce_exact(device, nproc, seed, figure):
         )
         _all_equal(results, "digest", "the reduced tensors")
         figure("{} ranks, 4 MiB".format(world), round(results[0]["bus_gb_s"], 2), unit="GB/s")
-
-
-def layouts(nproc):
-    """(TP, PP, DP) whose product is at most `nproc`, each of them 1 or 2 (DP takes the rest)."""
-    found = []
-    for tp, pp in itertools.product((1, 2), (1, 2)):
-        for dp in (1, 2, 4, 8):
-            if 2 <= tp * pp * dp <= nproc and (dp <= 2 or (tp, pp) == (1, 1)):
-                found.append((tp, pp, dp))
-    return found
 
 
 def _megatron(device, seed, tp=1, pp=1, dp=1, **more):
@@ -142,7 +142,7 @@ def test_distributed_megatron(layers, device, nproc, seed, need, figure):
         pytest.skip("one rank only: nothing to distribute")
     one = _megatron(device, seed, layers=layers)[0]["losses"]
     falling(one)
-    tried = layouts(nproc)
+    tried = layouts(nproc, MEGATRON["batch"])
     if device == "cpu":
         tried = [(2, 1, 1), (1, 1, 2)]  # megatron-core's pipeline schedules need a GPU
     for tp, pp, dp in tried:
@@ -156,7 +156,7 @@ def test_distributed_megatron(layers, device, nproc, seed, need, figure):
         assert worst <= bound, "{} leaves one rank's losses by {:.4f}: {} against {}".format(name, worst, losses, one)
 
 
-def test_distributed_megatron_resume(device, nproc, seed, need, tmp_path, figure):
+def test_distributed_megatron_resume(device, nproc, seed, need, kept, figure):
     """Megatron-core with Adam and its distributed optimizer, saved as a distributed checkpoint and resumed."""
     need("megatron")
     need("te")
@@ -164,10 +164,8 @@ def test_distributed_megatron_resume(device, nproc, seed, need, tmp_path, figure
         pytest.skip("the distributed optimizer needs a GPU")
     tp, dp = (2, 2) if nproc >= 4 else (1, 2) if nproc >= 2 else (1, 1)
     half = MEGATRON["steps"] // 2
-    whole = _megatron(
-        device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, save=str(tmp_path), save_at=half
-    )
-    rest = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, load=str(tmp_path))
+    whole = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, save=str(kept), save_at=half)
+    rest = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, load=str(kept))
     before, after = whole[0]["losses"][half:], rest[0]["losses"]
     assert len(after) == len(before)
     worst = max(abs(a - b) for a, b in zip(before, after))
@@ -175,7 +173,7 @@ def test_distributed_megatron_resume(device, nproc, seed, need, tmp_path, figure
     assert worst <= 1e-3, "resumed losses differ by {}: {} against {}".format(worst, after, before)
 
 
-def test_distributed_megatron_sgd(device, nproc, seed, need, tmp_path, figure):
+def test_distributed_megatron_sgd(device, nproc, seed, need, kept, figure):
     """The patched Megatron with `sgd`: SGD_sai is what runs, it learns, and a resumed run continues it."""
     need("sgd-sai")
     spec = need("megatron")
@@ -186,13 +184,13 @@ def test_distributed_megatron_sgd(device, nproc, seed, need, tmp_path, figure):
     half = MEGATRON["steps"] // 2
     dp = 2 if nproc >= 2 else 1
     more = {"layers": "local", "optimizer": "sgd", "lr": 2e-3, "distributed_optimizer": False}
-    whole = _megatron(device, seed, 1, 1, dp, save=str(tmp_path), save_at=half, **more)
+    whole = _megatron(device, seed, 1, 1, dp, save=str(kept), save_at=half, **more)
     assert all(r["optimizer_class"] == "sgd_sai.sgd_sai.SGD_sai" for r in whole), "--optimizer sgd built {}".format(
         whole[0]["optimizer_class"]
     )
     losses = whole[0]["losses"]
     assert losses[-1] < losses[0], "the loss does not fall: {}".format(losses)
-    rest = _megatron(device, seed, 1, 1, dp, load=str(tmp_path), **more)
+    rest = _megatron(device, seed, 1, 1, dp, load=str(kept), **more)
     worst = max(abs(a - b) for a, b in zip(losses[half:], rest[0]["losses"]))
     figure("resumed against uninterrupted, largest loss difference", worst, bound=1e-3)
     assert worst <= 1e-3, "a resumed run leaves the uninterrupted one by {}: was the warm-up state kept?".format(worst)

@@ -59,6 +59,17 @@ def test_import_component(component, expected):
             )
     if component == "stack":
         assert os.path.isdir(spec["path"]), "the stack's repository is not at {}".format(spec["path"])
+        assert any(name.endswith(".py") for name in os.listdir(spec["path"])), (
+            "the stack's repository at {} holds no Python file".format(spec["path"])
+        )
+        if expected.lists("megatron"):
+            core, version = _load("megatron.core"), str(expected.cell["megatron"])
+            assert os.path.abspath(core.__file__).startswith(os.path.join(os.path.abspath(spec["path"]), "")), (
+                "megatron.core comes from {}, not from the stack's repository".format(core.__file__)
+            )
+            assert installed.of_release(core.__version__, version), "megatron.core is {}, the lock says {}".format(
+                core.__version__, version
+            )
     for module in expected.modules(component):
         _load(module)
 

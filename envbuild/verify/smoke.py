@@ -395,7 +395,7 @@ def run_smoke(
         suite=suite_hash(),
         seed=start.get("seed"),
         machine=start.get("machine", {}),
-        launchers=start.get("launchers", []),
+        launchers=collected.launchers,
         tests=tuple(collected.tests),
         seconds=round(time.monotonic() - began, 1),
         log=str(log),
@@ -422,6 +422,7 @@ class _Collected:
         self.progress = progress
         self.for_cuda = for_cuda
         self.start: dict[str, Any] = {}
+        self.launchers: list[str] = []
         self.tests: list[Outcome] = []
         self.running: str | None = None
         self.ended = False
@@ -448,6 +449,7 @@ class _Collected:
                 self.running = said["id"]
             case "test":
                 self.running = None
+                self.launchers = said.get("launchers", self.launchers)
                 self.tests.append(
                     Outcome(**{name: said[name] for name in Outcome.__dataclass_fields__ if name in said})
                 )

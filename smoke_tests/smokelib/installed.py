@@ -44,7 +44,7 @@ def of_release(installed: str, release: str) -> bool:
     """Whether a distribution's version is of a release: the same, or its post-release (2.6.0.post1 is of 2.6.0 and 2.6)."""
     digits = re.match(r"\d+(\.\d+)*", installed)
     wanted = re.match(r"\d+(\.\d+)*$", release.partition("+")[0])
-    if not digits or not wanted:
+    if not digits or not wanted or re.match(r"[-_.]?(a|b|c|rc|alpha|beta|pre|preview|dev)", installed[digits.end() :]):
         return same_version(installed, release)
     left, right = digits.group().split("."), wanted.group().split(".")
     size = max(len(left), len(right))

@@ -23,6 +23,24 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARKER = "SMOKE_RUN_ID"
 
 
+USED: List[str] = []
+"""The launchers that this process has started ranks with."""
+# What the ranks need of this environment travels to other hosts: a session of ssh inherits nothing. Prefixes.
+TRAVELS = (
+    "SMOKE_",
+    "NVTE_",
+    "NCCL_",
+    "CUDA_",
+    "OMP_",
+    "ENVBUILD_",
+    "PYTHON",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "HF_",
+    "OPAL_PREFIX",
+)
+
+
 class RanksFailed(AssertionError):
     """A launch that did not end well; the message names the rank and the cause."""
 
@@ -91,6 +109,23 @@ def read_hostfile(path: str) -> List[Dict[str, Any]]:
     return hosts
 
 
+def spread(hosts: List[Dict[str, Any]], world: int) -> List[Dict[str, Any]]:
+    """Return how many of `world` ranks each host starts: the same on each, on as many hosts as that allows.
+
+    Two ranks on two hosts of eight slots are one on each, so that every count of ranks crosses the network.
+    """
+    for count in range(len(hosts), 0, -1):
+        share, rest = divmod(world, count)
+        fit = [h for h in hosts if h["slots"] >= share]
+        if not rest and share and len(fit) >= count:
+            return [dict(h, slots=share) for h in fit[:count]]
+    raise RanksFailed(
+        "{} ranks do not fit on {}, the same number on each".format(
+            world, ", ".join("{} slots={}".format(h["host"], h["slots"]) for h in hosts)
+        )
+    )
+
+
 def available(launcher: str) -> bool:
     return launcher in ("torchrun", "env") or shutil.which(launcher) is not None
 
@@ -106,35 +141,19 @@ def _torchrun() -> List[str]:
 
 
 def _commands(
-    launcher: str, worker: str, world: int, port: int, env: Dict[str, str], nodes: Optional[str]
+    launcher: str,
+    worker: str,
+    world: int,
+    port: int,
+    env: Dict[str, str],
+    hosts: Optional[List[Dict[str, Any]]],
+    folder: str,
 ) -> List[Dict[str, Any]]:
     script = [os.path.join(HERE, "workers", worker + ".py")]
     python = sys.executable
-    if nodes and launcher == "torchrun":
-        hosts = read_hostfile(nodes)
-        slots = hosts[0]["slots"]
-        if any(h["slots"] != slots for h in hosts) or slots * len(hosts) != world:
-            raise RanksFailed("torchrun needs the same slots on every host and {} in all".format(world))
-        # Only what the ranks need travels: an ssh session inherits nothing.
-        names = [
-            n
-            for n in env
-            if n.startswith(
-                (
-                    "SMOKE_",
-                    "NVTE_",
-                    "NCCL_",
-                    "CUDA_",
-                    "OMP_",
-                    "ENVBUILD_",
-                    "PYTHONPATH",
-                    "LD_LIBRARY_PATH",
-                    "PATH",
-                    "HF_",
-                )
-            )
-        ]
-        export = " ".join("{}={}".format(n, shlex.quote(env[n])) for n in sorted(names))
+    travels = sorted(name for name in env if name.startswith(TRAVELS))
+    if hosts and launcher == "torchrun":
+        export = " ".join("{}={}".format(name, shlex.quote(env[name])) for name in travels)
         agent = shlex.split(os.environ.get("SMOKE_RSH", "ssh -tt -o BatchMode=yes -o StrictHostKeyChecking=accept-new"))
         return [
             {
@@ -148,7 +167,7 @@ def _commands(
                         python,
                         " ".join(_torchrun()),
                         len(hosts),
-                        slots,
+                        h["slots"],
                         i,
                         hosts[0]["host"],
                         port,
@@ -167,12 +186,19 @@ def _commands(
             ["mpirun", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ).stdout
         argv = ["mpirun", "-n", str(world)]
-        if "Open MPI" in version or "OpenRTE" in version:
+        open_mpi = "Open MPI" in version or "OpenRTE" in version
+        if open_mpi:
             argv += ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-            for name in sorted(n for n in env if n.startswith(("SMOKE_", "NVTE_", "NCCL_", "ENVBUILD_"))):
+            for name in travels:
                 argv += ["-x", name]
-        if nodes:
-            argv += ["--hostfile", nodes]
+        if hosts:
+            form = "{} slots={}\n" if open_mpi else "{}:{}\n"
+            hostfile = os.path.join(folder, "hostfile")
+            with open(hostfile, "w", encoding="utf-8") as handle:
+                handle.write("".join(form.format(h["host"], h["slots"]) for h in hosts))
+            argv += ["--hostfile", hostfile] if open_mpi else ["-f", hostfile]
+            # The folder of the suite is the same on every host, and this one's is not where ssh arrives.
+            argv += ["-wdir", HERE]
         return [{"argv": argv + [python] + script, "env": {}}]
     if launcher == "env":
         return [
@@ -267,13 +293,17 @@ def run_ranks(
     Args:
         launcher: torchrun, mpirun, or env (plain processes with RANK and WORLD_SIZE set).
         timeout: seconds for the whole launch. stall: seconds without any rank reporting progress ($SMOKE_STALL overrides it).
-        nodes: a hostfile, for torchrun over ssh or mpirun.
+        nodes: a hostfile, for torchrun over ssh ($SMOKE_RSH instead) or mpirun; the suite, the environment and the temporary
+            folders of its tests lie at the same paths on every host.
 
     Raises:
         RanksFailed: a rank raised, died, hung, or ended without a result.
 
     """
     stall = float(os.environ.get("SMOKE_STALL", stall))
+    hosts = spread(read_hostfile(nodes), world) if nodes else None
+    if launcher not in USED:
+        USED.append(launcher)
     run_id = uuid.uuid4().hex
     folder = tempfile.mkdtemp(prefix="smoke-")
     port = free_port()
@@ -282,6 +312,8 @@ def run_ranks(
     full.update(
         {MARKER: run_id, "SMOKE_ARGS": json.dumps(args or {}), "SMOKE_STACKS": folder, "SMOKE_MASTER_PORT": str(port)}
     )
+    if hosts:
+        full["SMOKE_MASTER_ADDR"] = hosts[0]["host"]
     full["PYTHONPATH"] = HERE + (os.pathsep + full["PYTHONPATH"] if full.get("PYTHONPATH") else "")
     full["PYTHONUNBUFFERED"] = "1"
     full.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world)))
@@ -291,7 +323,7 @@ def run_ranks(
     started = []
     threads = []
     try:
-        for command in _commands(launcher, worker, world, port, full, nodes):
+        for command in _commands(launcher, worker, world, port, full, hosts, folder):
             process = subprocess.Popen(
                 command["argv"],
                 env=dict(full, **command["env"]),
@@ -307,7 +339,7 @@ def run_ranks(
             thread = threading.Thread(target=watch.read, args=(process.stdout,), daemon=True)
             thread.start()
             threads.append(thread)
-        _follow(watch, started, world, timeout, stall, folder, local=nodes is None)
+        _follow(watch, started, world, timeout, stall, folder, local=hosts is None)
         kill_all(run_id)  # what a rank left behind holds the pipe open
         for thread in threads:
             thread.join(10)

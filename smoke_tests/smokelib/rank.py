@@ -31,7 +31,7 @@ class Rank:
         self.local = _first("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
         self.local = self.rank if self.local is None else self.local
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(self.world), LOCAL_RANK=str(self.local))
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_ADDR", os.environ.get("SMOKE_MASTER_ADDR", "127.0.0.1"))
         os.environ.setdefault("MASTER_PORT", os.environ.get("SMOKE_MASTER_PORT", "29500"))
         self.args = json.loads(os.environ.get("SMOKE_ARGS", "{}"))
         self.sequence = 0
@@ -74,7 +74,7 @@ def main(function):
     faulthandler.enable()
     rank = Rank()
     folder = os.environ.get("SMOKE_STACKS")
-    if folder:
+    if folder and os.path.isdir(folder):  # the launching host's, and another may not see it
         stacks = open(os.path.join(folder, "rank{}".format(rank.rank)), "w")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
     rank.at("start")

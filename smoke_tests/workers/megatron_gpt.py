@@ -216,6 +216,9 @@ def train_gpu(rank, args, model, device, config):
             rank.at("step {}: all-reduce of the loss".format(step))
             dist.all_reduce(mean, group=group)
             losses.append(float(mean) / dist.get_world_size(group))
+        else:
+            # As many points a step as on the last stage: who is behind is told by counting them.
+            rank.at("step {}: no loss on this stage".format(step))
         if args.get("save") and step + 1 == args["save_at"]:
             save(rank, args, wrapped, optimizer, step + 1)
     if shadow:

@@ -54,7 +54,7 @@ def body(rank):
             run()
     except (ValueError, TypeError, AssertionError) as error:
         if args.get("fp8"):
-            rank.result(refused=str(error)[:300])
+            rank.result(refused="{}: {}".format(type(error).__name__, str(error)[:300]))
             return
         raise
     names = traces.kernel_names(run)

@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from root_support import debian_tar
 
 from envbuild.errors import EnvbuildError, SmokeError
+from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 from envbuild.verify.evidence import evidence_for, load_evidence
-from envbuild.verify.smoke import HostTarget, ImageTarget, Level, run_smoke, suite_hash, write_junit
+from envbuild.verify.smoke import HostTarget, ImageTarget, Level, pinned_pytest, run_smoke, suite_hash, write_junit
 
 TORCH = "2.13.0"
 
@@ -209,6 +211,67 @@ def test_no_gpu_is_the_hosts_verdict(cpu_python: Path, tmp_path: Path) -> None:
 
 
 # --- containers ---------------------------------------------------------------------------------
+
+
+SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
+@pytest.fixture
+def two_hosts(engine, cpu_python: Path, tmp_path: Path, epoch) -> Iterator[Path]:
+    """Two containers that know each other by name, log in to each other by ssh, and see the same folders; their hostfile."""
+    root = debian_tar("bookworm", tmp_path, "openssh-server", "openmpi-bin", "python3", epoch=epoch)
+    tag, names = f"envbuild-test-nodes:{os.getpid()}", [f"node{i}-{os.getpid()}" for i in (1, 2)]
+    subprocess.run(["docker", "import", root.path, tag], check=True, capture_output=True)
+    root.path.unlink()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", shared / "key"], check=True)
+    (shared / "hosts").write_text("".join(f"{name} slots=2\n" for name in names))
+    (shared / "login").write_text(
+        "mkdir -p /run/sshd ~/.ssh && cp $1/key ~/.ssh/id_ed25519 && cp $1/key.pub ~/.ssh/authorized_keys\n"
+        "chmod -R go= ~/.ssh && echo 'StrictHostKeyChecking no' >~/.ssh/config && exec /usr/sbin/sshd -D\n"
+    )
+    folders = [shared, data_dir("smoke_tests"), cpu_python.parents[1], pinned_pytest((3, 11), load_settings())]
+    mounts = [f"--volume={folder}:{folder}" for folder in folders]
+    network = f"envbuild-test-{os.getpid()}"
+    subprocess.run(["docker", "network", "create", network], check=True, capture_output=True)
+    for name in names:
+        front = ["docker", "run", "--detach", "--rm", "--name", name, "--hostname", name, "--network", network]
+        subprocess.run([*front, *mounts, tag, "sh", shared / "login", shared], check=True, capture_output=True)
+    yield shared / "hosts"
+    subprocess.run(["docker", "rm", "--force", *names], check=True, capture_output=True)
+    subprocess.run(["docker", "network", "rm", network], check=True, capture_output=True)
+    engine.image.remove(tag, force=True)
+
+
+def test_two_hosts_train_as_one_rank_does(two_hosts: Path, cpu_python: Path) -> None:
+    """The suite's own `--nodes`, by ssh and by mpirun: counts of ranks below all slots, too, and a checkpoint that both see."""
+    (two_hosts.parent / "expected.json").write_text(json.dumps(expected()))
+    # the container's own interpreter: what the environment's links to lies on this host alone
+    site = subprocess.run([cpu_python, "-c", SITE], capture_output=True, text=True, check=True).stdout.strip()
+    suite = ["python3", data_dir("smoke_tests") / "run.py", "--pytest", pinned_pytest((3, 11), load_settings())]
+    suite += ["--expected", two_hosts.parent / "expected.json", "--nodes", two_hosts, "--device=cpu", "--only"]
+    chosen = "ddp or allreduce"
+    name = two_hosts.read_text().split()[0]
+    ran = subprocess.run(
+        ["docker", "exec", f"--env=PYTHONPATH={site}", name, *suite, "--level=distributed", "-k", chosen],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    said = [json.loads(line.partition(" ")[2]) for line in ran.stdout.splitlines() if line.startswith("@smoke ")]
+    tests = {each["id"].partition("::")[2]: each for each in said if each["event"] == "test"}
+    assert said[0]["nproc"] == 4
+    assert {name: test["outcome"] for name, test in tests.items()} == {
+        "test_distributed_ddp[torchrun]": "passed",
+        "test_distributed_ddp[mpirun]": "passed",
+        "test_distributed_ddp[env]": "skipped",
+        "test_distributed_ddp_resume": "passed",
+        "test_distributed_allreduce_exact": "passed",
+    }
+    assert list(tests["test_distributed_allreduce_exact"]["figures"]) == ["2 ranks, 4 MiB", "4 ranks, 4 MiB"]
+    assert tests["test_distributed_allreduce_exact"]["launchers"] == ["env", "torchrun", "mpirun"]
 
 
 @pytest.fixture(scope="module")

@@ -375,17 +375,84 @@ def test_hostfile(launch, tmp_path: Path) -> None:
         launch.read_hostfile(str(path))
 
 
+TWO_HOSTS = [{"host": "node1", "slots": 2}, {"host": "node2", "slots": 2}]
+ENV = {"SMOKE_ARGS": "{}", "PATH": "/bin", "PYTHONPATH": "/suite", "SECRET_TOKEN": "x"}
+
+
 def test_nodes_are_started_over_ssh(launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("node1 slots=2\nnode2 slots=2\n")
     monkeypatch.setenv("SMOKE_RSH", "ssh -p 2222")
-    env = {"SMOKE_ARGS": "{}", "PATH": "/bin", "SECRET_TOKEN": "x"}
-    commands = launch._commands("torchrun", "w", 4, 1234, env, str(path))
+    commands = launch._commands("torchrun", "w", 4, 1234, ENV, TWO_HOSTS, str(tmp_path))
     assert [command["argv"][:4] for command in commands] == [["ssh", "-p", "2222", f"node{i}"] for i in (1, 2)]
     assert "--node_rank 1 --master_addr node1 --master_port 1234" in commands[1]["argv"][4]
+    assert "PYTHONPATH=/suite" in commands[1]["argv"][4]
     assert "SECRET_TOKEN" not in commands[0]["argv"][4]
-    with pytest.raises(launch.RanksFailed, match="and 3 in all"):
-        launch._commands("torchrun", "w", 3, 1, env, str(path))
+
+
+@pytest.mark.parametrize(
+    ("version", "hostfile", "lines"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "--hostfile", "node1 slots=2\nnode2 slots=2\n"),
+        ("HYDRA build details", "-f", "node1:2\nnode2:2\n"),
+    ],
+)
+def test_mpirun_is_told_its_hosts_and_what_travels(
+    launch, tmp_path: Path, monkeypatch, version, hostfile, lines
+) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (command,) = launch._commands("mpirun", "w", 4, 1234, ENV, TWO_HOSTS, str(tmp_path))
+    argv = command["argv"]
+    assert Path(argv[argv.index(hostfile) + 1]).read_text() == lines
+    travels = {argv[i + 1] for i, word in enumerate(argv) if word == "-x"}
+    assert travels == ({"SMOKE_ARGS", "PATH", "PYTHONPATH"} if hostfile == "--hostfile" else set())
+
+
+@pytest.mark.parametrize(
+    ("slots", "world", "shares"),
+    [
+        ((8, 8), 2, [1, 1]),
+        ((8, 8), 16, [8, 8]),
+        ((8, 8), 1, [1]),
+        ((4, 2), 6, None),
+        ((4, 2), 4, [2, 2]),
+        ((4, 2), 3, [3]),
+        ((1, 4, 4), 8, [4, 4]),
+        ((2, 2), 5, None),
+    ],
+)
+def test_ranks_are_spread_over_as_many_hosts_as_share_them_evenly(launch, slots, world, shares) -> None:
+    hosts = [{"host": f"node{i}", "slots": n} for i, n in enumerate(slots)]
+    if shares is None:
+        with pytest.raises(launch.RanksFailed, match=f"{world} ranks do not fit on node0 slots="):
+            launch.spread(hosts, world)
+    else:
+        assert [h["slots"] for h in launch.spread(hosts, world)] == shares
+
+
+@pytest.mark.parametrize("nproc", range(1, 17))
+def test_every_count_of_ranks_has_a_batch_that_it_can_share(launch, nproc) -> None:
+    counts = importlib.import_module("smokelib.counts")
+    worlds, layouts = counts.worlds(nproc), counts.layouts(nproc, 8)
+    assert worlds == sorted(set(worlds))
+    assert nproc == 1 or worlds[-1] == nproc
+    assert all(counts.batch_of(nproc, 8) % world == 0 for world in worlds)
+    assert counts.batch_of(nproc, 8) == 8 or nproc > 8 or nproc in {3, 5, 6, 7}
+    assert all(2 <= tp * pp * dp <= nproc and 8 % dp == 0 for tp, pp, dp in layouts)
+    assert nproc not in {8, 16} or (2, 2, nproc // 4) in layouts
+
+
+def test_the_last_pipeline_stage_that_hangs_is_the_one_named(launch, tmp_path: Path) -> None:
+    """The worker reports as many points a step on every stage."""
+    text = (Path(launch.HERE) / "workers" / "megatron_gpt.py").read_text()
+    loop = text[text.index("for step in range(first, args") : text.index('if args.get("save") and')]
+    with_loss, _, without = loop.partition("        else:")
+    assert with_loss.count("rank.at(") - 1 == without.count("rank.at(") == 1
+    watch = launch._Watch(2)
+    watch.last = {0: {"at": "step 2", "sequence": 8}, 1: {"at": "step 1: all-reduce of the loss", "sequence": 7}}
+    message = launch._hang_message(watch, 2, 30.0, str(tmp_path))
+    assert message.startswith("no progress for 30 s: rank 1 stopped at 'step 1: all-reduce of the loss'; rank 0 waits")
 
 
 def test_versions(launch) -> None:
@@ -394,6 +461,13 @@ def test_versions(launch) -> None:
     assert same("2.11.0+cu130", "2.11.0+cu130")
     assert not same("2.11.0+cu126", "2.11.0+cu130")
     assert not same("2.11.1", "2.11.0")
+
+
+@pytest.mark.parametrize("found", ["2.6.0rc1", "2.6.0.dev3", "2.6.0a2", "2.6.0.dev3+g1", "2.6.1", "2.5.0.post1"])
+def test_what_is_no_release_is_not_of_one(launch, found) -> None:
+    of_release = importlib.import_module("smokelib.installed").of_release
+    assert not of_release(found, "2.6.0")
+    assert all(of_release(good, "2.6.0") for good in ("2.6", "2.6.0", "2.6.0.post1", "2.6.0+cu126"))
 
 
 def test_the_mounted_pytest_is_not_part_of_the_environment(launch, tmp_path: Path, monkeypatch) -> None:
