@@ -186,9 +186,10 @@ def small_fa3(lock: Path, folder: Path) -> Path:
     (source,) = [s for s in json.loads((lock / "lock.json").read_text())["sources"] if s["name"] == "flash-attn-hopper"]
     (cutlass,) = [s for s in source["submodules"] if s["path"] == "csrc/cutlass"]
     objects = load_settings().cache_dir / "git" / "objects.git"
-    for commit, place, inside in ((source["commit"], "", "hopper"), (cutlass["commit"], cutlass["path"], "include")):
+    parts = ((source["commit"], "", ("hopper", "README.md")), (cutlass["commit"], cutlass["path"], ("include",)))
+    for commit, place, inside in parts:
         packed = subprocess.run(
-            ["git", f"--git-dir={objects}", "archive", commit, inside], check=True, capture_output=True
+            ["git", f"--git-dir={objects}", "archive", commit, *inside], check=True, capture_output=True
         )
         (folder / place).mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
