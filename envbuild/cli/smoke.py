@@ -29,7 +29,8 @@ _LEVELS = ("import", "kernels", "step", "distributed", "bench")
     help="What the lock says is there; an image and an active environment of the shell rendering carry their own.",
 )
 @click.option("--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="How far to go.")
-@click.option("--nproc", type=click.IntRange(min=1), help="Ranks on this host; every GPU, or two on a CPU.")
+@click.option("--nproc", type=click.IntRange(min=1), help="Ranks; every GPU, two on a CPU, every slot of --nodes.")
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat the run of this seed; a fresh one, told, by default.")
 @click.option(
     "--nodes",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -59,6 +60,7 @@ def smoke(
     expected_file: Path | None,
     level: str,
     nproc: int | None,
+    seed: int | None,
     nodes: Path | None,
     device: str | None,
     timeout_s: float,
@@ -112,6 +114,7 @@ def smoke(
             expected=expected,
             level=runner.Level(level),
             nproc=nproc or 0,
+            seed=seed,
             nodes=nodes,
             timeout_s=timeout_s,
             progress=shown,

@@ -104,7 +104,7 @@ def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> 
 
 def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
     """Return the error that lists `missing`."""
-    lines = "".join(f"\n  - {m.what}: held by {m.host}" for m in missing)
+    lines = "".join(f"\n  - {m.what}: held by {m.host}{f' ({m.why[:160]})' if m.why else ''}" for m in missing)
     return LockError(
         f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
         where=where,

@@ -305,6 +305,7 @@ def run_smoke(
     level: Level,
     nproc: int = 0,
     nodes: Path | None = None,
+    seed: int | None = None,
     timeout_s: float = 3600.0,
     progress: Callable[[Mapping[str, Any]], None] = lambda _: None,
     device: Device | None = None,
@@ -319,8 +320,9 @@ def run_smoke(
         target: an image, or an interpreter of this host.
         expected: what the lock says the target holds (the file `ENVBUILD_EXPECTED` of the suite).
         level: how far to go.
-        nproc: ranks on this host; 0 is every GPU, or two ranks on a CPU.
+        nproc: ranks; 0 is every GPU, two ranks on a CPU, every slot of `nodes`.
         nodes: a hostfile, to start ranks on several hosts as well.
+        seed: of every random number; a fresh one by default.
         timeout_s: seconds for the whole run; the suite's launches have shorter limits of their own.
         progress: called with every event of the suite as it comes.
         device: `cpu` runs on CPUs what runs there even for a CUDA cell; by default the cell decides.
@@ -358,6 +360,7 @@ def run_smoke(
         arguments = ["--level", level.value, "--device", device, "--nproc", str(nproc)]
         arguments += ["-k", keyword] if keyword else []
         arguments += ["--nodes", str(nodes.absolute())] if nodes else []
+        arguments += ["--seed", str(seed)] if seed is not None else []
         began = time.monotonic()
         collected = _Collected(progress, for_cuda=_for_cuda(expected))
         try:

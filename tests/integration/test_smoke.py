@@ -60,6 +60,7 @@ def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> 
     (tmp_path / "expected.json").write_text(json.dumps(expected()))
     command = [sys.executable, "-m", "envbuild", "smoke", "--host", "--python", cpu_python, "--json"]
     command += ["--expected", tmp_path / "expected.json", "--junit", tmp_path / "j.xml", "--record", tmp_path / "ev"]
+    command += ["--seed", "4711"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answer = json.loads(done.stdout)
@@ -76,6 +77,8 @@ def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> 
     ):
         assert name in passed
     assert answer["counts"]["failed"] == 0
+    assert answer["seed"] == 4711
+    assert {"env", "torchrun"} <= set(answer["launchers"])
     assert "<testsuite" in (tmp_path / "j.xml").read_text()
     records = load_evidence(tmp_path / "ev")
     standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(), lock_digest="sha256:1")
