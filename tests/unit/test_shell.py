@@ -141,9 +141,42 @@ def check(text):
         assert ran.returncode == 0, ran.stdout
 
 
-@pytest.mark.parametrize("cell", [CUDA, HOST_TOOLKIT, {"cuda": "cpu"}, CUDA | {"mpi": "auto"}])
+FA3 = {"cuda": "12.6", "gpu": "h100", "flash-attn-hopper": "auto", "apex": "none"}
+
+
+@pytest.mark.parametrize("cell", [CUDA, HOST_TOOLKIT, {"cuda": "cpu"}, CUDA | {"mpi": "auto"}, FA3])
 def test_the_shell_is_clean(cell):
     check(script(plan(cell)))
+
+
+def test_a_build_finds_what_it_would_fetch(tmp_path):
+    """The script's own function, with the source and the compile of FA3 replaced: both archives are where setup.py looks."""
+    text = script(plan(FA3))
+    (function,) = re.findall(r"(?ms)^make_wheel\(\) .*?^}$", text)
+    site = tmp_path / "site"
+    site.mkdir()
+    files = {}
+    for name in ("nvcc", "ptxas"):
+        archive = site / f"{name}-archive.tar.xz"
+        archive.write_bytes(name.encode())
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        files[f"flash-attn-hopper-{name}"] = {"url": f"https://x.example/{archive.name}", "sha256": digest}
+    files["flash-attn-hopper"] = files["flash-attn-hopper-nvcc"]  # any source will do
+    state = tmp_path / "state"
+    (state / "run" / "jobs").mkdir(parents=True)
+    (state / "run" / "lock.json").write_text(json.dumps({"files": [{"name": n, **f} for n, f in files.items()]}))
+    shutil.copy(data_dir("dockerfiles") / "host" / "bring", state / "run" / "bring")
+    variables = f'state={state} wheels="" sources={site} offline=1 python={sys.executable}'
+    stubs = "jobs_for() { echo 1; }; compile() { (cd $state/run/downloads && find . -type f | sort); }"
+    ran = subprocess.run(
+        ["sh", "-eu", "-c", f"{variables}\n{stubs}\n{function}\nmake_wheel flash-attn-hopper key 1 compile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = [word for word in ran.stdout.split() if word.startswith("./")]
+    assert found == [f"./.flashattn/nvidia/{name}/{name}-archive.tar.xz" for name in ("nvcc", "ptxas")]
 
 
 # -- refusals of the script itself --------------------------------------------------------------------------------------
