@@ -181,6 +181,11 @@ class OwnToolchain(Model):
     unless: str
     """The CUDA version (`12.8`) whose own toolkit it takes; those of CUDA 13 it takes too, where it knows them."""
 
+    def replaces(self, cuda: str) -> bool:
+        """Return whether it compiles with what it downloads where the toolkit is of `cuda` (major.minor)."""
+        # the releases that do so on CUDA 13, too, do not build with it at all (rule fa3-cuda-13)
+        return cuda != self.unless and not cuda.startswith("13.")
+
 
 class Fa3Facts(Model):
     distribution: str

@@ -190,9 +190,7 @@ def fa3_archives(matrix: Matrix, cell: Cell) -> Mapping[str, Archive]:
     if "flash-attn-hopper" not in cell.versions:
         return {}
     toolchain = matrix.release("flash-attn-hopper", cell.versions["flash-attn-hopper"]).facts.toolchain
-    # CUDA 13's cells hold a release that takes the toolkit as it is (rule fa3-cuda-13).
-    own = toolchain is None or cell.versions["cuda"] == toolchain.unless or cell.versions["cuda"].startswith("13.")
-    return {} if own else toolchain.archives
+    return toolchain.archives if toolchain is not None and toolchain.replaces(cell.versions["cuda"]) else {}
 
 
 def _deepspeed(matrix: Matrix, cell: Cell, _: str) -> Component:

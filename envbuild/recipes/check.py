@@ -74,12 +74,14 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
     known = [read for read in understood.values() if _is_known(matrix, read)]
     together: dict[Finding, None] = {}
+    brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
     for view in _views(recipe, known):
         # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
         together |= dict.fromkeys(
             _contradictions(matrix, [s for s in view if s.axis != "gcc" or recipe.kind == "toml"])
         )
         together |= dict.fromkeys(_compilers(matrix, view) if recipe.kind != "toml" else ())
+        together |= dict.fromkeys(_fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
     found = [
         *together,
         *_by_itself(matrix, recipe),
@@ -267,6 +269,24 @@ def _compilers(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Find
                     source=rule.source,
                     todo="install an older gcc, or leave the OS' own",
                 )
+
+
+def _fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield builds that download the compiler they compile with, beside the stated toolkit."""
+    stated = {s.line: _pin(s).spec for s in statements if s.axis in {"nvcc", "cuda"}}
+    for built in (s for s in statements if s.axis == "flash-attn-hopper"):
+        axis = matrix.axes[built.axis]
+        for release in matrix.releases[built.axis]:
+            toolchain = release.facts.toolchain
+            if toolchain is None or not matches(axis, built.spec, release):
+                continue
+            for line, cuda in stated.items():
+                if re.fullmatch(r"\d+\.\d+", cuda) and toolchain.replaces(cuda):
+                    names = " and ".join(each.url.rsplit("/", 1)[-1] for each in toolchain.archives.values())
+                    told = _finding("recipe-build-fetches", built.line, "", source=release.source)
+                    why = f"its setup.py takes {names} instead of CUDA {cuda} (line {line}): {findings_catalog()[told.rule].why}"
+                    yield replace(told, why=why, lines=tuple(sorted({built.line, line})))
+                    return
 
 
 def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:

@@ -479,3 +479,24 @@ def test_stages_that_are_not_built_on_one_another(tmp_path):
     assert _findings(tmp_path, "Dockerfile", text.format("", "ENV CUDA_HOME=/x\n")) == [(6, "recipe-toolkit-variable")]
     twice = text.format("RUN pip install torch==2.8.0\n", "RUN pip install torch==2.7.0\n")
     assert _findings(tmp_path, "Dockerfile", twice) == [(7, "recipe-stated-twice")]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "commit", "fetches"),
+    [
+        ("12.6.3", "27f501dbe011f4371bff938fe7e09311ab3002fa", True),
+        ("12.9.1", "e2743ab5b3803bb672b16437ba98a3b1d4576c50", True),
+        ("12.8.1", "27f501dbe011f4371bff938fe7e09311ab3002fa", False),
+        ("13.0.2", "e2743ab5b3803bb672b16437ba98a3b1d4576c50", False),
+        ("12.6.3", "b7d29fb3b79f0b78b1c369a52aaa6628dabfb0d7", False),
+    ],
+)
+def test_a_build_that_downloads_its_own_compiler_is_told(tmp_path, cuda, commit, fetches) -> None:
+    text = f"""FROM nvidia/cuda:{cuda}-cudnn-devel-ubuntu24.04
+RUN git clone https://github.com/Dao-AILab/flash-attention.git && cd flash-attention && git checkout {commit} \\
+    && cd hopper && python3 setup.py install
+"""
+    found = [rule for _, rule in _findings(tmp_path, "Dockerfile", text)]
+    assert ("recipe-build-fetches" in found) == fetches
+    brings = text.replace("RUN git", "COPY nvcc /root/.flashattn/nvidia/nvcc/\nRUN git", 1)
+    assert "recipe-build-fetches" not in [rule for _, rule in _findings(tmp_path, "Dockerfile", brings)]
