@@ -139,6 +139,8 @@ def _supply(missing: Missing) -> str:
         return "put a clone of it under the folder that the setting `sources` names"
     if "packages:" in what or what.startswith("source of"):
         return "name a mirror in `index_url`/`torch_index`, or a folder of wheels in `find_links`"
+    if what.startswith("hash of"):
+        return f"{missing.why}; or put the file in its place: --build-context {missing.stages[0]}=FOLDER"
     return "name a mirror of the archive in the settings"
 
 

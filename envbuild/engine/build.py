@@ -233,7 +233,7 @@ class _Run:
         if wheels:
             self.contexts["wheels"] = str(self._folder_of("wheels", wheels))
         store = SourceStore(settings=settings)
-        kept = {c.axis for c in plan.components if self._kept_wheel(c.axis)}
+        kept = {name for c in plan.components if self._kept_wheel(c.axis) for name in (c.axis, *c.downloads)}
         for source in plan.lock.sources:
             if source.name not in kept and f"src-{source.name}" not in self.b.substitutes:
                 self.b.note(f"bringing the source of {source.name} at {source.commit[:12]}")

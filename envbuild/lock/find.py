@@ -108,8 +108,12 @@ def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
     return LockError(
         f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
         where=where,
-        hint="run `envbuild lock` with the same flags where these hosts (or mirrors in the settings) can be reached; "
-        "`--unlocked` renders tags and versions instead",
+        hint=(
+            "choose another release"
+            if all(m.what.startswith("hash of") for m in missing)
+            else "run `envbuild lock` with the same flags where these hosts (or mirrors in the settings) can be reached"
+        )
+        + "; `--unlocked` renders tags and versions instead",
     )
 
 

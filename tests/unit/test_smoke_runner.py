@@ -251,6 +251,32 @@ def test_the_suite_parses_on_python_38_and_never_imports_envbuild() -> None:
             assert not any(name.split(".")[0] == "envbuild" for name in names), path
 
 
+@pytest.mark.parametrize(
+    ("text", "level", "says"),
+    [
+        ("node1 slots=4\nnode2 slots=2\n", "distributed", "the same number of slots on every host, a power of two"),
+        ("node1 slots=3\nnode2 slots=3\n", "distributed", "a power of two: node1 slots=3, node2 slots=3"),
+        ("node1:8\nnode2:8\n", "distributed", "Open MPI's form"),
+        ("node1 slots=8\nnode2 slots=8\n", "bench", "on one host"),
+    ],
+)
+def test_hosts_that_the_suite_cannot_use_are_refused_first(tmp_path: Path, text, level, says) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    target = smoke.HostTarget(python=Path("/nowhere/python"))
+    with pytest.raises(UsageError, match=says):
+        smoke.run_smoke(target, expected={}, level=smoke.Level(level), nodes=hosts, settings=object())
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("slots", [1, 2, 4, 8])
+def test_every_count_of_ranks_fits_on_hosts_that_are_not_refused(launch, count, slots) -> None:
+    counts = importlib.import_module("smokelib.counts")
+    hosts = [{"host": f"node{i}", "slots": slots} for i in range(count)]
+    for world in (*counts.worlds(count * slots), *(t * p * d for t, p, d in counts.layouts(count * slots, 8))):
+        assert sum(h["slots"] for h in launch.spread(hosts, world)) == world
+
+
 def test_nodes_with_an_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bare hosts"):
         smoke.run_smoke(
