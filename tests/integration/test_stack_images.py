@@ -345,6 +345,8 @@ def test_llama3_70b_compiles_flash_attention_3_and_open_mpi_and_trains_with_sgd(
         tag = image("llama3-70b", lock, base, *contexts, devel=devel)
     assert "fused_rotary_positional_embedding" in compiled(tag, "apex")["extensions"]
     assert compiled(tag, "te")["extensions"] == ["transformer_engine_torch"]
-    assert compiled(tag, "flash-attn-hopper")["extensions"] == ["flash_attn_3_cuda"]
+    fa3 = compiled(tag, "flash-attn-hopper")
+    assert fa3["extensions"] == ["flash_attn_3_cuda"]
+    assert "cuda_12.8" in fa3["ptxas"]  # the archives' own, not the toolkit's
     monkeypatch.setenv("IMAGE_LLAMA3_70B", tag)
     trains("test_pretrain_gpt.py", "llama3_70b")
