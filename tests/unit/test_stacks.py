@@ -329,3 +329,9 @@ def test_no_such_stack():
         load_stack("llama4")
     with pytest.raises(UsageError, match=r"there is no stack './nowhere.toml'"):
         load_stack("./nowhere.toml")
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_no_image_tells_te_where_one_of_cudnns_libraries_is(name: str) -> None:
+    """With CUDNN_HOME or CUDNN_PATH TE loads libcudnn.so.9 alone, and then misses those that its own library names."""
+    assert not {"CUDNN_HOME", "CUDNN_PATH"} & set(load_stack(name).environment)
