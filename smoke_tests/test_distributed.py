@@ -8,9 +8,8 @@ import pytest
 
 from smokelib import data, launch
 from smokelib.counts import batch_of, layouts, worlds
+from smokelib.launch import hostfile
 from test_step import BATCH, LR, MEGATRON, MODEL, STEPS, falling
-
-NODES = os.environ.get("SMOKE_NODES")
 
 
 def _same_data(results, seed, batch, seq):
@@ -33,7 +32,13 @@ def _ddp(device, seed, world, launcher="torchrun", **more):
     args = dict({"device": device, "seed": seed, "model": MODEL, "batch": BATCH, "steps": STEPS, "lr": LR}, **more)
     assert args["batch"] % world == 0, "{} ranks cannot share a batch of {}".format(world, args["batch"])
     return launch.run_ranks(
-        "ddp", world, launcher=launcher, args=args, timeout=300, stall=90, nodes=NODES if launcher != "env" else None
+        "ddp",
+        world,
+        launcher=launcher,
+        args=args,
+        timeout=300,
+        stall=90,
+        nodes=hostfile() if launcher != "env" else None,
     )
 
 
@@ -46,10 +51,10 @@ def alone(device, seed, nproc):
 @pytest.fixture
 def kept(tmp_path):
     """A folder that every rank sees: beside the hostfile, which is where every host looks, else a temporary one."""
-    if not NODES:
+    if not hostfile():
         yield tmp_path
         return
-    folder = tempfile.mkdtemp(prefix="smoke-kept-", dir=os.path.dirname(NODES))
+    folder = tempfile.mkdtemp(prefix="smoke-kept-", dir=os.path.dirname(hostfile()))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,7 +66,7 @@ def test_distributed_ddp(launcher, device, nproc, seed, expected, figure, alone)
         pytest.skip("the lock lists no mpi, and this host has none")
     if nproc < 2:
         pytest.skip("one rank only: nothing to distribute")
-    if launcher == "env" and NODES:
+    if launcher == "env" and hostfile():
         pytest.skip("plain processes start on one host")
     falling(alone)
     for world in worlds(nproc):
@@ -97,7 +102,7 @@ def test_distributed_allreduce_exact(device, nproc, seed, figure):
     for world in worlds(nproc):
         results = launch.run_ranks(
             "allreduce", world, args={"device": device, "seed": seed, "bytes": 1 << 22, "warmup": 1, "turns": 3},
-            timeout=180, stall=60, nodes=NODES,
+            timeout=180, stall=60, nodes=hostfile(),
         )  # fmt: skip
         assert all(r["exact"] for r in results), "the all-reduce is wrong on rank {}".format(
             [i for i, r in enumerate(results) if not r["exact"]]
@@ -111,7 +116,7 @@ def _megatron(device, seed, tp=1, pp=1, dp=1, **more):
     if tp * pp * dp > 1:
         args["distributed_optimizer"] = more.get("distributed_optimizer", device == "cuda")
     return launch.run_ranks(
-        "megatron_gpt", tp * pp * dp, args=args, timeout=300, stall=120, nodes=NODES if tp * pp * dp > 1 else None
+        "megatron_gpt", tp * pp * dp, args=args, timeout=300, stall=120, nodes=hostfile() if tp * pp * dp > 1 else None
     )
 
 

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from smokelib import launch
-from smokelib.te import autocast, load_failure
+from smokelib.installed import release_of
+from smokelib.te import autocast, load_failure, must_have_fp8_attention
 from smokelib.traces import assert_kernel, kernel_names, loaded_libraries, matching, short
 
 GEMM = r"(?i)gemm|nvjet|cutlass|xmma"
@@ -264,12 +265,10 @@ def test_kernels_te_attention_fp8(dim, te, gpu, seed, figure):
         "fp8", {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1"}, {"seed": seed, "dim": dim, "fp8": True}
     )
     if result.get("refused"):
-        # Known: TE before fp8_dpa takes no such argument; cuDNN has no FP8 attention before Hopper, nor at head dimension 64.
-        old = result["refused"].startswith("TypeError") and "fp8_dpa" in result["refused"]
-        hopper = torch.cuda.get_device_capability() >= (9, 0)
-        assert old or dim == 64 or not hopper, "TE has no FP8 attention at head dimension {} here: {}".format(
-            dim, result["refused"]
+        there = must_have_fp8_attention(
+            torch.cuda.get_device_capability(), dim, release_of("transformer-engine"), torch.backends.cudnn.version()
         )
+        assert not there, "TE has no FP8 attention at head dimension {} here: {}".format(dim, result["refused"])
         pytest.skip("this Transformer Engine has no FP8 attention here: {}".format(result["refused"]))
     assert result["path"] in ("fused", "flash"), "FP8 attention ran {} ({})".format(
         result["path"], short(result["kernels"])

@@ -18,11 +18,12 @@ def batch_of(nproc: int, batch: int) -> int:
 
 
 def layouts(nproc: int, batch: int) -> List[Tuple[int, int, int]]:
-    """Return (TP, PP, DP) whose product is at most `nproc`: each of 1 or 2, DP alone up to 8, and all three on every rank."""
+    """Return (TP, PP, DP) whose product is at most `nproc`: each of 1 or 2, DP alone up to 8, and all three on as many
+    ranks as can share the batch."""
     found = []
     for tp, pp in itertools.product((1, 2), (1, 2)):
         for dp in (1, 2, 4, 8):
             if 2 <= tp * pp * dp <= nproc and (dp <= 2 or (tp, pp) == (1, 1)):
                 found.append((tp, pp, dp))
-    most = (2, 2, nproc // 4)
-    return found if most in found or nproc % 4 or nproc < 8 or batch % most[2] else [*found, most]
+    most = max((dp for dp in range(3, nproc // 4 + 1) if batch % dp == 0), default=0)
+    return [*found, (2, 2, most)] if most else found

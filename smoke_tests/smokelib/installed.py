@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from importlib import metadata
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 from smokelib.expectation import normalise
 
@@ -28,6 +28,11 @@ def distributions() -> Dict[str, str]:
 
 def version_of(name: str) -> Optional[str]:
     return distributions().get(normalise(name))
+
+
+def release_of(name: str) -> Tuple[int, ...]:
+    """Return the numbers of an installed distribution's version, (2, 12, 0); nothing where it is not installed."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version_of(name) or "").group()))
 
 
 def same_version(installed: str, expected: str) -> bool:

@@ -95,15 +95,23 @@ def kill_all(run_id: str) -> None:
     raise RanksFailed("processes {} do not die".format(processes_of(run_id)))
 
 
+def hostfile() -> Optional[str]:
+    """Return the hostfile of a run on several hosts; run.py sets it."""
+    return os.environ.get("SMOKE_NODES")
+
+
 def read_hostfile(path: str) -> List[Dict[str, Any]]:
-    """Read lines of `host slots=N` (Open MPI's and DeepSpeed's form); one slot where none is named."""
+    """Read lines of `host slots=N` (Open MPI's and DeepSpeed's form) or `host:N` (MPICH's); one slot where none is named."""
     hosts = []
     with open(path, encoding="utf-8") as handle:
         for line in handle:
             words = line.split("#")[0].split()
             if words:
+                name, colon, count = words[0].rpartition(":")
+                if not (colon and count.isdigit() and ":" not in name):
+                    name, count = words[0], "1"
                 slots = [int(w.split("=")[1]) for w in words[1:] if w.startswith("slots=")]
-                hosts.append({"host": words[0], "slots": slots[0] if slots else 1})
+                hosts.append({"host": name, "slots": slots[0] if slots else int(count)})
     if not hosts:
         raise RanksFailed("the hostfile names no host")
     return hosts
@@ -112,18 +120,26 @@ def read_hostfile(path: str) -> List[Dict[str, Any]]:
 def spread(hosts: List[Dict[str, Any]], world: int) -> List[Dict[str, Any]]:
     """Return how many of `world` ranks each host starts: the same on each, on as many hosts as that allows.
 
-    Two ranks on two hosts of eight slots are one on each, so that every count of ranks crosses the network.
+    Two ranks on two hosts of eight slots are one on each, so that every count of ranks crosses the network. Where the same on
+    each does not go, every host in turn starts what it can.
     """
     for count in range(len(hosts), 0, -1):
         share, rest = divmod(world, count)
         fit = [h for h in hosts if h["slots"] >= share]
         if not rest and share and len(fit) >= count:
             return [dict(h, slots=share) for h in fit[:count]]
-    raise RanksFailed(
-        "{} ranks do not fit on {}, the same number on each".format(
-            world, ", ".join("{} slots={}".format(h["host"], h["slots"]) for h in hosts)
+    filled, left = [], world
+    for host in hosts:
+        share = min(host["slots"], left)
+        filled += [dict(host, slots=share)] if share else []
+        left -= share
+    if left:
+        raise RanksFailed(
+            "{} ranks do not fit on {}".format(
+                world, ", ".join("{} slots={}".format(h["host"], h["slots"]) for h in hosts)
+            )
         )
-    )
+    return filled
 
 
 def available(launcher: str) -> bool:
@@ -151,7 +167,8 @@ def _commands(
 ) -> List[Dict[str, Any]]:
     script = [os.path.join(HERE, "workers", worker + ".py")]
     python = sys.executable
-    travels = sorted(name for name in env if name.startswith(TRAVELS))
+    # The folder of byte code is this host's: another would keep what nobody removes.
+    travels = sorted(name for name in env if name.startswith(TRAVELS) and name != "PYTHONPYCACHEPREFIX")
     if hosts and launcher == "torchrun":
         export = " ".join("{}={}".format(name, shlex.quote(env[name])) for name in travels)
         agent = shlex.split(os.environ.get("SMOKE_RSH", "ssh -tt -o BatchMode=yes -o StrictHostKeyChecking=accept-new"))
@@ -254,6 +271,8 @@ def _list(ranks: Any) -> str:
 
 def _hang_message(watch: _Watch, world: int, waited: float, folder: str) -> str:
     open_ranks = [r for r in range(world) if r not in watch.done]
+    if not open_ranks:
+        return "every rank had done its work; their launcher did not end within {:.0f} s".format(waited)
     silent = [r for r in open_ranks if r not in watch.last]
     if silent:
         return "{} never started within {:.0f} s".format(_list(silent), waited)
@@ -387,7 +406,7 @@ def _follow(
             if now - failed_since > 2.0:
                 return
         elif now - moved > stall or now - begin > timeout:
-            for pid in pids.values():
+            for pid in pids.values() if local else ():  # another host's numbers mean other processes here
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGUSR1)  # each rank writes where it is
             time.sleep(0.5)

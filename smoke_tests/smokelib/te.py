@@ -3,7 +3,7 @@
 import ast
 import importlib.util
 import os
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 
 def _sources():
@@ -49,6 +49,25 @@ def autocast(te, recipe):
     if hasattr(te, "autocast"):
         return te.autocast(enabled=True, recipe=recipe)
     return te.fp8_autocast(enabled=True, fp8_recipe=recipe)
+
+
+def must_have_fp8_attention(
+    capability: Tuple[int, int], head_dim: int, te: Tuple[int, ...], cudnn: Optional[int]
+) -> bool:
+    """Whether TE has a fused FP8 attention, forward and backward, for a causal mask in `sbhd`, sequences of 128 N.
+
+    What `nvte_get_fused_attn_backend` asks for (transformer_engine/common/fused_attn/fused_attn.cpp of v1.9 to v2.14): on 9.0 head
+    dimension 128 and cuDNN 9.2.1, on 10.x since TE 2.0 up to 128 and cuDNN 9.7; never cuDNN 9.10.0. Elsewhere it may lack.
+
+    Args:
+        capability: of the GPU. te: TE's version. cudnn: as torch tells it, 90201 for 9.2.1.
+
+    """
+    if cudnn is None or cudnn == 91000 or te < (1, 9):
+        return False
+    if capability == (9, 0):
+        return head_dim == 128 and cudnn >= 90201
+    return capability[0] == 10 and te >= (2, 0) and head_dim <= 128 and cudnn >= 90700
 
 
 def load_failure(error: BaseException) -> str:

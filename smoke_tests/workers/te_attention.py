@@ -52,9 +52,11 @@ def body(rank):
     try:
         for _ in range(3 if args.get("fp8") else 1):
             run()
-    except (ValueError, TypeError, AssertionError) as error:
-        if args.get("fp8"):
-            rank.result(refused="{}: {}".format(type(error).__name__, str(error)[:300]))
+    except Exception as error:  # TE before 1.13 says so with a bare one
+        text = str(error)
+        none = "No dot product attention" in text or (isinstance(error, TypeError) and "fp8_dpa" in text)
+        if args.get("fp8") and (none or "cudnn" in text.lower()):
+            rank.result(refused="{}: {}".format(type(error).__name__, text[:300]))
             return
         raise
     names = traces.kernel_names(run)

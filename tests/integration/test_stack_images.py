@@ -1,20 +1,23 @@
-"""Four stacks' own images, from the lock to five steps of training, with what is out of reach here replaced.
+"""The stacks' own images, from the lock to five steps of training, with what is out of reach here replaced.
 
 Their own cells and Dockerfiles. `--build-context` puts roots of Ubuntu as it was released in the place of nvidia/cuda and NGC,
-Debian's CUDA as /usr/local/cuda in them: 11.8 under llm-jp, 12.4 that states 12.6 under megatron-gpt3 and llama3-70b; under gpt2-3d
+Debian's CUDA as /usr/local/cuda in them: 11.8 under llm-jp and alcf, 12.4 that states 12.6 under megatron-gpt3 and llama3-70b; under gpt2-3d
 Python 3.8 and a torch. The torches are PyPI's of the same release (2.0.1 for CUDA 11.7, 2.8.0 for 12.8, 1.8.0 for 10.2), which state the
 cell's build instead; no GPU runs them here. llama3-70b's flash-attention 3 compiles the kernels of two head dimensions alone, with
 Debian's nvcc 12.4 and PyPI's ptxas 12.8.93 in the archives that its setup.py looks for, and its Open MPI is Debian's 5.0.7, which states 5.0.5.
+alcf's flash-attention 2 compiles for the stack's own GPU alone, and its ambivalent is PyPI's 0.3.0.
 
 Needs the sources of apex and the repositories, from GitHub or under the setting `sources`.
 """
 
+import hashlib
 import io
 import json
 import re
 import subprocess
 import sys
 import tarfile
+import urllib.parse
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -135,12 +138,28 @@ def torch_wheel(folder: Path, requirement: str, python: str, version: str, cuda:
     return made
 
 
-def locked(stack: str, folder: Path) -> Path:
-    """Lock the stack where only its base images are out of reach; a machine that lacks more skips."""
+def sdist(requirement: str) -> tarfile.TarFile:
+    """Open PyPI's source archive of this release; pip would run its setup.py to download it."""
+    name, version = requirement.split("==")
+    index = urllib.request.Request(
+        f"https://pypi.org/simple/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
+    )
+    with urllib.request.urlopen(index) as answer:
+        files = json.load(answer)["files"]
+    (file,) = [f for f in files if f["filename"] == f"{name.replace('-', '_')}-{version}.tar.gz"]
+    with urllib.request.urlopen(urllib.parse.urljoin(index.full_url, file["url"])) as answer:
+        data = answer.read()
+    assert hashlib.sha256(data).hexdigest() == file["hashes"]["sha256"]
+    return tarfile.open(fileobj=io.BytesIO(data))
+
+
+def locked(stack: str, folder: Path, *replaced: str) -> Path:
+    """Lock the stack where only its base images and the sources named are out of reach; a machine that lacks more skips."""
     command = [sys.executable, "-m", "envbuild", "lock", "--stack", stack, "--out", folder / "lock"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lacking = [line.strip() for line in done.stderr.splitlines() if line.startswith("  - ")]
-    beside = [line for line in lacking if not line.startswith("- digest of ")]
+    known = ("- digest of ", *(f"- source tree of {name} " for name in replaced))
+    beside = [line for line in lacking if not line.startswith(known)]
     if beside:
         pytest.skip("; ".join(beside))
     assert done.returncode in {0, 4}, done.stderr
@@ -201,6 +220,25 @@ def small_fa3(lock: Path, folder: Path) -> Path:
         assert asks in text
         text = text.replace(asks, asks.replace("FALSE", "TRUE"))
     setup.write_text(text)
+    return folder
+
+
+def fa2_for_sm80(folder: Path) -> Path:
+    """Make a folder with PyPI's source of flash-attention 2.0.9, which compiles for sm_80 and not for sm_90 besides."""
+    folder.mkdir()
+    hopper = """    if bare_metal_version >= Version("11.8"):
+        cc_flag.append("-gencode")
+        cc_flag.append("arch=compute_90,code=sm_90")
+"""
+    with sdist("flash-attn==2.0.9") as source, tarfile.open(folder / "flash_attn-2.0.9.tar.gz", "w:gz") as made:
+        for member in source:
+            content = source.extractfile(member) if member.isreg() else None
+            if content is not None and member.name == "flash_attn-2.0.9/setup.py":
+                text = content.read().decode()
+                assert hopper in text
+                changed = text.replace(hopper, "").encode()
+                member.size, content = len(changed), io.BytesIO(changed)
+            made.addfile(member, content)
     return folder
 
 
@@ -280,6 +318,25 @@ def test_llm_jp_compiles_apex_and_trains_under_deepspeed_0_10(engine, tmp_path, 
     assert {"amp_C", "fused_layer_norm_cuda", "scaled_upper_triang_masked_softmax_cuda"} <= set(apex["extensions"])
     monkeypatch.setenv("IMAGE_LLM_JP", tag)
     trains("test_pretrain_deepspeed.py", "llm_jp")
+
+
+def test_alcf_compiles_apex_and_flash_attention_2_and_trains(engine, tmp_path, monkeypatch):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    torch_wheel(wheels, "torch==2.0.1", "3.10", "2.0.1+cu118", "11.8")
+    monkeypatch.setenv("ENVBUILD_FIND_LINKS", str(wheels))
+    lock = locked("alcf", tmp_path, "ambivalent")
+    with sdist("ambivalent==0.3.0") as source:
+        source.extractall(tmp_path / "ambivalent", filter="data")
+    inputs = {"ambivalent": tmp_path / "ambivalent" / "ambivalent-0.3.0", "flash-attn": fa2_for_sm80(tmp_path / "fa2")}
+    contexts = [f"--build-context=src-{name}={folder}" for name, folder in inputs.items()]
+    tag = image("alcf", lock, cuda_image(tmp_path, "bookworm", "11.8", "jammy"), *contexts)
+    assert "amp_C" in compiled(tag, "apex")["extensions"]
+    flash = compiled(tag, "flash-attn")
+    assert "cuda_11.8" in flash["nvcc"]
+    assert flash["extensions"] == ["flash_attn_2_cuda"]
+    monkeypatch.setenv("IMAGE_ALCF", tag)
+    trains("test_pretrain_deepspeed.py", "alcf")
 
 
 def test_gpt2_3d_trains_under_deepspeed_0_5_1_on_python_3_8(engine, tmp_path, monkeypatch):

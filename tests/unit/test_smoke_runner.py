@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -251,29 +252,21 @@ def test_the_suite_parses_on_python_38_and_never_imports_envbuild() -> None:
             assert not any(name.split(".")[0] == "envbuild" for name in names), path
 
 
-@pytest.mark.parametrize(
-    ("text", "level", "says"),
-    [
-        ("node1 slots=4\nnode2 slots=2\n", "distributed", "the same number of slots on every host, a power of two"),
-        ("node1 slots=3\nnode2 slots=3\n", "distributed", "a power of two: node1 slots=3, node2 slots=3"),
-        ("node1:8\nnode2:8\n", "distributed", "Open MPI's form"),
-        ("node1 slots=8\nnode2 slots=8\n", "bench", "on one host"),
-    ],
-)
-def test_hosts_that_the_suite_cannot_use_are_refused_first(tmp_path: Path, text, level, says) -> None:
+def test_a_hostfile_that_names_no_host_is_refused_first(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text(text)
+    hosts.write_text("node1 slots=many\n")
     target = smoke.HostTarget(python=Path("/nowhere/python"))
-    with pytest.raises(UsageError, match=says):
-        smoke.run_smoke(target, expected={}, level=smoke.Level(level), nodes=hosts, settings=object())
+    with pytest.raises(UsageError, match="names no host and slots"):
+        smoke.run_smoke(target, expected={}, level=Level.BENCH, nodes=hosts, settings=object())
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-@pytest.mark.parametrize("slots", [1, 2, 4, 8])
-def test_every_count_of_ranks_fits_on_hosts_that_are_not_refused(launch, count, slots) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_every_count_of_ranks_fits_on_the_hosts(launch, count, slots) -> None:
     counts = importlib.import_module("smokelib.counts")
-    hosts = [{"host": f"node{i}", "slots": slots} for i in range(count)]
-    for world in (*counts.worlds(count * slots), *(t * p * d for t, p, d in counts.layouts(count * slots, 8))):
+    hosts = [{"host": f"node{i}", "slots": slots + i % 2} for i in range(count)]
+    most = sum(h["slots"] for h in hosts)
+    for world in (*counts.worlds(most), *(t * p * d for t, p, d in counts.layouts(most, 8))):
         assert sum(h["slots"] for h in launch.spread(hosts, world)) == world
 
 
@@ -390,7 +383,7 @@ def test_a_process_that_a_rank_left_is_ended(ranks) -> None:
 
 def test_hostfile(launch, tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# two nodes\nnode1 slots=8\n\nnode2 slots=8 # second\nnode3\n")
+    path.write_text("# two nodes\nnode1 slots=8\n\nnode2:8 # second\nnode3\n")
     assert launch.read_hostfile(str(path)) == [
         {"host": "node1", "slots": 8},
         {"host": "node2", "slots": 8},
@@ -407,7 +400,9 @@ ENV = {"SMOKE_ARGS": "{}", "PATH": "/bin", "PYTHONPATH": "/suite", "SECRET_TOKEN
 
 def test_nodes_are_started_over_ssh(launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOKE_RSH", "ssh -p 2222")
-    commands = launch._commands("torchrun", "w", 4, 1234, ENV, TWO_HOSTS, str(tmp_path))
+    environment = ENV | {"PYTHONPYCACHEPREFIX": "/tmp/of/this/host"}
+    commands = launch._commands("torchrun", "w", 4, 1234, environment, TWO_HOSTS, str(tmp_path))
+    assert "PYTHONPYCACHEPREFIX" not in commands[1]["argv"][4]
     assert [command["argv"][:4] for command in commands] == [["ssh", "-p", "2222", f"node{i}"] for i in (1, 2)]
     assert "--node_rank 1 --master_addr node1 --master_port 1234" in commands[1]["argv"][4]
     assert "PYTHONPATH=/suite" in commands[1]["argv"][4]
@@ -441,14 +436,18 @@ def test_mpirun_is_told_its_hosts_and_what_travels(
         ((8, 8), 2, [1, 1]),
         ((8, 8), 16, [8, 8]),
         ((8, 8), 1, [1]),
-        ((4, 2), 6, None),
+        ((4, 2), 6, [4, 2]),
+        ((4, 2), 5, [4, 1]),
+        ((4, 2), 7, None),
         ((4, 2), 4, [2, 2]),
         ((4, 2), 3, [3]),
         ((1, 4, 4), 8, [4, 4]),
         ((2, 2), 5, None),
     ],
 )
-def test_ranks_are_spread_over_as_many_hosts_as_share_them_evenly(launch, slots, world, shares) -> None:
+def test_ranks_are_spread_over_as_many_hosts_as_share_them_evenly_or_fill_them_in_turn(
+    launch, slots, world, shares
+) -> None:
     hosts = [{"host": f"node{i}", "slots": n} for i, n in enumerate(slots)]
     if shares is None:
         with pytest.raises(launch.RanksFailed, match=f"{world} ranks do not fit on node0 slots="):
@@ -457,7 +456,7 @@ def test_ranks_are_spread_over_as_many_hosts_as_share_them_evenly(launch, slots,
         assert [h["slots"] for h in launch.spread(hosts, world)] == shares
 
 
-@pytest.mark.parametrize("nproc", range(1, 17))
+@pytest.mark.parametrize("nproc", [*range(1, 17), 20, 24, 32])
 def test_every_count_of_ranks_has_a_batch_that_it_can_share(launch, nproc) -> None:
     counts = importlib.import_module("smokelib.counts")
     worlds, layouts = counts.worlds(nproc), counts.layouts(nproc, 8)
@@ -467,6 +466,7 @@ def test_every_count_of_ranks_has_a_batch_that_it_can_share(launch, nproc) -> No
     assert counts.batch_of(nproc, 8) == 8 or nproc > 8 or nproc in {3, 5, 6, 7}
     assert all(2 <= tp * pp * dp <= nproc and 8 % dp == 0 for tp, pp, dp in layouts)
     assert nproc not in {8, 16} or (2, 2, nproc // 4) in layouts
+    assert nproc < 16 or max(tp * pp * dp for tp, pp, dp in layouts) == (16 if nproc < 32 else 32)
 
 
 def test_the_last_pipeline_stage_that_hangs_is_the_one_named(launch, tmp_path: Path) -> None:
@@ -479,6 +479,56 @@ def test_the_last_pipeline_stage_that_hangs_is_the_one_named(launch, tmp_path: P
     watch.last = {0: {"at": "step 2", "sequence": 8}, 1: {"at": "step 1: all-reduce of the loss", "sequence": 7}}
     message = launch._hang_message(watch, 2, 30.0, str(tmp_path))
     assert message.startswith("no progress for 30 s: rank 1 stopped at 'step 1: all-reduce of the loss'; rank 0 waits")
+
+
+def test_a_launcher_that_does_not_end_is_told_as_such(launch, tmp_path: Path) -> None:
+    watch = launch._Watch(2)
+    watch.done = {0, 1}
+    message = launch._hang_message(watch, 2, 30.0, str(tmp_path))
+    assert message == "every rank had done its work; their launcher did not end within 30 s"
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_hang_signals_this_hosts_ranks_alone(launch, tmp_path: Path, monkeypatch, local) -> None:
+    signalled: list[int] = []
+    real = os.kill
+
+    def kill(pid: int, number: int) -> None:
+        signalled.append(pid) if number == signal.SIGUSR1 else real(pid, number)
+
+    monkeypatch.setattr(launch.os, "kill", kill)
+    watch = launch._Watch(1)
+    watch.last = {0: {"at": "step 1", "sequence": 3, "pid": os.getpid()}}
+    watch.moved -= 100
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            with pytest.raises(launch.RanksFailed, match="rank 0 stopped at 'step 1'"):
+                launch._follow(watch, [process], 1, 300.0, 60.0, str(tmp_path), local=local)
+        finally:
+            process.kill()
+    assert signalled == ([os.getpid()] if local else [])
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "te", "cudnn", "there"),
+    [
+        ((9, 0), 128, (2, 12, 0), 91900, True),
+        ((9, 0), 128, (1, 13, 0), 90201, True),
+        ((9, 0), 128, (1, 13, 0), 90100, False),
+        ((9, 0), 128, (1, 8, 0), 90700, False),
+        ((9, 0), 128, (2, 12, 0), 91000, False),
+        ((9, 0), 64, (2, 12, 0), 91900, False),
+        ((10, 0), 64, (2, 0), 90700, True),
+        ((10, 3), 128, (2, 12, 0), 91900, True),
+        ((10, 0), 128, (1, 13, 0), 90700, False),
+        ((12, 0), 128, (2, 12, 0), 91900, False),
+        ((8, 9), 128, (2, 12, 0), 91900, False),
+        ((9, 0), 128, (2, 12, 0), None, False),
+    ],
+)
+def test_where_te_must_have_fp8_attention(launch, capability, head_dim, te, cudnn, there) -> None:
+    must = importlib.import_module("smokelib.te").must_have_fp8_attention
+    assert must(capability, head_dim, te, cudnn) is there
 
 
 def test_versions(launch) -> None:
