@@ -390,7 +390,8 @@ def evidence_for(
 ) -> Standing:
     """Return what the records say of a cell.
 
-    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides. A run of
+    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides. Where it
+    passed, the one on the most GPUs since the last that failed is told. A run of
     some tests alone (`-k`) or of a level below `step` that passed proves less than a whole one: it decides where there is
     no other, and takes back what an earlier run of no more than the same tests said.
 
@@ -409,9 +410,10 @@ def evidence_for(
     ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
     stale: tuple[Evidence, str] | None = None
     partial: Evidence | None = None
+    whole: Evidence | None = None
     taken_back: dict[str, int] = {}
     for record in ranked:
-        if partial and partial.device != record.device:
+        if (found := whole or partial) and found.device != record.device:
             break
         why = _staleness(record, suite, lock_digest)
         if why:
@@ -420,9 +422,13 @@ def evidence_for(
             partial = partial or record
             taken_back[record.keyword] = max(record.depth, taken_back.get(record.keyword, 0))
         elif record.depth > taken_back.get(record.keyword, -1):
-            return Standing(status="verified" if record.passed else "failed", record=record)
-    if partial:
-        return Standing(status="verified", record=partial)
+            if not record.passed:
+                if whole:
+                    break
+                return Standing(status="failed", record=record)
+            whole = record if whole is None or record.nproc > whole.nproc else whole
+    if whole or partial:
+        return Standing(status="verified", record=whole or partial)
     if stale is None:
         return Standing(status="never")
     return Standing(status="stale", record=stale[0], why_stale=stale[1])

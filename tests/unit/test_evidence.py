@@ -197,6 +197,15 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
     assert evidence_for([good, other], cell_id=CELL, suite="sha256:22").record == good
 
 
+def test_the_run_on_the_most_gpus_since_the_last_failure_is_told() -> None:
+    runs = [record(nproc=count, now=NOW + timedelta(hours=hours)) for hours, count in enumerate((8, 4, 1))]
+    assert evidence_for(runs, cell_id=CELL).record == runs[0]
+    bad = record(verdict="failed", reason="test_x", now=NOW + timedelta(minutes=30))
+    assert evidence_for([*runs, bad], cell_id=CELL).record == runs[1]
+    cpu = record(device="cpu", nproc=16, machine={"gpus": []}, now=NOW + timedelta(days=1))
+    assert evidence_for([*runs, cpu], cell_id=CELL).record == runs[0]
+
+
 def test_a_gpu_run_counts_before_a_later_cpu_run() -> None:
     cpu = record(device="cpu", machine={"gpus": []}, now=NOW + timedelta(days=1))
     assert evidence_for([record(), cpu], cell_id=CELL).record == record()
