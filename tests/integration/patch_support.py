@@ -64,6 +64,16 @@ def environment_of(python: Path, **more: str) -> dict[str, str]:
     return os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}"} | more
 
 
+def image_variable(stack: str) -> str:
+    """Return the name of the variable that says which image is the stack's own."""
+    return f"IMAGE_{stack.upper().replace('-', '_')}"
+
+
+def image_of(stack: str) -> str | None:
+    """Return the tag of the stack's own image, where the environment names one."""
+    return os.environ.get(image_variable(stack))
+
+
 def in_image(
     image: str, *command: object, workdir: Path, folders: Iterable[Path], variables: Mapping[str, str]
 ) -> list[str]:

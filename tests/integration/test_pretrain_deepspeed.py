@@ -1,7 +1,8 @@
-"""The own training scripts of llm-jp and gpt2-3d under DeepSpeed, on the processor: five steps by each launcher.
+"""The own training scripts of llm-jp, gpt2-3d and alcf under DeepSpeed, on the processor: five steps by each launcher.
 
 Needs Open MPI and the real repositories under UPSTREAM_TREES; no package registry carries those. With IMAGE_LLM_JP or
-IMAGE_GPT2_3D, tags of those stacks' images, the script runs there instead, in the image's own tree and environment.
+IMAGE_GPT2_3D, tags of those stacks' images, the script runs there instead, in the image's own tree and environment. alcf's, which
+starts through ezpz and MPICH, runs in its image alone (IMAGE_ALCF).
 """
 
 import base64
@@ -14,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, WORDS, environment_of, in_image, patched_tree, venv, write_corpus
+from patch_support import (
+    PROBES,
+    WORDS,
+    environment_of,
+    image_of,
+    image_variable,
+    in_image,
+    patched_tree,
+    venv,
+    write_corpus,
+)
 
 from envbuild.paths import data_dir
 from envbuild.stacks import load_stack
@@ -72,6 +83,7 @@ class Place:
             "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks],
             "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", ranks, python],
             "deepspeed": [python.parent / "deepspeed", "--num_gpus", ranks],
+            "mpiexec": ["mpiexec", "-n", ranks, python],
         }
         if self.image:
             # what `deepspeed` starts on each host: the older ones themselves count GPUs first, and find none here
@@ -108,7 +120,7 @@ class Place:
 
 def place(stack: str, patch: str, folder: Path, inner: str = ".") -> Place:
     """Where the tree of a stack lies: in the image that the environment names, or here, patched and compiled."""
-    image = os.environ.get(f"IMAGE_{stack.upper().replace('-', '_')}")
+    image = image_of(stack)
     if image:
         return Place(tree=Path(load_stack(stack).repository.path), image=image)
     tree = patched_tree(folder, patch) / inner  # whoever has no tree has skipped by now, and needs no environment
@@ -126,19 +138,28 @@ def llm_jp(tmp_path_factory) -> Place:
     return place("llm-jp", "makefile", tmp_path_factory.mktemp("llm-jp"))
 
 
-@pytest.fixture(scope="module")
-def tokens(llm_jp, corpus) -> Path:
-    """The corpus as the tree's own preprocess_data.py leaves it."""
+def tokenised(at: Place, corpus: Path) -> Path:
+    """Have the tree's own preprocess_data.py make tokens of the corpus; return their prefix."""
     flags = f"""--input {corpus}/corpus.jsonl --output-prefix {corpus}/tokens --dataset-impl mmap --append-eod --workers 1
         --tokenizer-type GPT2BPETokenizer {vocabulary(corpus)}"""
-    llm_jp.run(1, "none", "tools/preprocess_data.py", *flags.split(), mount=corpus)
+    at.run(1, "none", "tools/preprocess_data.py", *flags.split(), mount=corpus)
     return corpus / "tokens_text_document"
 
 
-def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
-    flags = f"""{MODEL} {vocabulary(corpus)} --data-path {tokens} --micro-batch-size 2 --global-batch-size 4 --lr-decay-style constant
+@pytest.fixture(scope="module")
+def tokens(llm_jp, corpus) -> Path:
+    return tokenised(llm_jp, corpus)
+
+
+def training(corpus: Path, tokens: Path) -> str:
+    """Return what llm-jp's and alcf's scripts are told: both come from one Megatron-DeepSpeed."""
+    return f"""{MODEL} {vocabulary(corpus)} --data-path {tokens} --micro-batch-size 2 --global-batch-size 4 --lr-decay-style constant
         --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-gradient-accumulation-fusion
         --no-pipeline-parallel --use-cpu-initialization --deepspeed --deepspeed_config {corpus}/one.json --zero-stage 0"""
+
+
+def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
+    flags = training(corpus, tokens)
     losses = {}
     for launcher, more in (("torchrun", []), ("deepspeed", []), ("mpirun", ["--use-mpi"])):
         said = llm_jp.run(2, launcher, "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
@@ -146,6 +167,19 @@ def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
     assert [step for step, _ in losses["torchrun"]] == ["1", "2", "3", "4", "5"]
     assert float(losses["torchrun"][-1][1]) < float(losses["torchrun"][0][1])
     assert all(other == losses["torchrun"] for other in losses.values())
+
+
+def test_alcf_trains_through_ezpz_under_its_own_mpich(corpus) -> None:
+    if not image_of("alcf"):
+        pytest.skip(f"{image_variable('alcf')} names no image")
+    alcf = place("alcf", "alcf-portable", corpus)
+    flags = training(corpus, tokenised(alcf, corpus))
+    for ranks, more in ((1, []), (2, []), (2, ["--tensor-model-parallel-size", "2"])):
+        said = alcf.run(ranks, "mpiexec", "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
+        assert f"[rank=0/{ranks - 1}]" in said  # what ezpz says of itself
+        losses = [float(loss) for _, loss in LOSS.findall(said)]
+        assert len(losses) == 5
+        assert losses[-1] < losses[0]
 
 
 def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(corpus, tmp_path_factory) -> None:

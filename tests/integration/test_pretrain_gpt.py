@@ -14,9 +14,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, environment_of, in_image, patched_tree, venv, write_corpus
+from patch_support import (
+    PROBES,
+    REQUIREMENTS,
+    environment_of,
+    image_of,
+    image_variable,
+    in_image,
+    patched_tree,
+    venv,
+    write_corpus,
+)
 
-from envbuild.stacks import load_stack
+from envbuild.stacks import Stack, load_stack
 
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4
@@ -144,11 +154,16 @@ def run_in(image: str, tree: str, workdir: Path, *words: object) -> str:
     return done.stdout
 
 
-def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_path: Path) -> None:
-    image = os.environ.get("IMAGE_MEGATRON_GPT3")
+def own(name: str) -> tuple[Stack, str]:
+    """Return the stack, and the tag of its own image; where the environment names none, the test is skipped."""
+    image = image_of(name)
     if not image:
-        pytest.skip("IMAGE_MEGATRON_GPT3 names no image")
-    stack = load_stack("megatron-gpt3")
+        pytest.skip(f"{image_variable(name)} names no image")
+    return load_stack(name), image
+
+
+def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_path: Path) -> None:
+    stack, image = own("megatron-gpt3")
     tree = stack.repository.path
     write_corpus(tmp_path)
 
@@ -170,10 +185,7 @@ def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_pat
 
 
 def test_llama3_70b_trains_with_sgd_and_resumes_in_its_own_image(tmp_path: Path) -> None:
-    image = os.environ.get("IMAGE_LLAMA3_70B")
-    if not image:
-        pytest.skip("IMAGE_LLAMA3_70B names no image")
-    stack = load_stack("llama3-70b")
+    stack, image = own("llama3-70b")
     tree = stack.repository.path
     launcher = next(each for each in stack.launchers if each.name == "torchrun").command
     command = launcher.replace("--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500", "--standalone")

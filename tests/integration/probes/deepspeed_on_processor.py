@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from unittest.mock import MagicMock
 
+with contextlib.suppress(ImportError):
+    import ezpz.dist  # noqa: F401 - before the stand-ins, which it would take for an Intel GPU
 INTEL = version("deepspeed").startswith("0.10.")
 if INTEL:
     for absentee in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
