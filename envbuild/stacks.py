@@ -196,6 +196,11 @@ class Stack(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name in ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"):
+            if name in self.environment:
+                raise ValueError(
+                    f"environment: {name} is made by envbuild, so that the image's Python and MPI come first; set it in a launcher's command"
+                )
         for names, what in (
             ([s.name for s in self.steps], "steps"),
             ([b.name for b in self.builds], "builds"),

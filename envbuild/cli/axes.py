@@ -132,7 +132,7 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
             yield Pin(axis=name, spec=lock[name], origin="the lock")
         elif lock and use == "default":
             yield Pin(axis=name, spec=NONE, origin="the lock")
-    if kwargs.get("stack"):
+    if kwargs.get("stack") is not None:
         from envbuild.stacks import load_stack
 
         stack = load_stack(kwargs["stack"])

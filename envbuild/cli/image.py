@@ -203,7 +203,7 @@ def _with_lock(
 def _was_asked(flags: dict[str, Any], axis: str) -> bool:
     if flags.get(keyword(axis)):
         return True
-    if flags.get("stack"):
+    if flags.get("stack") is not None:
         from envbuild.stacks import load_stack
 
         return axis in load_stack(flags["stack"]).axes

@@ -189,12 +189,12 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
     def lacking(record: "Evidence") -> list[str]:
         return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
 
-    record = min(others, key=lambda other: (len(lacking(other)), -other.date.timestamp()))
-    there = evidence_for([record], cell_id=record.cell_id, suite=suite)
+    record = min(others, key=lambda other: (len(lacking(other)), other.device == "cpu", -other.date.timestamp()))
+    there = evidence_for(records, cell_id=record.cell_id, suite=suite)
     said = f"{there.describe()}, in {record.cell_id}"
     if lacking(record):
         return answer("never", f"never verified; all but {', '.join(lacking(record))}: {said}")
-    return answer(there.status, f"{said}, whose software is this cell's", record)
+    return answer(there.status, f"{said}, whose software is this cell's", there.record)
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:

@@ -74,7 +74,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
         pinned = read_lock(lock_file).lock
     request = request_from(flags, lock=pinned.pins if pinned else None)
     stack: Stack | None = None
-    if flags.get("stack"):
+    if flags.get("stack") is not None:
         stack = load_stack(flags["stack"])
     elif pinned and pinned.stack:
         stack = stack_of_lock(pinned.stack, None)

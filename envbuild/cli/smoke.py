@@ -101,6 +101,9 @@ def smoke(
         if found is None:
             raise UsageError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
         target = runner.HostTarget(python=Path(found))
+    for option, folder in (("--record", record), ("--junit", junit.parent if junit else None)):
+        if folder:
+            _writable(folder, f"{option} {folder}")
     hosts = [node.name for node in read_hostfile(nodes, default_slots=1)] if nodes else []
     seen = runner.look(target, settings)
     expected = runner.read_expected(expected_file) if expected_file else seen.expected
@@ -123,22 +126,41 @@ def smoke(
             keyword=keyword,
             seen=seen,
         )
-    if junit:
-        runner.write_junit(report, junit)
     answer = report.as_json()
-    if record:
-        evidence = from_report(
-            report,
-            nodes=hosts,
-            adopted=expected.get("adopted"),
-            built_with=expected.get("built_with"),
-            keyword=keyword,
-        )
-        kept = record_evidence(evidence, record)
-        answer["evidence"] = str(kept)
-        note(f"recorded in {kept}")
-    emit(answer, as_json=as_json, human=lambda: _table(answer))
-    report.raise_for_verdict()
+    try:
+        if record:
+            altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
+            evidence = from_report(
+                report,
+                nodes=hosts,
+                adopted=expected.get("adopted"),
+                built_with={**expected.get("built_with", {}), **altered},
+                keyword=keyword,
+            )
+            kept = record_evidence(evidence, record)
+            answer["evidence"] = str(kept)
+            note(f"recorded in {kept}")
+        if junit:
+            runner.write_junit(report, junit)
+    finally:  # what cannot be written must not cost the verdict
+        emit(answer, as_json=as_json, human=lambda: _table(answer))
+        report.raise_for_verdict()
+
+
+def _writable(folder: Path, option: str) -> None:
+    """Raise HostError where a file could not be written after the run."""
+    import tempfile
+
+    from envbuild.errors import HostError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise HostError(
+            f"nothing can be written to {folder}: {error.strerror}", where=option, hint="name another place"
+        ) from None
 
 
 def _beside(interpreter: "Path | str | None") -> Path | None:

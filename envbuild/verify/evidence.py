@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-_BELOW_STEP = ("import", "kernels")
-"""Levels that train nothing: a run that ends there proves less than one that took a step."""
+_LEVELS = ("import", "kernels", "step", "distributed", "bench")
+"""A run that ends below `step` trains nothing, and proves less than one that took a step."""
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 # An address of a host begins with four digits (fe80, 2001): less would be a slice of Python, `[1::2]`.
 _IPV6 = re.compile(r"(?<![\w:.])[\da-fA-F]{4}:[\da-fA-F:]*[\da-fA-F](?!\w|:\w)")
@@ -113,21 +113,42 @@ class Evidence(_Model):
     def where(self) -> str:
         """The machine in a few words: `2x H200, driver 580.159.04` or `CPU`."""
         if not self.gpus or self.device == "cpu":
-            return "CPU"
-        names = [re.sub(r"^NVIDIA ", "", gpu.name) for gpu in self.gpus]
-        text = names[0] if self.nproc <= 1 else f"{self.nproc}x {names[0]}"
-        text = f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
+            text = "CPU"
+        else:
+            name = re.sub(r"^NVIDIA ", "", self.gpus[0].name)
+            text = name if self.ranks <= 1 else f"{self.ranks}x {name}"
+            text = f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
         return f"{text}, only -k {self.keyword!r}" if self.keyword else text
 
     @property
+    def ranks(self) -> int:
+        """On how many ranks the run went: below `distributed` a test runs on one, whatever the machine has."""
+        return self.nproc if self.level in ("distributed", "bench") else 1
+
+    @property
+    def caveat(self) -> str:
+        """What of the lock did not run as it is, in words; empty when all of it did."""
+        parts = []
+        if self.adopted:
+            parts.append(f"{'torch' if 'torch' in self.adopted else 'packages'} adopted from the host")
+        if self.built_with:
+            parts.append(f"compiled with {len(self.built_with)} switches beside the lock's")
+        return " and ".join(parts)
+
+    @property
     def depth(self) -> int:
-        """How far the run was to go: 0 import, 1 kernels, 2 a training step or more."""
-        return _BELOW_STEP.index(self.level) if self.level in _BELOW_STEP else len(_BELOW_STEP)
+        """How far the run was to go: 0 import, 1 kernels, 2 step, 3 distributed, 4 bench."""
+        return _LEVELS.index(self.level) if self.level in _LEVELS else len(_LEVELS)
 
     @property
     def to_step(self) -> bool:
         """Whether the run was to train at least a step; one of less proves less."""
-        return self.depth == len(_BELOW_STEP)
+        return self.depth >= _LEVELS.index("step")
+
+    def takes_back(self, failed: "Evidence") -> bool:
+        """Whether this run, which passed, ran all that the earlier one failed in: as far, on as many ranks."""
+        covers = not self.keyword or self.keyword == failed.keyword
+        return covers and self.depth >= failed.depth and self.ranks >= failed.ranks
 
 
 def content_id(record: Mapping[str, Any]) -> str:
@@ -334,7 +355,7 @@ def _read(path: Path, *, named: Path) -> Evidence:
         first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise DataError(f"this evidence record does not load: {first}", where=str(path)) from None
     found = content_id(raw)
-    if raw["id"] != found or not named.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
+    if raw.get("id") != found or not named.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
         raise DataError(
             "this evidence record was edited after it was written",
             where=str(path),
@@ -372,6 +393,8 @@ class Standing:
         how = f"{f'verified{level}' if self.record.passed else 'failed'} on {self.record.where}, {when}"
         if self.status == "stale":
             return f"stale: {how}, but {self.why_stale}"
+        if self.record.passed and self.record.caveat:
+            how += f" ({self.record.caveat})"
         return how if self.record.passed else f"{how}: {self.record.reason.partition(chr(10))[0]}"
 
 
@@ -390,10 +413,9 @@ def evidence_for(
 ) -> Standing:
     """Return what the records say of a cell.
 
-    Runs on GPUs count before runs on a CPU, which prove less; among those, the newest that is not stale decides. Where it
-    passed, the one on the most GPUs since the last that failed is told. A run of
-    some tests alone (`-k`) or of a level below `step` that passed proves less than a whole one: it decides where there is
-    no other, and takes back what an earlier run of no more than the same tests said.
+    Runs on GPUs count before runs on a CPU, which prove less; stale ones count where there is no other. A run that failed
+    stands until a later one passes that ran the same tests or more, as far and on as many ranks. Of those that passed since, the one
+    on the most ranks is told; a run of some tests alone (`-k`) or of a level below `step` only where there is no whole one.
 
     Args:
         records: as `load_evidence` returns them.
@@ -409,26 +431,25 @@ def evidence_for(
         return Standing(status="never")
     ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
     stale: tuple[Evidence, str] | None = None
-    partial: Evidence | None = None
-    whole: Evidence | None = None
-    taken_back: dict[str, int] = {}
+    passed: list[Evidence] = []
+    since: list[Evidence] = []  # whole runs that passed after the last whole one that failed
+    mended = False
     for record in ranked:
-        if (found := whole or partial) and found.device != record.device:
+        if passed and passed[0].device != record.device:
             break
         why = _staleness(record, suite, lock_digest)
         if why:
             stale = stale or (record, why)
-        elif record.passed and (record.keyword or not record.to_step):
-            partial = partial or record
-            taken_back[record.keyword] = max(record.depth, taken_back.get(record.keyword, 0))
-        elif record.depth > taken_back.get(record.keyword, -1):
-            if not record.passed:
-                if whole:
-                    break
-                return Standing(status="failed", record=record)
-            whole = record if whole is None or record.nproc > whole.nproc else whole
-    if whole or partial:
-        return Standing(status="verified", record=whole or partial)
+        elif record.passed:
+            passed.append(record)
+            if record.to_step and not record.keyword and not mended:
+                since.append(record)
+        elif any(later.takes_back(record) for later in passed):
+            mended = mended or not record.keyword
+        else:
+            return Standing(status="failed", record=record)
+    if passed:
+        return Standing(status="verified", record=max(since, key=lambda record: record.ranks) if since else passed[0])
     if stale is None:
         return Standing(status="never")
     return Standing(status="stale", record=stale[0], why_stale=stale[1])

@@ -34,11 +34,14 @@ EXPECTED_IN_IMAGE = "/opt/envbuild/expected.json"
 """Where a built image carries its expectation."""
 
 MARK = "@smoke "
+_PYTEST_RAN_NOTHING = (4, 5)  # a usage error; nothing collected
 _EXIT_HOST = 3  # smoke_tests/run.py: this host cannot run what was asked
 _LAST_WORDS_S = 5.0  # for output that is still on its way when the suite's process has ended
 _EXIT_S = 30.0  # for a suite that has told its end, or closed its output, to exit
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|ENOMEM", re.IGNORECASE)
 # What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
+# What an environment may set for its own tests: with it the suite would run less than it says, or assert nothing.
+_NOT_THE_SUITES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")
 _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
 
 
@@ -273,6 +276,14 @@ def image_digest(reference: str, settings: "Settings") -> str | None:
     return str(digest) if digest else None
 
 
+_SHAPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("cell", "packages", "components", "adopted", "built_with"), dict),
+    "cell_id": str,
+    "lock_digest": (str, type(None)),
+    "altered": str,
+}
+
+
 def read_expected(path: Path) -> dict[str, Any]:
     """Read an expectation file.
 
@@ -286,6 +297,12 @@ def read_expected(path: Path) -> dict[str, Any]:
         raise UsageError(f"the expectation cannot be read: {error}", where=str(path)) from None
     if not isinstance(found, dict) or not {"cell", "packages", "components"} <= found.keys():
         raise UsageError("this is no expectation: it lacks cell, packages or components", where=str(path))
+    for key, value in found.items():
+        shape = _SHAPES.get(key)
+        if shape and not isinstance(value, shape):
+            raise UsageError(
+                f"this is no expectation: its {key} is no {'table' if shape is dict else 'text'}", where=str(path)
+            )
     return found
 
 
@@ -348,7 +365,13 @@ def run_smoke(
             hint="run `envbuild smoke --host --nodes …` inside the environment, or `envbuild launch TAG --hostfile …`",
         )
     if nodes is not None:
-        read_hostfile(nodes, default_slots=1)  # what it refuses, the suite would have to refuse later
+        slots = sum(node.slots for node in read_hostfile(nodes, default_slots=1))
+        if nproc > slots:
+            raise HostError(
+                f"{nproc} ranks were asked for, the hosts have {slots} slots",
+                where=f"--nodes {nodes}",
+                hint="ask for fewer with --nproc, or name more hosts or slots",
+            )
     device = device or default_device(expected, level)
     seen = seen or look(target, settings)
     folder = pinned_pytest(seen.python, settings)
@@ -387,6 +410,12 @@ def run_smoke(
             with log.open("w", encoding="utf-8", errors="replace") as kept:
                 code = _follow(started, collected, kept, timeout_s)
     verdict, reason = collected.judge(code, timeout_s)
+    if keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:
+        raise UsageError(
+            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest said nothing'}",
+            where=f"-k {keyword!r}",
+            hint="give a part of a test's name, or several with `and`, `or` and `not`",
+        )
     start = collected.start
     return SmokeReport(
         target=_told(seen.told, start),
@@ -545,7 +574,11 @@ def _on_host(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **{name: value for name, value in os.environ.items() if name not in _NOT_THE_SUITES},
+            **environment,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         text=True,
         errors="replace",
         start_new_session=True,
@@ -585,7 +618,14 @@ def _in_container(
             Mount(source=folder, target="/smoke-pytest", read_only=True),
             Mount(source=expectation, target="/smoke-expected.json", read_only=True),
         ),
-        environment=tuple(f"{key}={value}" for key, value in {**environment, "PYTHONDONTWRITEBYTECODE": "1"}.items()),
+        environment=tuple(
+            f"{key}={value}"
+            for key, value in {
+                **dict.fromkeys(_NOT_THE_SUITES, ""),
+                **environment,
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }.items()
+        ),
         # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
         network="host" if device == "cuda" else "none",
     )

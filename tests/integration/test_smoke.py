@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from root_support import debian_tar
 
-from envbuild.errors import EnvbuildError, SmokeError
+from envbuild.errors import EnvbuildError, SmokeError, UsageError
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 from envbuild.verify.evidence import evidence_for, load_evidence
@@ -53,6 +53,12 @@ def run(python: Path, level: Level, want: dict | None = None, **options):
     return run_smoke(
         HostTarget(python=python), expected=want or expected(), level=level, timeout_s=600, device="cpu", **options
     )
+
+
+@pytest.mark.parametrize("keyword", ["te and", "no_test_has_this_name"])
+def test_a_keyword_that_names_no_test_says_nothing_of_the_environment(cpu_python: Path, keyword) -> None:
+    with pytest.raises(UsageError, match="no test is named so"):
+        run(cpu_python, Level.IMPORT, keyword=keyword)
 
 
 def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> None:

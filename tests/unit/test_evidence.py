@@ -85,7 +85,7 @@ def test_no_folder_is_no_evidence(tmp_path: Path) -> None:
     assert load_evidence(tmp_path / "absent") == ()
 
 
-@pytest.mark.parametrize("change", ["verdict", "figure", "added"])
+@pytest.mark.parametrize("change", ["verdict", "figure", "added", "no id"])
 def test_an_edited_record_is_refused(tmp_path: Path, change: str) -> None:
     path = record_evidence(record(verdict="failed", reason="slow"), tmp_path)
     raw = json.loads(path.read_text())
@@ -93,6 +93,8 @@ def test_an_edited_record_is_refused(tmp_path: Path, change: str) -> None:
         raw["verdict"] = "passed"
     elif change == "figure":
         raw["tests"][0]["figures"]["error"]["value"] = 0.0
+    elif change == "no id":
+        del raw["id"]
     else:
         raw["adopted"] = {"torch": "2.11.0"}
     path.write_text(json.dumps(raw))
@@ -170,8 +172,15 @@ def test_never_verified() -> None:
 def test_verified_in_words() -> None:
     standing = evidence_for([record()], cell_id=CELL, suite="sha256:22", lock_digest="sha256:11")
     assert standing.describe(NOW + timedelta(days=3, hours=5)) == "verified on H200, driver 580, 3 days ago"
-    eight = evidence_for([record(nproc=8)], cell_id=CELL)
+    eight = evidence_for([record(nproc=8, level="bench")], cell_id=CELL)
     assert eight.describe(NOW) == "verified on 8x H200, driver 580, just now"
+    step = evidence_for([record(nproc=8, level="step")], cell_id=CELL)  # no test of it uses more than one
+    assert step.describe(NOW) == "verified on H200, driver 580, just now"
+    some = evidence_for([record(device="cpu", machine={"gpus": []}, keyword="te")], cell_id=CELL)
+    assert some.describe(NOW) == "verified on CPU, only -k 'te', just now"
+    told = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
+    words = evidence_for([told], cell_id=CELL).describe(NOW)
+    assert words.endswith("just now (torch adopted from the host and compiled with 1 switches beside the lock's)")
     cpu = evidence_for([record(device="cpu", machine={"gpus": []})], cell_id=CELL)
     assert cpu.describe(NOW + timedelta(minutes=1)) == "verified on CPU, 1 minute ago"
 
@@ -198,12 +207,31 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
 
 
 def test_the_run_on_the_most_gpus_since_the_last_failure_is_told() -> None:
-    runs = [record(nproc=count, now=NOW + timedelta(hours=hours)) for hours, count in enumerate((8, 4, 1))]
+    def run(count: int, minutes: int, verdict: str = "passed", level: str = "bench") -> Evidence:
+        return record(nproc=count, level=level, verdict=verdict, reason="test_x", now=NOW + timedelta(minutes=minutes))
+
+    runs = [run(8, 0), run(4, 60), run(1, 120)]
     assert evidence_for(runs, cell_id=CELL).record == runs[0]
-    bad = record(verdict="failed", reason="test_x", now=NOW + timedelta(minutes=30))
-    assert evidence_for([*runs, bad], cell_id=CELL).record == runs[1]
+    assert evidence_for([*runs, run(4, 30, "failed")], cell_id=CELL).record == runs[1]
+    assert evidence_for([*runs, run(8, 130, level="step")], cell_id=CELL).record == runs[0]
     cpu = record(device="cpu", nproc=16, machine={"gpus": []}, now=NOW + timedelta(days=1))
     assert evidence_for([*runs, cpu], cell_id=CELL).record == runs[0]
+
+
+@pytest.mark.parametrize(
+    ("later", "mends"),
+    [
+        ({"level": "distributed", "nproc": 4}, True),
+        ({"level": "bench", "nproc": 8}, True),
+        ({"level": "step", "nproc": 4}, False),
+        ({"level": "distributed", "nproc": 1}, False),
+        ({"level": "bench", "nproc": 8, "keyword": "ddp"}, False),
+    ],
+)
+def test_a_failure_stands_until_as_much_has_passed(later, mends) -> None:
+    bad = record(level="distributed", nproc=4, verdict="failed", reason="rank 1 hung")
+    standing = evidence_for([bad, record(**later, now=NOW + timedelta(hours=1))], cell_id=CELL)
+    assert standing.status == ("verified" if mends else "failed")
 
 
 def test_a_gpu_run_counts_before_a_later_cpu_run() -> None:
@@ -263,6 +291,19 @@ def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch,
     assert standing["text"].startswith(says)
     assert standing["text"].endswith(f"in {record.cell_id}{ends}")
     assert (standing["status"], standing["date"] is None) == (("never", True) if versions else ("verified", False))
+
+
+def test_resolve_does_not_tell_a_pass_of_another_cell_that_failed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
+    good = good.model_copy(update={"suite": suite_hash()})
+    bad = good.model_copy(
+        update={"verdict": "failed", "reason": "test_x: slow", "date": good.date + timedelta(hours=1), "id": "b"}
+    )
+    monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (good, bad))
+    cell = Cell(versions={axis: v for axis, v in good.cell.items() if isinstance(v, str)} | {"os": "debian13"})
+    standing = _standing(SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=good.id)]), None)
+    assert standing["status"] == "failed"
+    assert "test_x: slow" in standing["text"]
 
 
 def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,30 @@ def test_the_shell_is_clean(cell):
     check(script(plan(cell)))
 
 
+@pytest.mark.parametrize("prefix", ["/tmp/envbuild-mine", "/data/run/envbuild", "/opt/tools/venv", "/opt/openmpi"])
+def test_a_prefix_may_look_like_a_path_of_the_image(prefix):
+    (function,) = re.findall(r"(?ms)^here\(\) .*?^}$", script(stack_plan("llama3-70b")))
+    variables = f"prefix={prefix}; state=$prefix/envbuild; venv=$prefix/venv; CUDA_HOME=/usr/local/cuda-12.6"
+    paths = "/opt/venv/bin /opt/tools /opt/openmpi/lib /run/envbuild/uv /tmp/envbuild-src /usr/local/cuda/bin"
+    told = subprocess.run(
+        ["sh", "-eu", "-c", f"{variables}\n{function}\nhere"], input=paths, capture_output=True, text=True, check=True
+    ).stdout
+    own = ("venv/bin", "tools", "mpi/lib", "envbuild/run/uv", "envbuild/tmp/src")
+    assert told.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
+
+
+def test_what_the_environment_lacks_stays_expected_but_for_what_comes_with_torch(tmp_path):
+    (tmp_path / "run").mkdir()
+    packages = {"pytest": "9", "einops-not-here": "1", "nvidia-not-here": "1"}
+    expected = {"cell_id": "c", "lock_digest": "d", "packages": packages}
+    (tmp_path / "run" / "expected.json").write_text(json.dumps(expected))
+    (tmp_path / "adopted.json").write_text(json.dumps({"installed": {"torch": "2.11.0"}}))
+    record = data_dir("dockerfiles") / "host" / "record"
+    subprocess.run([sys.executable, record, tmp_path], check=True)
+    assert set(json.loads((tmp_path / "expected.json").read_text())["packages"]) == {"pytest", "einops-not-here"}
+    assert json.loads((tmp_path / "record.json").read_text())["not_as_packages"] == ["nvidia-not-here"]
+
+
 def test_a_build_finds_what_it_would_fetch(tmp_path):
     """The script's own function, with the source and the compile of FA3 replaced: both archives are where setup.py looks."""
     text = script(plan(FA3))

@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,13 @@ def test_read_expected(tmp_path: Path) -> None:
     path.write_text('{"cell": {}}')
     with pytest.raises(UsageError, match="no expectation"):
         smoke.read_expected(path)
+    whole = {"cell": {}, "packages": {}, "components": {}, "lock_digest": None}
+    path.write_text(json.dumps(whole))
+    assert smoke.read_expected(path) == whole
+    for key, value in (("cell", None), ("packages", []), ("adopted", ["torch"]), ("lock_digest", 5)):
+        path.write_text(json.dumps(whole | {key: value}))
+        with pytest.raises(UsageError, match=f"its {key} is no "):
+            smoke.read_expected(path)
 
 
 def test_the_suite_hash_sees_every_change(tmp_path: Path) -> None:
@@ -268,6 +276,14 @@ def test_every_count_of_ranks_fits_on_the_hosts(launch, count, slots) -> None:
     most = sum(h["slots"] for h in hosts)
     for world in (*counts.worlds(most), *(t * p * d for t, p, d in counts.layouts(most, 8))):
         assert sum(h["slots"] for h in launch.spread(hosts, world)) == world
+
+
+def test_more_ranks_than_slots_are_refused_first(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=2\nnode2 slots=2\n")
+    target = smoke.HostTarget(python=Path("/nowhere/python"))
+    with pytest.raises(HostError, match="8 ranks were asked for, the hosts have 4 slots"):
+        smoke.run_smoke(target, expected={}, level=Level.STEP, nodes=hosts, nproc=8, settings=object())
 
 
 def test_nodes_with_an_image_is_refused(tmp_path: Path) -> None:
@@ -665,6 +681,14 @@ def _ends(tmp_path: Path, script: str) -> smoke._Started:
     return smoke._on_host(smoke.HostTarget(python=python), tmp_path, tmp_path / "expected.json", [], {})
 
 
+def test_what_an_environment_sets_for_its_own_tests_does_not_reach_the_suite(tmp_path: Path, monkeypatch) -> None:
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE"):
+        monkeypatch.setenv(name, "1")
+    told = _ends(tmp_path, "env").process.communicate(timeout=10)[0]
+    assert "PYTHONDONTWRITEBYTECODE=1" in told
+    assert not re.search(r"(?m)^(PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE)=", told)
+
+
 def _passes_soon(started: smoke._Started) -> None:
     """Follow a suite whose only test passed: it is judged so, long before its limit."""
     collected = said(START, ended("a"))
@@ -721,6 +745,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         CliRunner().invoke(smoke_command, ["--host", *words], catch_exceptions=False)
         return given
 
+    call.given = given  # type: ignore[attr-defined]
     return call
 
 
@@ -733,6 +758,16 @@ def _shell_environment(prefix: Path) -> Path:
     expected = {"cell": {"cuda": "cpu"}, "packages": {}, "components": {}, "cell_id": "here"}
     (prefix / "envbuild" / "expected.json").write_text(json.dumps(expected))
     return python
+
+
+@pytest.mark.parametrize("option", ["--record", "--junit"])
+def test_what_could_not_be_written_is_refused_before_the_run(command, tmp_path: Path, option) -> None:
+    python = _shell_environment(tmp_path)
+    words = ["--python", str(python), "--expected", str(tmp_path / "envbuild" / "expected.json")]
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match="nothing can be written to"):
+        command(*words, option, str(tmp_path / "file" / "x" / "y"))
+    assert not command.given
 
 
 def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(command, tmp_path, monkeypatch) -> None:

@@ -231,6 +231,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ("[stated]", "[stated", "cannot be read"),
         ('system = ["', 'system = ["git;touch x", "', "system.0"),
         ("[environment]", '[environment]\n"A B" = "c"', "environment"),
+        ("[environment]", '[environment]\nPATH = "/opt/mine/bin:$PATH"', "PATH is made by envbuild"),
         ("[environment]", '[environment]\nA = """b\nUSER x"""', "environment"),
         ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
         ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a key of its own"),
