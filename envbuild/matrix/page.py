@@ -288,7 +288,7 @@ def _standing(standing: Standing, cell_id: str) -> dict[str, str]:
     reason = record.reason.partition("\n")[0]
     # What the page calls stale is a proof; a failed run stays one when it is stale.
     level = "" if record.to_step else f"level {record.level} alone"
-    why = [standing.why_stale, level if record.passed else reason]
+    why = [standing.why_stale, *((level, record.caveat) if record.passed else (reason,))]
     return {
         "status": standing.status if record.passed else "failed",
         "cell": cell_id,
