@@ -9,6 +9,13 @@ from envbuild.cli.output import emit, json_option, note
 CONTRADICTIONS = 4
 """The exit code when something was found."""
 
+_KINDS = {
+    "dockerfile": "a Dockerfile",
+    "requirements": "a requirements file",
+    "shell": "a shell script",
+    "toml": "a TOML of axes",
+}
+
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -30,8 +37,16 @@ def check(file: Path, as_json: bool) -> int:
     def told(finding: Finding) -> str:
         return f"{file}:{finding.line}: {finding.rule}: {finding.why}\n    source: {finding.source}\n    to do:  {finding.todo}"
 
+    def human() -> str:
+        read_as = f"{file}: read as {_KINDS[recipe.kind]}"
+        return "\n".join(
+            [read_as, *map(told, report.findings)] if report.findings else [f"{read_as}: no contradiction found"]
+        )
+
     for statement in report.unknown:
-        note(f"envbuild: {file}:{statement.line}: the matrix lists no {statement.axis} {statement.spec}; not checked")
+        listed = matrix.has(statement.axis, statement.spec)
+        none = "has no cell with" if listed else "lists no"
+        note(f"envbuild: {file}:{statement.line}: the matrix {none} {statement.axis} {statement.spec}; not checked")
     emit(
         {
             "file": str(file),
@@ -42,6 +57,6 @@ def check(file: Path, as_json: bool) -> int:
             "matrix": matrix.digest,
         },
         as_json=as_json,
-        human=lambda: "\n".join(map(told, report.findings)) or f"{file}: no contradiction found",
+        human=human,
     )
     return CONTRADICTIONS if report.findings else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.version import Version
 
 from envbuild.errors import UsageError
 from envbuild.matrix.asked import read_request
@@ -66,20 +67,22 @@ class Report:
     statements: tuple[Statement, ...]
     """What the recipe states, as it was understood."""
     unknown: tuple[Statement, ...]
-    """Statements of releases that the matrix does not list: nothing is said of them."""
+    """Statements of releases that the matrix does not list, or has in no cell: nothing is said of them."""
 
 
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
     known = [read for read in understood.values() if _is_known(matrix, read)]
+    # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
+    argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
+    in_no_cell = [s for s in argued if _conflict(matrix, [s])]
     together: dict[Finding, None] = {}
     brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
     for view in _views(recipe, known):
-        # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
-        together |= dict.fromkeys(
-            _contradictions(matrix, [s for s in view if s.axis != "gcc" or recipe.kind == "toml"])
-        )
+        refused = list(_contradictions(matrix, [s for s in view if s in argued and s not in in_no_cell]))
+        together |= dict.fromkeys([*refused, *_drivers(matrix, recipe, view, refused)])
+        together |= dict.fromkeys(_unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(_compilers(matrix, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(_fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
     found = [
@@ -92,7 +95,11 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     return Report(
         findings=tuple(found),
         statements=tuple(recipe.statements),
-        unknown=tuple(s for s, read in understood.items() if read not in known),
+        unknown=tuple(
+            s
+            for s, read in understood.items()
+            if read not in known or (read in in_no_cell and s.axis != "driver")  # of which _drivers speaks
+        ),
     )
 
 
@@ -160,13 +167,9 @@ def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator
     naming = [s for s in distinct if _names_a_guarded_release(matrix, _pin(s))]
     told: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
-    alone = set()
-    for number, statement in enumerate(distinct):
-        if _conflict(matrix, [statement]):
-            alone.add(number)
     for a, b in itertools.combinations(range(len(distinct)), 2):
         pair = [distinct[a], distinct[b]]
-        conflict = None if {a, b} & alone else _conflict(matrix, pair)
+        conflict = _conflict(matrix, pair)
         if conflict is not None and _conflict(matrix, [*pair, *naming]) is not None:
             told.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
@@ -196,7 +199,8 @@ def _without_clashes(numbers: Sequence[int], told: set[frozenset[int]], clashes:
 
 def _conflict(matrix: Matrix, statements: Sequence[Statement]) -> Conflict | None:
     own = tuple(_pin(s) for s in statements)
-    gpu = () if any(pin.axis == "cuda" and pin.spec in {"cpu", "none"} for pin in own) else (_CUDA_RECIPE,)
+    cpu = any((pin.axis == "cuda" and pin.spec in {"cpu", "none"}) or pin.spec.endswith("+cpu") for pin in own)
+    gpu = () if cpu else (_CUDA_RECIPE,)
     asked = read_request(matrix, Request(pins=(*own, *gpu)))
     pins = [pin for pin, _, _ in asked.masks]
     return None if solvable(*asked.of(pins)) else explain_conflict(asked, first_only=True)
@@ -289,6 +293,94 @@ def _fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Findin
                     return
 
 
+def _drivers(
+    matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
+    text = "\n".join(recipe.lines[number - 1] for command in recipe.commands() for number, _ in command)
+    cudas: dict[str, list[Statement]] = {}
+    for statement in statements:
+        if cuda := _cuda_of(matrix, statement, statements):
+            cudas.setdefault(cuda, []).append(statement)
+    for driver, cuda in itertools.product([s for s in statements if s.axis == "driver"], cudas):
+        release, found = matrix.release("cuda", cuda), version_key(driver.spec)
+        newest = max(release.facts.driver_full.values(), key=Version, default=None)
+        floor, package = release.facts.driver_minor or newest, f"cuda-compat-{cuda.replace('.', '-')}"
+        if found is None or floor is None or found >= Version(floor):
+            continue
+        lines = tuple(sorted({driver.line, *(s.line for s in cudas[cuda])}))
+        brought = any(stage.compat == cuda for stage in recipe.stages) or any(
+            s.axis == "base" and s.spec.startswith(("ngc-", "nvidia-cuda-")) for s in statements
+        )
+        branches = release.facts.compat_branches
+        can = str(found.major) in branches
+        told = any(driver.line in f.lines and {s.line for s in cudas[cuda]} & {*f.lines} for f in refused)
+        if told or (can and (brought or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", text))):
+            continue
+        kind = findings_catalog()["recipe-driver-below-cuda"]
+        stated = " and ".join(f"{s.axis} {s.spec} (line {s.line})" for s in cudas[cuda])
+        helps = f"only with the package {package} does branch {found.major} run it" if can else "no cuda-compat helps"
+        yield Finding(
+            line=driver.line,
+            lines=lines,
+            rule=kind.id,
+            why=f"{kind.why}: CUDA {cuda}, of {stated}, runs from driver {floor}, and driver {driver.spec} "
+            f"(line {driver.line}) is below it; {helps}",
+            source=release.source,
+            todo=f"a driver of at least {floor}" + (f", or install {package} on data-center boards" if can else ""),
+        )
+
+
+def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) -> str | None:
+    """Return the CUDA, major.minor, that a statement names by itself or by its build of torch; None when it leaves it open."""
+    if statement.axis in {"cuda", "nvcc"}:
+        version = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec)
+        cudas = {version[1]} if version and not statement.path else set()
+    elif statement.axis == "torch":
+        # without a label it is PyPI's, unless something else says which
+        if "+" not in statement.spec and any(s.axis == "cuda" for s in beside):
+            return None
+        axis, builds = matrix.axes["torch"], matrix.releases["torch"]
+        cudas = {
+            build.needs.get("cuda")
+            for build in builds
+            if matches(axis, statement.spec, build) and ("+" in statement.spec or build.facts.index == "pypi")
+        }
+    else:
+        return None
+    cuda = cudas.pop() if len(cudas) == 1 else None
+    return cuda if isinstance(cuda, str) and version_key(cuda) and matrix.has("cuda", cuda) else None
+
+
+def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
+    text = "\n".join(line for command in recipe.commands() for _, line in command)
+    builds = [s for s in statements if s.axis == "flash-attn-hopper"]
+    for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
+        modules = {
+            (release.facts.fa3_distribution, release.facts.fa3_module)
+            for release in matrix.releases["te"]
+            if matches(matrix.axes["te"], te.spec, release)
+        }
+        for release in matrix.releases[built.axis]:
+            place = release.facts.place
+            if place is None or not matches(matrix.axes[built.axis], built.spec, release):
+                continue
+            folder, _, file = place.rpartition("/")
+            wanted = (release.facts.distribution, place.removesuffix(".py").replace("/", "."))
+            if modules == {wanted} and not (file in text and re.search(rf"\b{folder}\b", text)):
+                kind = findings_catalog()["recipe-fa3-not-placed"]
+                yield Finding(
+                    line=built.line,
+                    lines=tuple(sorted({built.line, te.line})),
+                    rule=kind.id,
+                    why=f"te {te.spec} (line {te.line}) imports {wanted[1]}: {kind.why}",
+                    source=kind.source,
+                    todo=f"copy hopper/{file} to {place} in site-packages after the build",
+                )
+                break
+
+
 def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
     catalog = findings_catalog()
     for noted in recipe.noted:
@@ -318,11 +410,25 @@ def _by_pattern(recipe: Recipe) -> Iterator[Finding]:
         if kind.pattern is None:
             continue
         pattern = re.compile(kind.pattern)
-        for number, content in enumerate(recipe.lines, 1):
-            # docker takes its instructions in either case
-            line = re.sub(r"^\s*(?:add|copy|run)\b", lambda word: word[0].upper(), content, flags=re.IGNORECASE)
-            if not line.lstrip().startswith("#") and pattern.search(line):
+        for command in recipe.commands():
+            found = [number for number, line in command if pattern.search(_in_capitals(line))]
+            for number in found or _completing(pattern, command):
                 yield _finding(kind.id, number, kind.why)
+
+
+def _in_capitals(command: str) -> str:
+    """Return the command with docker's instruction in capitals: docker takes it in either case."""
+    return re.sub(r"^\s*(?:add|copy|run)\b", lambda word: word[0].upper(), command, flags=re.IGNORECASE)
+
+
+def _completing(pattern: re.Pattern[str], command: Sequence[tuple[int, str]]) -> Iterator[int]:
+    """Yield the line at which `pattern` is found in a command of several lines, when they are read up to it."""
+    joined = ""
+    for number, line in command:
+        joined = f"{joined} {line.strip()}" if joined else line.rstrip()
+        if pattern.search(_in_capitals(joined)):
+            yield number
+            return
 
 
 def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:

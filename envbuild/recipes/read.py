@@ -35,6 +35,8 @@ class Statement:
     """No version is named, so it is whatever is newest on the day."""
     marker: str = ""
     """The environment marker of a requirement: where it is false, nothing is stated."""
+    plain: bool = False
+    """The OS of an image without a CUDA toolkit: no base of the matrix need be it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,10 @@ class Stage:
     toolkit: bool | None = None
     """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
     workdir: str = ""
+    compat: str = ""
+    """The CUDA, major.minor, whose cuda-compat the image brings."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """The variables that ENV and ARG set."""
 
     def chain(self) -> "list[Stage]":
         """Return the stage and those that it is built on: what is stated in one of them holds in it."""
@@ -80,12 +86,36 @@ class Recipe:
         """Return the stage that `line` belongs to; None for what stands before the first, and holds in all."""
         return next((stage for stage in reversed(self.stages) if stage.line <= line), None)
 
+    def commands(self) -> Iterator[list[tuple[int, str]]]:
+        """Yield the lines of each command that is no comment, with their numbers: a backslash carries one on."""
+        parts = list[tuple[int, str]]()
+        for number, line in enumerate(self.lines, 1):
+            if line.lstrip().startswith("#"):
+                continue
+            goes_on = line.rstrip().endswith("\\")
+            parts.append((number, line.rstrip()[:-1] if goes_on else line))
+            if not goes_on:
+                yield parts
+                parts = []
+        if parts:
+            yield parts
+
     def state(
-        self, axis: AxisName, spec: str, line: int, *, path: bool = False, newest: bool = False, marker: str = ""
+        self,
+        axis: AxisName,
+        spec: str,
+        line: int,
+        *,
+        path: bool = False,
+        newest: bool = False,
+        marker: str = "",
+        plain: bool = False,
     ) -> None:
         """Add a statement, once per line."""
         text = self.lines[line - 1].strip()
-        found = Statement(axis=axis, spec=spec, line=line, text=text, path=path, newest=newest, marker=marker)
+        found = Statement(
+            axis=axis, spec=spec, line=line, text=text, path=path, newest=newest, marker=marker, plain=plain
+        )
         if found not in self.statements:
             self.statements.append(found)
 
@@ -101,7 +131,7 @@ _REPOSITORIES = {
     "flash-attention": "flash-attn",
     "deepspeed": "deepspeed",
 }
-_TAG = re.compile(r"^(?:core_|core-|release-)?v?(\d+(?:\.\d+)+(?:[.-]?(?:post|rc|a|b)\d+)?)$")
+_TAG = re.compile(r"^(?:core_|core-|release-)?v?(\d+(?:\.\d+)+(?:[.-]?(?:post|rc|a|b)\d+)?)(-\d+|-[a-z]+\d*)?$")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _CUDA_FOLDER = re.compile(r"\bcuda-(\d+(?:\.\d+)?)(?![\w-])")
 _CUDA_MODULE = re.compile(r"(?:\S*/)?cuda(?:toolkit)?[/-](\d+(?:\.\d+){0,2})(?![\d.])\S*", re.IGNORECASE)
@@ -112,7 +142,12 @@ _ARCHIVE = re.compile(
 )
 _GIT_ADDED = re.compile(r"\S+/([A-Za-z0-9_.-]+)\.git(?:#([^:\s]*)\S*)?")
 _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
-_TOOLKIT_PACKAGE = re.compile(r"^cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?-(\d+)-(\d+)$")
+_TOOLKIT_PACKAGE = re.compile(
+    r"^(?:nvidia-cuda-toolkit|cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?(?:-(\d+)(?:-(\d+))?)?)$"
+)
+_TOOLKIT_INSTALLER = re.compile(r"(?:\S*/)?cuda_(\d+\.\d+\.\d+)_[\d.]+_linux\w*\.run")
+_SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
+_TOOLKIT_FOLDER = re.compile(r"(?:^|/)cuda(?:-[\d.]+)?(?:/|$)")
 _ITEM = re.compile(
     r"(?P<what>CUDA(?: Toolkit)?|nvcc|(?:NVIDIA )?driver|Python|PyTorch|torch|Transformer Engine|TE|DeepSpeed|gcc|cuDNN)"
     r"[ =:]+v?(?P<version>\d+(?:\.\d+)*)(?P<open>\.x)?(?P<least> or (?:newer|later|higher|above)|\+)?",
@@ -150,22 +185,45 @@ def read_recipe(matrix: Matrix, path: Path) -> Recipe:
     if recipe.kind == "toml":
         _read_toml(matrix, recipe, path, text)
     elif recipe.kind == "requirements":
-        for number, line in enumerate(recipe.lines, 1):
-            _requirements_line(recipe, re.sub(r"(^|\s)#.*$", "", line), number)
+        lines = [re.sub(r"(^|\s)#.*$", "", line) for line in recipe.lines]
+        indexes = [index for line in lines if line.lstrip().startswith("-") for index in _indexes(line.split())]
+        for number, line in enumerate(lines, 1):
+            _requirements_line(recipe, line, number, indexes)
     else:
         _Script(matrix, recipe).read()
     return recipe
 
 
 def _kind(path: Path, text: str) -> Kind:
-    name = path.name.lower()
-    if path.suffix == ".toml":
+    name, suffix = path.name.lower(), path.suffix.lower()
+    if suffix == ".toml":
         return "toml"
-    if name.startswith(("dockerfile", "containerfile")) or path.suffix in {".dockerfile", ".containerfile"}:
+    if suffix in {".sh", ".bash"} or text.startswith("#!"):
+        return "shell"
+    if name.startswith(("dockerfile", "containerfile")) or suffix in {".dockerfile", ".containerfile"}:
         return "dockerfile"
-    if path.suffix == ".in" or (path.suffix == ".txt" and "requirements" in name):
+    if suffix == ".in" or (suffix == ".txt" and ("requirements" in name or _requirements_alone(text))):
         return "requirements"
-    return "dockerfile" if re.search(r"^FROM \S+", text, re.MULTILINE) else "shell"
+    # ARG alone may stand before it
+    first = r"\A(?:[ \t]*(?:(?:#|ARG[ \t]).*)?\n)*[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*\S+(?:[ \t]+AS[ \t]+\S+)?[ \t]*$"
+    return "dockerfile" if re.search(first, text, re.MULTILINE | re.IGNORECASE) else "shell"
+
+
+def _requirements_alone(text: str) -> bool:
+    """Return whether every line is a requirement, an option of pip, or a comment."""
+    joined = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", "", text))
+    lines = [re.split(r"\s--", line)[0].strip() for line in joined.splitlines() if line.strip()]
+    return bool(lines) and all(map(_is_requirement, lines))
+
+
+def _is_requirement(text: str) -> bool:
+    if re.match(r"^(?:-[A-Za-z]\b|--[a-z-]+(?:[= ]|$)|git\+|https?://|\.{0,2}/\S+$)", text) or not text:
+        return True
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
@@ -205,7 +263,7 @@ def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
     for wanted in data["python"] if "python" in beside else ():
         quoted = re.compile(rf"""["']{re.escape(str(wanted))}["']""")
         line = next((n for n, text in enumerate(recipe.lines, 1) if n >= first and quoted.search(text)), first)
-        _requirements_line(recipe, str(wanted), line)
+        _requirements_line(recipe, str(wanted), line, [])
 
 
 def _toml_line(recipe: Recipe, table: str, key: str) -> int:
@@ -231,7 +289,7 @@ def _variable(matrix: Matrix, recipe: Recipe, name: str, value: str, line: int) 
             recipe.state("gpu", f"sm_{digits}", line)
 
 
-def _requirements_line(recipe: Recipe, text: str, line: int) -> None:
+def _requirements_line(recipe: Recipe, text: str, line: int, indexes: list[str]) -> None:
     """Read one line of a requirements file: a requirement may hold blanks, so it is tried whole before its words are."""
     text = text.strip().removesuffix("\\")
     whole = re.split(r"\s-", text)[0].strip()  # hashes and options follow
@@ -240,15 +298,29 @@ def _requirements_line(recipe: Recipe, text: str, line: int) -> None:
     except InvalidRequirement:
         by_name = False
     if by_name:
-        _requirement(recipe, whole, line, [])
+        _requirement(recipe, whole, line, indexes)
     else:
-        _pip(recipe, text.split(), line)
+        _pip(recipe, text.split(), line, indexes)
 
 
-def _pip(recipe: Recipe, words: list[str], line: int) -> None:
-    """Read the arguments of a `pip install`, or one line of a requirements file."""
+_INDEX_URL = {"-i", "--index-url", "--index"}
+_INDEX_OPTIONS = {*_INDEX_URL, "-f", "--extra-index-url", "--find-links"}
+
+
+def _indexes(words: list[str]) -> list[str]:
+    """Return the indexes that pip's options name."""
+    found = []
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option in _INDEX_OPTIONS:
+            found.append((value if equals else following).strip("'\""))
+    return found
+
+
+def _pip(recipe: Recipe, words: list[str], line: int, given: list[str]) -> None:
+    """Read the arguments of a `pip install`, or one line of a requirements file; `given` are indexes from elsewhere."""
     names: list[tuple[str, str]] = []
-    indexes: list[str] = []
+    indexes = [*given, *_indexes(words)]
     takes_value = {"-i", "-f", "-c", "-r", "-t", "--index-url", "--extra-index-url", "--find-links", "--index",
                    "--constraint", "--requirement", "--target", "--global-option", "--config-settings",
                    "--config-setting", "--python", "-C"}  # fmt: skip
@@ -258,12 +330,7 @@ def _pip(recipe: Recipe, words: list[str], line: int) -> None:
         word = words[place]
         place += 1
         if word.startswith("-"):
-            option, equals, value = word.partition("=")
-            if option in takes_value and not equals:
-                value = words[place] if place < len(words) else ""
-                place += 1
-            if option in {"-i", "-f", "--index-url", "--extra-index-url", "--find-links", "--index"}:
-                indexes.append(value)
+            place += word in takes_value
         elif "git+" in word or _ARCHIVE.search(word) or (word == "@" and place < len(words)):
             url = words[place] if word == "@" else word
             place += word == "@"
@@ -292,6 +359,8 @@ def _source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: bo
     """Note a source tree of `name` at `ref`: what it pins, or that it pins nothing."""
     named = re.sub(r"^(?:refs/)?tags/", "", ref or "")
     tag, commit = _TAG.match(named), _COMMIT.match(named)
+    if "$" in named:
+        return
     if ref is None or not (tag or commit or named != ref):
         what = f"{name} at {ref}, a branch that moves" if ref else f"{name} at no commit"
         recipe.note("recipe-unpinned-source", line, what)
@@ -301,7 +370,7 @@ def _source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: bo
     axis = _REPOSITORIES.get(name)
     if axis == "flash-attn" and hopper:
         axis = "flash-attn-hopper"
-    if axis and (tag or commit):
+    if axis and (commit or (tag and not tag[2])):
         recipe.state(axis, tag[1] if tag else named, line)
 
 
@@ -315,6 +384,9 @@ def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> No
     marker = str(wanted.marker or "")
     name = canonicalize_name(wanted.name)
     recipe.packages.append((name, line))
+    stage = recipe.stage(line)
+    if stage and name.startswith(("cuda-toolkit", "nvidia-cuda-nvcc")):
+        stage.toolkit = True
     axis = AXIS_OF_DISTRIBUTION.get(name)
     if axis is None:
         return
@@ -326,11 +398,9 @@ def _requirement(recipe: Recipe, text: str, line: int, indexes: list[str]) -> No
     else:
         exact = re.fullmatch(r"===?([^,*]+)", spec)
         recipe.state(axis, exact[1].strip() if exact else spec, line, marker=marker)
-    for index in indexes if axis == "torch" else ():
-        variant = re.search(r"/(cu(\d+)(\d)|cpu)/?$", index)
-        if variant:
-            cuda = "cpu" if variant[1] == "cpu" else f"{variant[2]}.{variant[3]}"
-            recipe.state("cuda", cuda, line, marker=marker)
+    variants = {match[1] for match in (re.search(r"/(cu\d+|cpu)/?$", index) for index in indexes) if match}
+    if axis == "torch" and len(variants) == 1 and not spec.endswith(f"+{(variant := variants.pop())}"):
+        recipe.state("cuda", "cpu" if variant == "cpu" else f"{variant[2:-1]}.{variant[-1]}", line, marker=marker)
 
 
 def _line_of(recipe: Recipe, text: str, first: int) -> int:
@@ -393,6 +463,14 @@ def _pip_arguments(words: list[str]) -> list[str] | None:
             rest = list(itertools.dropwhile(lambda each: each.startswith("-"), words[place + 1 :]))
             return rest[1:] if rest[:1] in (["install"], ["wheel"]) else None
     return None
+
+
+def _pip_indexes(environment: Mapping[str, str], words: list[str]) -> list[str]:
+    """Return the indexes that the environment names to `pip install`, where its own options do not say otherwise."""
+    options = {word.partition("=")[0] for word in words}
+    found = "" if options & _INDEX_URL else environment.get("PIP_INDEX_URL", "")
+    extra = "" if "--extra-index-url" in options else environment.get("PIP_EXTRA_INDEX_URL", "")
+    return [*found.split(), *extra.split()]
 
 
 def _here_documents(text: str) -> tuple[list[str], bool]:
@@ -464,6 +542,7 @@ class _Script:
         self.stage = Stage(line=0)
         self.named: dict[str, Stage] = {}
         self.folder = ""
+        self.exported: dict[str, str] = {}
 
     def read(self) -> None:
         whole = [(number, text.strip()) for number, text in self._logical()]
@@ -523,6 +602,8 @@ class _Script:
     def _instruction(self, text: str, line: int) -> None:
         word, rest = [*text.split(maxsplit=1), "", ""][:2]
         word, rest = word.upper(), _without_flags(rest)
+        if word != _RUN_ON:
+            self.exported = {}
         if word == "FROM":
             self._from(self._expand(rest).split(), line)
         elif word in {"ENV", "ARG"}:
@@ -531,9 +612,13 @@ class _Script:
             self.folder = self.stage.workdir
             self._cd(self._expand(rest.strip("'\"")))
             self.stage.workdir = self.folder
-        elif word == "ADD":
+        elif word in {"ADD", "COPY"}:
             self.folder = self.stage.workdir
-            self._add(self._expand(rest), line)
+            places = self._expand(rest)
+            if word == "ADD":
+                self._add(places, line)
+            if any(_TOOLKIT_FOLDER.search(place) for place in places.split()) and self.stage.toolkit is False:
+                self.stage.toolkit = None
         elif word == "RUN":
             self.folder = self.stage.workdir
             self._run(rest, line)
@@ -562,7 +647,9 @@ class _Script:
     def _from(self, words: list[str], line: int) -> None:
         image = words[0].partition("@")[0] if words else ""  # a digest says nothing that the tag does not
         base = self.named.get(image.lower())
-        self.stage = Stage(line, base, base.toolkit if base else None, base.workdir if base else "")
+        self.stage = (
+            Stage(line, base, base.toolkit, base.workdir, base.compat, {**base.environment}) if base else Stage(line)
+        )
         self.recipe.stages.append(self.stage)
         if len(words) > 2 and words[1].upper() == "AS":
             self.named[words[2].lower()] = self.stage
@@ -573,25 +660,24 @@ class _Script:
         name, _, tag = image.rpartition(":") if ":" in image.rsplit("/", 1)[-1] else (image, "", "")
         name = name.removeprefix("docker.io/").removeprefix("library/")
         if name in {"nvidia/cuda", "nvcr.io/nvidia/cuda"}:
-            self.stage.toolkit = "-devel-" in tag
+            flavor = re.search(r"-(base|runtime|devel)(?:-|$)", tag)
+            self.stage.toolkit = flavor[1] == "devel" if flavor else None
             os = re.search(r"ubuntu(\d+\.\d+)", tag)
             if os:
-                self.recipe.state("os", f"ubuntu{os[1]}", line)
-            version = re.match(r"\d+\.\d+(?:\.\d+)?", tag)
+                self.recipe.state("os", f"ubuntu{os[1]}", line, plain=not self.stage.toolkit)
+            version = re.match(r"(\d+\.\d+)(?:\.\d+)?", tag)
+            self.stage.compat = version[1] if version else ""
             if version and self.stage.toolkit:
                 self.recipe.state("nvcc", version[0], line)
         elif name == "nvcr.io/nvidia/pytorch":
             self.stage.toolkit = True
             self.recipe.state("base", "ngc-" + tag.removesuffix("-py3"), line)
         elif name == "python" and (version := re.match(r"\d+\.\d+", tag)):
-            self.stage.toolkit = False
             self.recipe.state("python", version[0], line)
         elif name in {"ubuntu", "debian"} and tag:
-            self.stage.toolkit = False
             suite = tag.removesuffix("-slim")
-            self.recipe.state(
-                "os", suite if suite.isalpha() else f"{name}{suite.split('.')[0] if name == 'debian' else suite}", line
-            )
+            release = suite.split(".")[0] if name == "debian" else suite
+            self.recipe.state("os", suite if suite.isalpha() else f"{name}{release}", line, plain=True)
 
     def _expand(self, text: str) -> str:
         return _expanded(text, self.values)
@@ -606,6 +692,7 @@ class _Script:
                 continue
             name, value = match[1], self._expand(match[2])
             self.values[name] = value
+            self.stage.environment[name] = value
             if environment:
                 _variable(self.matrix, self.recipe, name, value, _line_of(self.recipe, f"{name}=", line))
 
@@ -617,11 +704,13 @@ class _Script:
 
     def _command(self, command: str, line: int) -> None:
         words = _words(command)
+        own: dict[str, str] = {}
         while words and (words[0] in {"export", "sudo", "then", "do", "else", "set"} or _ASSIGNMENT.match(words[0])):
             match = _ASSIGNMENT.match(words[0])
             if match:
                 exported = command.lstrip().startswith("export ")
                 self.values[match[1]] = match[2]
+                (self.exported if exported else own)[match[1]] = match[2]
                 if exported or len(words) > 1 or match[1].isupper():
                     _variable(self.matrix, self.recipe, match[1], match[2], _line_of(self.recipe, f"{match[1]}=", line))
             words = words[1:]
@@ -632,10 +721,10 @@ class _Script:
             if _LOGIN_FILE.search(command):
                 told = itertools.takewhile(lambda word: not word.startswith(">"), words[1:])
                 self._shell(" ".join(itertools.dropwhile(lambda word: word.startswith("-"), told)), line)
-        elif script and re.fullmatch(r"(?:.*/)?(?:ba|da|z)?sh", words[0]):
+        elif script and _SHELL.fullmatch(words[0]):
             self._shell(words[script], line)
         elif (wanted := _pip_arguments(words)) is not None:
-            _pip(self.recipe, wanted, line)
+            _pip(self.recipe, wanted, line, _pip_indexes({**self.stage.environment, **self.exported, **own}, wanted))
             for place in wanted:
                 if "/" in place:
                     self._hopper(posixpath.join(self.folder, place))
@@ -652,6 +741,12 @@ class _Script:
             self._apt(words, line)
         elif words[0] in {"conda", "mamba"}:
             self._conda(words, line)
+        elif installer := _TOOLKIT_INSTALLER.fullmatch(
+            words[1] if _SHELL.fullmatch(words[0]) and words[1:] else words[0]
+        ):
+            if "--driver" not in words or "--toolkit" in words:
+                self.stage.toolkit = True
+                self.recipe.state("nvcc", installer[1], _line_of(self.recipe, installer[0], line))
         elif words[:2] == ["pyenv", "install"] and len(words) > 2:
             self.recipe.state("python", ".".join(words[2].split(".")[:2]), line)
 
@@ -706,11 +801,15 @@ class _Script:
     def _apt(self, words: list[str], line: int) -> None:
         for word in words[words.index("install") + 1 :]:
             number = _line_of(self.recipe, word, line)
-            toolkit = _TOOLKIT_PACKAGE.match(word)
+            package, _, pinned = word.partition("=")
+            toolkit = _TOOLKIT_PACKAGE.match(package)
             python = re.match(r"^python(3\.\d+)(?:-dev|-venv)?$", word)
             if toolkit:
                 self.stage.toolkit = True
-                self.recipe.state("nvcc", f"{toolkit[1]}.{toolkit[2]}", number)
+                version = re.match(r"(?:\d+:)?(\d+\.\d+)", pinned)
+                if toolkit[2] or version:
+                    named = f"{toolkit[1]}.{toolkit[2]}" if toolkit[2] else version[1] if version else ""
+                    self.recipe.state("nvcc", named, number)
             elif python:
                 self.recipe.state("python", python[1], number)
             elif word in {"openmpi-bin", "libopenmpi-dev"}:
@@ -722,7 +821,10 @@ class _Script:
 
     def _conda(self, words: list[str], line: int) -> None:
         for word in words:
-            found = re.match(r"^(python|pytorch-cuda|pytorch|cuda-toolkit|cuda-nvcc)={1,2}(\d+(?:\.\d+)*)", word)
+            package = word.rpartition("::")[2]
+            if re.match(r"^(?:cuda|cuda-toolkit|cuda-nvcc|cudatoolkit-dev)(?:[=<>\[]|$)", package):
+                self.stage.toolkit = True
+            found = re.match(r"^(python|pytorch-cuda|pytorch|cuda-toolkit|cuda-nvcc)={1,2}(\d+(?:\.\d+)*)", package)
             axes = {"python": "python", "pytorch-cuda": "cuda", "pytorch": "torch"}
             if found:
                 version = ".".join(found[2].split(".")[:2]) if found[1] == "python" else found[2]

@@ -103,7 +103,7 @@ def test_an_image_with_replaced_inputs_is_not_pushed_as_its_locks(capsys):
 def test_an_answer_that_tells_of_a_failure_is_the_only_json_object(tmp_path, capsys):
     """`lock` tells what it pinned and fails for what it could not; `check` lists its findings."""
     recipe = tmp_path / "Dockerfile"
-    recipe.write_text("FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\nENV PATH=/usr/local/cuda-11.8/bin:$PATH\n")
+    recipe.write_text("FROM nvidia/cuda:12.6.3-devel-ubuntu24.04\nENV PATH=/usr/local/cuda-11.8/bin:$PATH\n")
     with pytest.raises(SystemExit) as ended:
         main(["check", str(recipe), "--json"])
     out, _ = capsys.readouterr()

@@ -500,3 +500,227 @@ RUN git clone https://github.com/Dao-AILab/flash-attention.git && cd flash-atten
     assert ("recipe-build-fetches" in found) == fetches
     brings = text.replace("RUN git", "COPY nvcc /root/.flashattn/nvidia/nvcc/\nRUN git", 1)
     assert "recipe-build-fetches" not in [rule for _, rule in _findings(tmp_path, "Dockerfile", brings)]
+
+
+RUNTIME = "FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\n"
+
+
+@pytest.mark.parametrize(
+    "install",
+    [
+        "RUN apt-get update && apt-get install -y cuda-toolkit",
+        "RUN apt-get install -y cuda",
+        "RUN apt-get install -y nvidia-cuda-toolkit",
+        "RUN apt-get install -y cuda-toolkit-12-6=12.6.3-1",
+        "RUN conda install -y -c nvidia cuda-toolkit",
+        "RUN mamba install -y nvidia::cuda-nvcc",
+        "RUN sh cuda_12.6.3_560.35.05_linux.run --silent --toolkit",
+        'RUN pip install "cuda-toolkit[nvcc]==12.6.3"',
+        "COPY --from=nvidia/cuda:12.6.3-devel-ubuntu24.04 /usr/local/cuda /usr/local/cuda",
+        "COPY --from=nvidia/cuda:12.6.3-devel-ubuntu24.04 /usr/local/cuda-12.6 /usr/local/cuda-12.6",
+    ],
+)
+def test_a_toolkit_that_the_recipe_installs(tmp_path, install):
+    home = "ENV CUDA_HOME=/usr/local/cuda\n"
+    assert _findings(tmp_path, "Dockerfile", f"{RUNTIME}{install}\n{home}") == []
+    assert _findings(tmp_path, "Dockerfile", f"{RUNTIME}{home}{install}\n") == []
+
+
+@pytest.mark.parametrize("install", ["apt-get install -y cuda-drivers", "sh cuda_12.6.3_560.35.05_linux.run --driver"])
+def test_a_driver_is_no_toolkit(tmp_path, install):
+    text = f"{RUNTIME}RUN {install}\nENV CUDA_HOME=/usr/local/cuda\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(3, "recipe-toolkit-variable")]
+
+
+@pytest.mark.parametrize("image", ["ubuntu:24.04", "debian:12", "python:3.12", "nvidia/cuda:${TAG}"])
+def test_whether_another_image_holds_a_toolkit_is_not_known(tmp_path, image):
+    assert _findings(tmp_path, "Dockerfile", f"FROM {image}\nENV CUDA_HOME=/usr/local/cuda\n") == []
+
+
+@pytest.mark.parametrize("install", ["apt-get install -y cuda-toolkit=12.6.3-1", "./cuda_12.6.3_560.35.05_linux.run"])
+def test_the_release_of_an_installed_toolkit(tmp_path, install):
+    assert [s[1] for s in _statements(tmp_path, "x.sh", install)] == ["nvcc"]
+    assert _statements(tmp_path, "x.sh", "wget https://x/cuda_12.6.3_560.35.05_linux.run\n") == []
+
+
+CU118, CU126 = (f"https://download.pytorch.org/whl/cu{cuda}" for cuda in (118, 126))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("requirements.txt", "{te}\ntorch==2.7.1\n--index-url {cu118}\n", [(2, "te-cuda-2.x")]),
+        ("requirements.txt", "--index-url={cu118}\ntorch==2.7.1\n{te}\n", [(3, "te-cuda-2.x")]),
+        ("requirements.txt", "--extra-index-url {cu126}\ntorch\n{te}\n", [(2, "recipe-unpinned-package")]),
+        ("requirements.txt", "--extra-index-url {cu126}\n--extra-index-url {cu118}\ntorch==2.7.1\n{te}\n", []),
+        ("x.sh", "export PIP_INDEX_URL={cu118}\npip install torch==2.7.1 {te}\n", [(2, "te-cuda-2.x")]),
+        ("x.sh", "PIP_EXTRA_INDEX_URL={cu118} pip install torch==2.7.1 {te}\n", [(1, "te-cuda-2.x")]),
+        ("x.sh", "PIP_INDEX_URL={cu118} pip install wheel\npip install torch==2.7.1 {te}\n", []),
+        ("x.sh", "export PIP_INDEX_URL={cu118}\npip install torch==2.7.1 {te} -i {cu126}\n", []),
+        ("Dockerfile", "FROM a\nENV PIP_INDEX_URL={cu118}\nRUN pip install torch==2.7.1 {te}\n", [(3, "te-cuda-2.x")]),
+        ("Dockerfile", "FROM a\nRUN export PIP_INDEX_URL={cu118}\nRUN pip install torch==2.7.1 {te}\n", []),
+    ],
+)
+def test_indexes_that_are_named_elsewhere(tmp_path, name, text, found):
+    te = "transformer_engine[pytorch]==2.6.0"
+    assert _findings(tmp_path, name, text.format(cu118=CU118, cu126=CU126, te=te)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("make.sh", "cat > Dockerfile <<EOF\nFROM ubuntu:24.04\nEOF\n", "shell"),
+        ("make.bash", "FROM=x\n", "shell"),
+        ("make", "#!/bin/sh\ncat > Dockerfile <<EOF\nFROM ubuntu:24.04\nEOF\n", "shell"),
+        ("make", "cat > Dockerfile <<EOF\nFROM ubuntu:24.04\nEOF\n", "shell"),
+        ("image", "# syntax=docker/dockerfile:1\n\nARG A=1\nfrom --platform=linux/amd64 ubuntu:24.04 as x\n", "dockerfile"),
+        ("train.Dockerfile", "from ubuntu:24.04\n", "dockerfile"),
+        ("train.dockerfile", "# nothing yet\n", "dockerfile"),
+        ("constraints.txt", "# pins\ntorch==2.8.0 \\\n  --hash=sha256:aa\nnumpy<2 ; python_version>='3.9'\n", "requirements"),
+        ("reqs.txt", "-r base.txt\n--extra-index-url https://x/cu126\n./here\ngit+https://github.com/NVIDIA/apex@25.08\n", "requirements"),
+        ("base.TXT", "torch\n", "requirements"),
+        ("guide.txt", "pip install torch\ncd x && make\n", "shell"),
+        ("empty.txt", "# nothing\n", "shell"),
+    ],
+)  # fmt: skip
+def test_kinds(tmp_path, name, text, kind):
+    path = tmp_path / name
+    path.write_text(text)
+    assert read_recipe(load_matrix(), path).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("x.sh", "true\n", "read as a shell script: no contradiction found\n"),
+        ("Dockerfile", "FROM x\n", "read as a Dockerfile: no contradiction found\n"),
+        ("reqs.txt", "apex\n", "read as a requirements file\n"),
+        ("x.toml", 'cuda = "12.6"\n', "read as a TOML of axes: no contradiction found\n"),
+    ],
+)
+def test_the_kind_is_told(tmp_path, name, text, told):
+    path = tmp_path / name
+    path.write_text(text)
+    done = CliRunner().invoke(check, [str(path)], standalone_mode=False)
+    assert done.stdout.startswith(f"{path}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("x.sh", "docker run --gpus all \\\n  --network host \\\n  -p 6000:6000 image\n", (3, "recipe-port-with-host-network")),
+        ("Dockerfile", "FROM a\nRUN apt-get update \\\n # keys\n && ssh-keygen -A \\\n && true\n", (4, "recipe-key-in-image")),
+        ("Dockerfile", "FROM a\ncopy train.py \\\n  hostfile /job/\n", (3, "recipe-hostfile-in-image")),
+    ],
+)  # fmt: skip
+def test_patterns_over_several_lines(tmp_path, name, text, found):
+    assert _findings(tmp_path, name, text) == [found]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'docker run --network host \\\n  image bash -c "mkdir -p /logs"\n',
+        "docker run --network host image && \\\n  ssh -p 22 host\n",
+        "docker run --gpus all image\ndocker run --network host image\n",
+    ],
+)
+def test_p_of_another_command_is_no_port(tmp_path, text):
+    assert _findings(tmp_path, "x.sh", text) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "unknown"),
+    [
+        ("x.sh", "pip install torch==2.8.0+cpu\n", []),
+        ("requirements.txt", "--index-url https://download.pytorch.org/whl/cpu\ntorch==2.8.0\n", []),
+        ("Dockerfile", "FROM nvidia/cuda:10.2-devel-ubuntu18.04\n", ["nvcc"]),
+    ],
+)
+def test_one_statement_is_not_stated_twice(tmp_path, name, text, unknown):
+    path = tmp_path / name
+    path.write_text(text)
+    report = check_recipe(load_matrix(), read_recipe(load_matrix(), path))
+    assert report.findings == ()
+    assert [s.axis for s in report.unknown] == unknown
+
+
+@pytest.mark.parametrize("image", ["ubuntu:24.04", "debian:12", "nvidia/cuda:12.6.3-runtime-ubuntu24.04"])
+def test_the_os_of_an_image_without_toolkit_is_argued_with_by_nothing(tmp_path, image):
+    text = f"FROM {image}\nRUN pip install torch==2.3.1+cu121 --find-links https://download.pytorch.org/whl/cu121\n"
+    assert _findings(tmp_path, "Dockerfile", text) == []
+
+
+DRIVER = 'gpu = "h100"\ndriver = "{}"\ncuda = "13.0"\ntorch = "2.11.0+cu130"\n'
+
+
+def test_a_driver_below_the_stated_cuda(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(DRIVER.format("550.54"))
+    (finding,) = check_recipe(load_matrix(), read_recipe(load_matrix(), path)).findings
+    assert (finding.line, finding.lines, finding.rule) == (2, (2, 3, 4), "recipe-driver-below-cuda")
+    assert finding.todo == "a driver of at least 580, or install cuda-compat-13-0 on data-center boards"
+    assert _findings(tmp_path, "x.toml", DRIVER.format("580.65.06")) == []
+    # what a rule refuses is told once
+    assert [rule for _, rule in _findings(tmp_path, "x.toml", DRIVER.format("520.61.05"))] == ["driver-floor-13.0"] * 2
+    assert _findings(tmp_path, "x.toml", 'driver = "400.1"\ncuda = "12.6"\n') == [(1, "recipe-driver-below-cuda")]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# driver 550.54.14\npip install torch==2.11.0\n", True),
+        ("# driver 550.54.14\npip install torch==2.11.0+cu126\n", False),
+        ("# driver 550.54.14\npip install torch==2.11.0 -i https://download.pytorch.org/whl/cu126\n", False),
+        ("# driver 550.54.14\npip install torch==2.11.0\napt-get install -y cuda-compat-13-0\n", False),
+        ("# driver 550.54.14\npip install torch==2.11.0\napt-get install -y cuda-compat-12-8\n", True),
+        ("# driver 550.54.14\npip install torch==2.11.0\n# no cuda-compat-13-0\n", True),
+    ],
+)
+def test_a_driver_and_cuda_compat(tmp_path, text, told):
+    assert _findings(tmp_path, "x.sh", text) == ([(1, "recipe-driver-below-cuda")] if told else [])
+
+
+def test_the_image_of_a_cuda_brings_its_cuda_compat(tmp_path):
+    text = "FROM nvidia/cuda:{}-devel-ubuntu24.04\n# driver 550.54.14\nRUN pip install torch==2.11.0+cu130\n"
+    assert _findings(tmp_path, "Dockerfile", text.format("13.0.1")) == []
+    assert (2, "recipe-driver-below-cuda") in _findings(tmp_path, "Dockerfile", text.format("12.8.1"))
+
+
+@pytest.mark.parametrize(
+    ("ref", "found"),
+    [
+        ("v2.27.3-1", []),
+        ("v1.9.1-aws", []),
+        ("${COMMIT}", []),
+        ("$COMMIT", []),
+        ("v2-main", [(1, "recipe-unpinned-source")]),
+    ],
+)
+def test_refs_of_other_makers(tmp_path, ref, found):
+    assert _findings(tmp_path, "x.sh", f"git clone -b {ref} https://github.com/NVIDIA/nccl\n") == found
+
+
+def test_a_tag_with_a_suffix_is_not_taken_for_the_release(tmp_path):
+    assert _statements(tmp_path, "x.sh", "git clone -b v2.6-aws https://github.com/NVIDIA/TransformerEngine\n") == []
+
+
+PLACED = "flash_attn_interface.py $SITE/flash_attn_3/"
+
+
+@pytest.mark.parametrize(
+    ("te", "place", "told"),
+    [
+        ("2.6.0", "true", True),
+        ("2.6.0", "echo 1  \\\n # cp flash_attn_interface.py flash_attn_3/\n", True),
+        ("2.6.0", f"cp {PLACED}", False),
+        ("2.6.0", "wget -P $SITE/flash_attn_3 https://x/hopper/flash_attn_interface.py", False),
+        ("2.15.0", "true", False),
+    ],
+)
+def test_flash_attention_3_has_to_be_where_te_imports_it(tmp_path, te, place, told):
+    text = (
+        f"git clone {FA3} && cd flash-attention/hopper\ngit checkout 27f501dbe011f4371bff938fe7e09311ab3002fa\n"
+        f"python setup.py install\n{place}\npip install transformer_engine[pytorch]=={te}\n"
+    )
+    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-fa3-not-placed")] if told else [])

@@ -14,7 +14,9 @@ RUN pip install --no-build-isolation \
       git+https://github.com/NVIDIA/apex.git@${APEX}
 RUN git clone https://github.com/Dao-AILab/flash-attention.git && cd flash-attention \
     && git checkout 27f501dbe011f4371bff938fe7e09311ab3002fa \
-    && cd hopper && python3 setup.py install
+    && cd hopper && python3 setup.py install \
+    && site=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+    && install -D flash_attn_interface.py $site/flash_attn_3/flash_attn_interface.py
 RUN git clone --branch core_v0.12.3 https://github.com/NVIDIA/Megatron-LM.git /workspace/megatron-lm
 WORKDIR /workspace/megatron-lm
 CMD mpirun --map-by ppr:8:node:PE=15 python pretrain_gpt.py
