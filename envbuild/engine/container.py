@@ -17,6 +17,8 @@ from envbuild.settings import Settings
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
 
+_NOT_STARTED = 125
+"""`docker run`'s own exit code: the engine failed before the container ran."""
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 
 
@@ -201,6 +203,22 @@ def shown(line: Iterable[str]) -> str:
     """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
     secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
     return shlex.join(secret.sub(r"\1=***", word) for word in line)
+
+
+def last_words(said: str) -> str:
+    """Return the last line of what a command said on stderr; docker ends an error of its own with a pointer to its help."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
+    return lines[-1].strip() if lines else ""
+
+
+def require_started(code: int, said: str, image: str) -> None:
+    """Raise HostError where `docker run` ended with its own code and not the container's: the engine started nothing."""
+    if code == _NOT_STARTED:
+        raise HostError(
+            f"the engine could not start a container: {last_words(said) or 'it said nothing'}",
+            where=image,
+            hint="`envbuild doctor` says what is wrong with the engine; a full disk is the usual cause",
+        )
 
 
 def require_image(settings: Settings, image: str) -> None:

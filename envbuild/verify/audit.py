@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envbuild.engine.container import docker, require_image
+from envbuild.engine.container import docker, last_words, require_image, require_started
 from envbuild.errors import AuditError
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
@@ -86,9 +86,10 @@ def audit(settings: Settings, image: str) -> Audit:
     done = subprocess.run(command, input=probe, capture_output=True, text=True, errors="replace", check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode or not lines:
-        said = done.stderr.strip().splitlines()
+        require_started(done.returncode, done.stderr, image)
+        said = last_words(done.stderr)
         raise AuditError(
-            "the image's Python does not run" + (f": {said[-1]}" if said else ""),
+            "the image's Python does not run" + (f": {said}" if said else ""),
             where=image,
             hint="audit takes images that envbuild built",
         )

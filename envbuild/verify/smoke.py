@@ -227,7 +227,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.container import docker, require_image
+    from envbuild.engine.container import docker, last_words, require_image, require_started
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     if isinstance(target, HostTarget):
@@ -248,7 +248,9 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         told = {"kind": "image", "reference": target.reference, "digest": image_digest(target.reference, settings)}
     line = next((text for text in reversed(ran.stdout.splitlines()) if text.startswith("{")), None)
     if ran.returncode or line is None:
-        said = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        if isinstance(target, ImageTarget):
+            require_started(ran.returncode, ran.stderr, target.reference)
+        said = last_words(ran.stderr) or "it said nothing"
         python = target.python if isinstance(target, HostTarget) else None
         raise SmokeError(f"its Python does not run: {said}", where=_where({**told, "interpreter": python}))
     answer = json.loads(line)
