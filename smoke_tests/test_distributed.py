@@ -9,7 +9,7 @@ import pytest
 from smokelib import data, launch
 from smokelib.counts import batch_of, layouts, worlds
 from smokelib.launch import hostfile
-from test_step import BATCH, LR, MEGATRON, MODEL, STEPS, falling
+from test_step import BATCH, LR, MEGATRON, MODEL, STEPS, falling, took_fused_paths
 
 
 def _same_data(results, seed, batch, seq):
@@ -136,7 +136,7 @@ def _ranks_agree(results):
 
 
 @pytest.mark.parametrize("layers", ["local", "te"])
-def test_distributed_megatron(layers, device, nproc, seed, need, figure):
+def test_distributed_megatron(layers, device, nproc, seed, need, expected, figure):
     """Megatron-core at every TP x PP x DP that fits: ranks agree, and the losses are those of one rank."""
     need("megatron")
     if layers == "te":
@@ -154,6 +154,8 @@ def test_distributed_megatron(layers, device, nproc, seed, need, figure):
         results = _megatron(device, seed, tp, pp, dp, layers=layers)
         _same_data(results, seed, MEGATRON["batch"], MEGATRON["seq"])
         losses = _ranks_agree(results)
+        if device == "cuda":
+            took_fused_paths(results, layers, expected)
         worst = max(abs(a - b) for a, b in zip(one, losses))
         bound = 0.03 if device == "cuda" else 1e-3  # bfloat16 sums in another order; float32 on a CPU
         name = "TP{} PP{} DP{}".format(tp, pp, dp)
@@ -161,7 +163,7 @@ def test_distributed_megatron(layers, device, nproc, seed, need, figure):
         assert worst <= bound, "{} leaves one rank's losses by {:.4f}: {} against {}".format(name, worst, losses, one)
 
 
-def test_distributed_megatron_resume(device, nproc, seed, need, kept, figure):
+def test_distributed_megatron_resume(device, nproc, seed, need, expected, kept, figure):
     """Megatron-core with Adam and its distributed optimizer, saved as a distributed checkpoint and resumed."""
     need("megatron")
     need("te")
@@ -171,6 +173,7 @@ def test_distributed_megatron_resume(device, nproc, seed, need, kept, figure):
     half = MEGATRON["steps"] // 2
     whole = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, save=str(kept), save_at=half)
     rest = _megatron(device, seed, tp, 1, dp, layers="te", distributed_optimizer=True, load=str(kept))
+    took_fused_paths(rest, "te", expected)
     before, after = whole[0]["losses"][half:], rest[0]["losses"]
     assert len(after) == len(before)
     worst = max(abs(a - b) for a, b in zip(before, after))

@@ -8,9 +8,7 @@ import pytest
 from smokelib import launch
 from smokelib.installed import release_of
 from smokelib.te import autocast, load_failure, must_have_fp8_attention
-from smokelib.traces import assert_kernel, kernel_names, loaded_libraries, matching, short
-
-GEMM = r"(?i)gemm|nvjet|cutlass|xmma"
+from smokelib.traces import GEMM, assert_kernel, attention_switches, kernel_names, loaded_libraries, matching, short
 
 
 @pytest.fixture
@@ -188,14 +186,6 @@ def _attention(variant, env, args):
     return launch.run_ranks("te_attention", 1, launcher="env", args=args, env=full, timeout=180)[0]
 
 
-def _switches():
-    return ", ".join(
-        "{}={}".format(name, os.environ[name])
-        for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND", "NVTE_DEBUG")
-        if name in os.environ
-    )
-
-
 def _check(result, figure, bound=1.5e-2):
     for name, error in sorted(result["errors"].items()):
         figure("{}".format(name), error, bound=bound)
@@ -208,7 +198,7 @@ def _check(result, figure, bound=1.5e-2):
 def test_kernels_te_attention_default(dim, te, gpu, seed, figure):
     """What TE chooses by itself, here, with this environment: never the unfused path."""
     result = _attention("default", {}, {"seed": seed, "dim": dim})
-    set_here = _switches()
+    set_here = attention_switches()
     assert result["path"] != "unfused", "TE ran its unfused attention: {}".format(
         "{} set in the environment".format(set_here)
         if set_here

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from smokelib import data, launch
+from smokelib.traces import GEMM, assert_kernel, attention_switches, matching, short
 
 MODEL = {"hidden": 64, "layers": 2, "heads": 4, "seq": 64}
 STEPS, BATCH, LR = 12, 8, 3e-3
@@ -18,6 +19,24 @@ def falling(losses):
         losses[0], data.VOCAB
     )
     assert losses[-1] < losses[0] - 0.3, "the loss does not fall: {}".format(["{:.3f}".format(v) for v in losses])
+
+
+def took_fused_paths(results, layers, expected):
+    """Assert on every rank of a Megatron run on GPUs that its last step ran what the lock's components are there for."""
+    for rank, said in enumerate(results):
+        if layers == "te":
+            switches = attention_switches()
+            assert said["attention"] != "unfused", "Megatron's TE layers ran unfused attention on rank {}: {}".format(
+                rank, "{} set in the environment".format(switches) if switches else short(said["kernels"])
+            )
+            if said["reported"] is not None:
+                assert said["reported"]["kind"] == said["attention"], (
+                    "rank {}: TE reports {}, the profiler saw {}".format(rank, said["reported"], said["attention"])
+                )
+        if expected.lists("te") or expected.lists("apex"):
+            assert "FusedAdam" in said["optimizer_class"], (
+                "rank {}: Megatron took {} for Adam, and not TE's or apex'".format(rank, said["optimizer_class"])
+            )
 
 
 def _train(seed, device, dtype):
@@ -101,12 +120,24 @@ def test_step_megatron(layers, device, seed, need, expected, figure):
         need("te")
         if device != "cuda":
             pytest.skip("TE's layers need a GPU")
-    result = launch.run_ranks(
-        "megatron_gpt", 1, launcher="env", args=dict(MEGATRON, seed=seed, device=device, layers=layers), timeout=240
-    )[0]
+    args = dict(MEGATRON, seed=seed, device=device, layers=layers)
+    softmax = "scaled_upper_triang_masked_softmax_cuda"
+    built = expected.component("apex").get("extensions", []) if device == "cuda" and layers == "local" else []
+    if softmax in built:
+        args["config"] = {"masked_softmax_fusion": True}
+    result = launch.run_ranks("megatron_gpt", 1, launcher="env", args=args, timeout=240)[0]
     falling(result["losses"])
     figure("first", result["losses"][0])
     figure("last", result["losses"][-1])
+    if device != "cuda":
+        return
+    figure("attention", result["attention"])
+    figure("optimizer", result["optimizer_class"])
+    took_fused_paths([result], layers, expected)
+    if softmax in built:
+        assert_kernel(result["kernels"], "scaled_upper_triang_masked_softmax_warp_forward", "apex' softmax in Megatron")
+    if "fused_layer_norm_cuda" in built:
+        assert_kernel(result["kernels"], "cuApplyLayerNorm", "apex' LayerNorm in Megatron")
 
 
 @pytest.mark.parametrize("fp8", ["delayed", "current"])
@@ -119,11 +150,14 @@ def test_step_megatron_fp8_tracks_bf16(fp8, gpu, seed, need, figure):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("FP8 needs compute capability 8.9 or higher")
     args = dict(MEGATRON, seed=seed, device="cuda", layers="te")
-    bf16 = launch.run_ranks("megatron_gpt", 1, launcher="env", args=args, timeout=240)[0]["losses"]
-    low = launch.run_ranks("megatron_gpt", 1, launcher="env", args=dict(args, fp8=fp8), timeout=240)[0]["losses"]
+    wide = launch.run_ranks("megatron_gpt", 1, launcher="env", args=args, timeout=240)[0]
+    narrow = launch.run_ranks("megatron_gpt", 1, launcher="env", args=dict(args, fp8=fp8), timeout=240)[0]
+    bf16, low = wide["losses"], narrow["losses"]
     falling(low)
     worst = max(abs(a - b) for a, b in zip(bf16, low))
     figure("FP8 against BF16, largest loss difference", worst, bound=0.15)
+    products = set(matching(narrow["kernels"], GEMM)) - set(matching(wide["kernels"], GEMM))
+    assert products, "the FP8 run multiplied with BF16's kernels: {}".format(short(matching(narrow["kernels"], GEMM)))
     assert low != bf16, "the FP8 run equals the BF16 run to the last bit: FP8 was not used"
     assert worst <= 0.15, "FP8 losses leave BF16's by {:.3f}".format(worst)
 

@@ -6,6 +6,11 @@ import math
 from typing import List, Tuple
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 GPU`, `2 GPUs`."""
+    return "{} {}{}".format(number, noun, "" if number == 1 else "s")
+
+
 def worlds(nproc: int) -> List[int]:
     """Return 2, 4, 8 … as far as there are ranks; the count itself too."""
     sizes = [2**n for n in range(1, nproc.bit_length()) if 2**n <= nproc]

@@ -6,6 +6,8 @@ import platform
 import re
 from typing import Any, Dict, Optional
 
+from smokelib.counts import count_of
+
 
 def driver_version() -> Optional[str]:
     """Return the NVIDIA driver's version, from NVML, else from /proc."""
@@ -103,6 +105,6 @@ def verdict(info: Dict[str, Any], device: str, nproc: int) -> Optional[Dict[str,
     if len(info["gpus"]) < nproc:
         return {
             "kind": "too-few-gpus",
-            "what": "{} ranks were asked for, this host shows {} GPUs".format(nproc, len(info["gpus"])),
+            "what": "{} ranks were asked for, this host shows {}".format(nproc, count_of(len(info["gpus"]), "GPU")),
         }
     return None

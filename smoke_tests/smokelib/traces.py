@@ -1,14 +1,16 @@
 """Which code ran: kernel names as the profiler sees them, libraries mapped into the process, the backend TE reports."""
 
+import os
 import re
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-import torch
+GEMM = r"(?i)gemm|nvjet|cutlass|xmma"  # kernels that multiply matrices
 
 
 def kernel_names(function: Callable[[], Any]) -> List[str]:
     """Run `function` once under the profiler and return the names of the GPU kernels that it launched, in first-seen order."""
+    import torch
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -40,6 +42,22 @@ def assert_kernel(names: List[str], pattern: str, what: str) -> List[str]:
     found = matching(names, pattern)
     assert found, "{}: no kernel named like /{}/ ran; instead: {}".format(what, pattern, short(names))
     return found
+
+
+def attention_path(names: List[str]) -> str:
+    """Name the path of attention by its kernels: flash-attention's, cuDNN's, or neither (softmax and GEMMs by themselves)."""
+    if matching(names, r"FlashAttn(Fwd|Bwd)Sm\d+|flash_(fwd|bwd)|flash::"):
+        if not matching(names, r"cudnn_generated|fort_native_sdpa"):
+            return "flash"
+    if matching(names, r"cudnn_generated.*(sdpa|fmha|attention|flash)|fort_native_sdpa|mha_(fprop|bprop|fwd|bwd)"):
+        return "fused"
+    return "unfused"
+
+
+def attention_switches() -> str:
+    """Return TE's switches of attention that this environment sets, as `NAME=value, …`."""
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND", "NVTE_DEBUG")
+    return ", ".join("{}={}".format(name, os.environ[name]) for name in names if name in os.environ)
 
 
 def loaded_libraries(pattern: str) -> List[str]:

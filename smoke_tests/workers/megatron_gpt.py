@@ -4,6 +4,7 @@ Weights come from the seed and the parameter's global name, so every layout star
 of megatron-core runs (its DDP, schedules, optimizer, checkpoints), on a CPU its model and tensor parallelism over gloo.
 """
 
+import functools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from smokelib import data
+from smokelib import data, traces
 from smokelib import rank as ranks
 from smokelib.numerics import digest
 
@@ -196,19 +197,27 @@ def train_gpu(rank, args, model, device, config):
 
         return out, loss_function
 
+    def forward_and_backward(rows, out):
+        micro = min(args["microbatch"], rows.shape[0])
+        out[:] = schedule(
+            forward_step_func=forward, data_iterator=iter(rows.split(micro)), model=[wrapped],
+            num_microbatches=rows.shape[0] // micro, seq_length=args["seq"], micro_batch_size=micro,
+            decoder_seq_length=args["seq"], forward_only=False,
+        )  # fmt: skip
+
     for step in range(first, args["steps"]):
         rank.at("step {}".format(step))
         rows, said = rows_of(args, step, rank, device)
         if step == first:
             rank.result(batch=said)
-        micro = min(args["microbatch"], rows.shape[0])
         wrapped.zero_grad_buffer()
         optimizer.zero_grad()
-        out = schedule(
-            forward_step_func=forward, data_iterator=iter(rows.split(micro)), model=[wrapped],
-            num_microbatches=rows.shape[0] // micro, seq_length=args["seq"], micro_batch_size=micro,
-            decoder_seq_length=args["seq"], forward_only=False,
-        )  # fmt: skip
+        out = []
+        if step + 1 == args["steps"]:
+            kernels = traces.kernel_names(functools.partial(forward_and_backward, rows, out))
+            rank.result(kernels=[name[:120] for name in kernels], attention=traces.attention_path(kernels))
+        else:
+            forward_and_backward(rows, out)
         good, _, _ = optimizer.step()
         assert good, "megatron-core skipped step {}: a gradient is not finite".format(step)
         if parallel_state.is_pipeline_last_stage():
@@ -340,9 +349,7 @@ def train(rank):
     )
     rank.result(optimizer_class=inner_class(optimizer) if optimizer else "torch.optim.Adam", **digests(model))
     if device.type == "cuda":
-        from smokelib.traces import te_reported_backend
-
-        rank.result(attention=te_reported_backend(), peak_gib=torch.cuda.max_memory_allocated() / 2**30)
+        rank.result(reported=traces.te_reported_backend(), peak_gib=torch.cuda.max_memory_allocated() / 2**30)
     rank.at("barrier")
     dist.barrier()
     parallel_state.destroy_model_parallel()

@@ -7,18 +7,6 @@ from smokelib import rank as ranks
 from smokelib import te as te_recipes
 
 
-def path_of(names):
-    """Name the path by its kernels: flash-attention's, cuDNN's, or neither (softmax and GEMMs by themselves)."""
-    if traces.matching(names, r"FlashAttn(Fwd|Bwd)Sm\d+|flash_(fwd|bwd)|flash::"):
-        if not traces.matching(names, r"cudnn_generated|fort_native_sdpa"):
-            return "flash"
-    if traces.matching(
-        names, r"cudnn_generated.*(sdpa|fmha|attention|flash)|fort_native_sdpa|mha_(fprop|bprop|fwd|bwd)"
-    ):
-        return "fused"
-    return "unfused"
-
-
 def body(rank):
     import transformer_engine.pytorch as te
 
@@ -68,7 +56,7 @@ def body(rank):
         errors["d" + name] = numerics.relative_error(mine.grad, reference.grad.transpose(0, 1))
     rank.result(
         errors=errors,
-        path=path_of(names),
+        path=traces.attention_path(names),
         backend=traces.te_reported_backend(),
         kernels=[name[:150] for name in names[:16]],
     )

@@ -180,7 +180,7 @@ def test_verified_in_words() -> None:
     assert some.describe(NOW) == "verified on CPU, only -k 'te', just now"
     told = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
     words = evidence_for([told], cell_id=CELL).describe(NOW)
-    assert words.endswith("just now (torch adopted from the host and compiled with 1 switches beside the lock's)")
+    assert words.endswith("just now (torch adopted from the host and compiled with 1 switch beside the lock's)")
     cpu = evidence_for([record(device="cpu", machine={"gpus": []})], cell_id=CELL)
     assert cpu.describe(NOW + timedelta(minutes=1)) == "verified on CPU, 1 minute ago"
 

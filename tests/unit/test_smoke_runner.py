@@ -489,7 +489,7 @@ def test_the_last_pipeline_stage_that_hangs_is_the_one_named(launch, tmp_path: P
     """The worker reports as many points a step on every stage."""
     text = (Path(launch.HERE) / "workers" / "megatron_gpt.py").read_text()
     loop = text[text.index("for step in range(first, args") : text.index('if args.get("save") and')]
-    with_loss, _, without = loop.partition("        else:")
+    with_loss, _, without = loop.rpartition("        else:")
     assert with_loss.count("rank.at(") - 1 == without.count("rank.at(") == 1
     watch = launch._Watch(2)
     watch.last = {0: {"at": "step 2", "sequence": 8}, 1: {"at": "step 1: all-reduce of the loss", "sequence": 7}}
