@@ -217,6 +217,8 @@ class MpiFacts(Model):
     """Arguments of its configure script, beside the prefix."""
     needs_packages: tuple[str, ...] = ()
     """OS packages that its build needs beside the compilers."""
+    environment: dict[str, dict[str, str]] = {}
+    """Variables that a process under it needs, by the release of the os axis whose package it is."""
 
 
 class NoFacts(Model):

@@ -490,6 +490,8 @@ def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> 
         env["NVTE_CUDA_INCLUDE_DIR"] = f"{site}/nvidia/{'cu13' if cuda13 else 'cuda_runtime'}/include"
         if cuda13 and not devel and not matrix.release("te", cell.versions["te"]).facts.finds_cu13:
             env["CUDA_HOME"] = f"{site}/nvidia/cu13"
+    if "mpi" in cell.versions:
+        env |= matrix.release("mpi", cell.versions["mpi"]).facts.environment.get(cell.versions["os"], {})
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}
     return env | own
 

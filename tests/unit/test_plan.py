@@ -304,3 +304,15 @@ def test_what_is_compiled_sees_no_network():
     compiles = [line for line in runs if any(f"source=/{kind}" in line for kind in kinds)]
     assert len(compiles) == 5 + 4
     assert all(line.startswith("RUN --network=none ") for line in compiles)
+
+
+def test_mpich_on_ubuntu_22_04_lets_processes_fork():
+    matrix = load_matrix()
+    alcf = load_stack("alcf")
+    assert plan_of(matrix, complete(inputs_for_stack(alcf)), alcf).environment["RDMAV_FORK_SAFE"] == "1"
+    for cell in ({"mpi": "mpich"}, {"mpi": "openmpi", "os": "ubuntu22.04", "base": None, "python": "3.10"}):
+        made = plan(**cell)
+        assert made.cell.versions["mpi"] == cell["mpi"]
+        assert "RDMAV_FORK_SAFE" not in made.environment
+    systems = {release.version for release in matrix.releases["os"]}
+    assert all(set(mpi.facts.environment) <= systems for mpi in matrix.releases["mpi"])
