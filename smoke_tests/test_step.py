@@ -6,7 +6,7 @@ import math
 import pytest
 
 from smokelib import data, launch
-from smokelib.traces import GEMM, assert_kernel, attention_switches, matching, short
+from smokelib.traces import assert_kernel, attention_switches, short
 
 MODEL = {"hidden": 64, "layers": 2, "heads": 4, "seq": 64}
 STEPS, BATCH, LR = 12, 8, 3e-3
@@ -27,7 +27,7 @@ def took_fused_paths(results, layers, expected):
         if layers == "te":
             switches = attention_switches()
             assert said["attention"] != "unfused", "Megatron's TE layers ran unfused attention on rank {}: {}".format(
-                rank, "{} set in the environment".format(switches) if switches else short(said["kernels"])
+                rank, "{} set in the environment".format(switches) if switches else short(said["fused"])
             )
             if said["reported"] is not None:
                 assert said["reported"]["kind"] == said["attention"], (
@@ -135,9 +135,9 @@ def test_step_megatron(layers, device, seed, need, expected, figure):
     figure("optimizer", result["optimizer_class"])
     took_fused_paths([result], layers, expected)
     if softmax in built:
-        assert_kernel(result["kernels"], "scaled_upper_triang_masked_softmax_warp_forward", "apex' softmax in Megatron")
+        assert_kernel(result["fused"], "scaled_upper_triang_masked_softmax_warp_forward", "apex' softmax in Megatron")
     if "fused_layer_norm_cuda" in built:
-        assert_kernel(result["kernels"], "cuApplyLayerNorm", "apex' LayerNorm in Megatron")
+        assert_kernel(result["fused"], "cuApplyLayerNorm", "apex' LayerNorm in Megatron")
 
 
 @pytest.mark.parametrize("fp8", ["delayed", "current"])
@@ -156,8 +156,8 @@ def test_step_megatron_fp8_tracks_bf16(fp8, gpu, seed, need, figure):
     falling(low)
     worst = max(abs(a - b) for a, b in zip(bf16, low))
     figure("FP8 against BF16, largest loss difference", worst, bound=0.15)
-    products = set(matching(narrow["kernels"], GEMM)) - set(matching(wide["kernels"], GEMM))
-    assert products, "the FP8 run multiplied with BF16's kernels: {}".format(short(matching(narrow["kernels"], GEMM)))
+    products = set(narrow["products"]) - set(wide["products"])
+    assert products, "the FP8 run multiplied with BF16's kernels: {}".format(short(narrow["products"]))
     assert low != bf16, "the FP8 run equals the BF16 run to the last bit: FP8 was not used"
     assert worst <= 0.15, "FP8 losses leave BF16's by {:.3f}".format(worst)
 

@@ -215,7 +215,10 @@ def train_gpu(rank, args, model, device, config):
         out = []
         if step + 1 == args["steps"]:
             kernels = traces.kernel_names(functools.partial(forward_and_backward, rows, out))
-            rank.result(kernels=[name[:120] for name in kernels], attention=traces.attention_path(kernels))
+            rank.result(attention=traces.attention_path(kernels))
+            for kind, pattern in (("products", traces.GEMM), ("fused", "softmax|LayerNorm|sdpa|fmha|flash")):
+                found = [name[:90] for name in traces.matching(kernels, pattern)]
+                rank.result(**{kind: found[:30]})  # a report is small
         else:
             forward_and_backward(rows, out)
         good, _, _ = optimizer.step()
