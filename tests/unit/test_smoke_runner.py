@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock, patch
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -812,3 +813,44 @@ def test_comments_of_a_hostfile_are_no_nodes(command, tmp_path: Path, monkeypatc
     hosts.write_text("# the rack\nnode1 slots=8\n\nnode2 slots=8 # the second\n")
     command("--python", str(python), "--expected", expected, "--nodes", str(hosts), "--record", str(tmp_path / "kept"))
     assert [kept.nodes for kept in evidence.load_evidence(tmp_path / "kept")] == [2]
+
+
+FUSED = {
+    "attention": "fused",
+    "fused": [],
+    "reported": {"kind": "fused", "detail": "1"},
+    "optimizer_class": "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam",
+}
+
+
+@pytest.mark.parametrize(
+    ("layers", "said", "message"),
+    [
+        ("te", {}, None),
+        ("te", {"reported": None}, None),  # a TE before 1.7
+        ("local", {"attention": "unfused", "reported": None}, None),  # Megatron's own attention is
+        (
+            "te",
+            {
+                "attention": "unfused",
+                "reported": {"kind": "unfused", "detail": None},
+                "fused": ["void softmax_forward"],
+            },
+            "Megatron's TE layers ran unfused attention on rank 1: softmax_forward",
+        ),
+        ("te", {"reported": {"kind": "unfused", "detail": None}}, "the profiler saw fused"),
+        ("local", {"optimizer_class": "torch.optim.adamw.AdamW"}, "rank 1: Megatron took torch.optim.adamw.AdamW"),
+    ],
+)
+def test_a_fallback_inside_megatron_is_no_pass(launch, monkeypatch, layers, said, message) -> None:
+    with patch.dict(sys.modules, {"torch": MagicMock()}):  # imported by the suite, and not needed here
+        step, expectation = importlib.import_module("test_step"), importlib.import_module("smokelib.expectation")
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
+        monkeypatch.delenv(name, raising=False)
+    expected = expectation.Expectation({"components": {"te": {}}, "packages": {}})
+    results = [FUSED, FUSED | said]
+    if message is None:
+        step.took_fused_paths(results, layers, expected)
+        return
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        step.took_fused_paths(results, layers, expected)
