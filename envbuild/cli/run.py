@@ -45,15 +45,15 @@ def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _container(image: str, kwargs: dict[str, Any]) -> Any:
-    from envbuild.engine.container import Container, parse_environment, parse_mount
+    from envbuild.engine.container import Container, parse_environment, parse_image, parse_mount, parse_network
 
     return Container(
-        image=image,
+        image=parse_image(image),
         gpus=kwargs["gpus"],
         mounts=tuple(parse_mount(text) for text in kwargs["mounts"]),
         environment=tuple(parse_environment(text) for text in kwargs["environment"]),
         workdir=kwargs["workdir"],
-        network=kwargs["network"],
+        network=parse_network(kwargs["network"]),
         infiniband=kwargs["infiniband"],
     )
 

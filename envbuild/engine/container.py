@@ -20,6 +20,8 @@ Access = str
 _NOT_STARTED = 125
 """`docker run`'s own exit code: the engine failed before the container ran."""
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,32 @@ class Mount:
     source: Path
     target: str
     read_only: bool = False
+
+
+def parse_image(text: str) -> str:
+    """Check a tag, a digest or an id of an image as far as its characters go; the engine knows whether it exists.
+
+    Raises:
+        UsageError: it can be none of them.
+
+    """
+    if not _IMAGE.fullmatch(text):
+        raise UsageError(f"{text!r} is no image", where="TAG", hint="`docker image ls` lists what is here")
+    return text
+
+
+def parse_network(text: str) -> str:
+    """Check the name of a network of the engine, `host` and `none` among them, or `container:NAME`.
+
+    Raises:
+        UsageError: it is none.
+
+    """
+    if not _NETWORK.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no network", where="--network", hint="write host, none or what `docker network ls` lists"
+        )
+    return text
 
 
 def parse_mount(text: str) -> Mount:

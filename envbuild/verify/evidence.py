@@ -132,7 +132,9 @@ class Evidence(_Model):
         if self.adopted:
             parts.append(f"{'torch' if 'torch' in self.adopted else 'packages'} adopted from the host")
         if self.built_with:
-            parts.append(f"compiled with {len(self.built_with)} switch{'es' * (len(self.built_with) > 1)} beside the lock's")
+            parts.append(
+                f"compiled with {len(self.built_with)} switch{'es' * (len(self.built_with) > 1)} beside the lock's"
+            )
         return " and ".join(parts)
 
     @property

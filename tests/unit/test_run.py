@@ -8,7 +8,16 @@ from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
 
 from envbuild import host as host_module
 from envbuild.cli import main
-from envbuild.engine.container import Container, parse_environment, parse_mount, run_command, run_flags, shown
+from envbuild.engine.container import (
+    Container,
+    parse_environment,
+    parse_image,
+    parse_mount,
+    parse_network,
+    run_command,
+    run_flags,
+    shown,
+)
 from envbuild.engine.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
 from envbuild.errors import HostError, UsageError
 from envbuild.settings import Settings
@@ -114,6 +123,18 @@ def test_a_mount_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no") as caught:
         parse_mount(f"{tmp_path}/gone:/data")
     assert f"mkdir -p {tmp_path}/gone" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "a b", "-x", "a\nb"])
+def test_what_can_be_no_image_and_no_network_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no image"):
+        parse_image(text)
+    with pytest.raises(UsageError, match="is no network"):
+        parse_network(text)
+    for image in ("a", "host.example.org:5000/team/a_b.c:1-x", "sha256:0a1b", "a@sha256:0a1b"):
+        assert parse_image(image) == image
+    for network in ("host", "none", "container:a_b.c-1"):
+        assert parse_network(network) == network
 
 
 @pytest.mark.parametrize("text", ["1A=2", "A B", "=x", ""])
