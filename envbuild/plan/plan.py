@@ -438,6 +438,9 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
     if "flash-attn-hopper" in components:
         components["flash-attn-hopper"]["head_dims"] = [64, 128]
     if inputs.stack is not None:
+        for build in inputs.stack.builds:
+            if build.version is None:  # what a tree calls itself is its own affair
+                components[build.name] |= {"version": None, "commit": build.commit}
         components["stack"] = {
             "name": inputs.stack.name,
             "path": inputs.stack.repository.path,

@@ -1,10 +1,11 @@
 """The five stacks as data, and what a user's own stack file may get wrong."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from road import inputs_for_stack
+from road import complete, inputs_for_stack
 
 from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
@@ -336,3 +337,15 @@ def test_no_such_stack():
 def test_no_image_tells_te_where_one_of_cudnns_libraries_is(name: str) -> None:
     """With CUDNN_HOME or CUDNN_PATH TE loads libcudnn.so.9 alone, and then misses those that its own library names."""
     assert not {"CUDNN_HOME", "CUDNN_PATH"} & set(load_stack(name).environment)
+
+
+def test_what_a_stack_builds_from_a_commit_is_not_expected_to_be_called_by_it():
+    stack = load_stack("alcf")
+    made = plan_of(load_matrix(), complete(inputs_for_stack(stack)), stack)
+    components = json.loads(made.lists["lock/expected.json"])["components"]
+    assert components["mpi4py"]["version"] == "3.1.4"
+    for build in stack.builds:
+        if build.commit:
+            assert components[build.name]["version"] is None
+            assert components[build.name]["commit"] == build.commit
+    assert {build.name for build in stack.builds if build.commit} == {"ezpz", "ambivalent", "enrich"}

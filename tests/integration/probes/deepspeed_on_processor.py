@@ -70,9 +70,10 @@ def tell_deepspeed() -> None:
     torch.distributed.init_process_group = init_process_group
 
 
-def all_gather_base(whole, part, *args, **kwargs):
+def all_gather_base(whole, part, group=None, async_op=False):
     """What torch 2.0's gloo lacks."""
-    torch.distributed.all_gather(list(whole.chunk(torch.distributed.get_world_size())), part, *args, **kwargs)
+    parts = list(whole.chunk(torch.distributed.get_world_size(group)))
+    return torch.distributed.all_gather(parts, part, group=group, async_op=async_op)
 
 
 def type_of(tensor, *args, first=torch.Tensor.type, **kwargs):
@@ -95,7 +96,7 @@ if __name__ == "__main__":
         no_impl.NotImplementedBuilder.load = no_kernel
     if INTEL:
         deepspeed.accelerator.get_accelerator()._communication_backend_name = "gloo"
-        torch.distributed._all_gather_base = all_gather_base
+        torch.distributed._all_gather_base = torch.distributed.all_gather_into_tensor = all_gather_base
         torch.Tensor.type = type_of
     for name in ("torchvision", "torchvision.transforms", "torchvision.datasets"):
         sys.modules[name] = MagicMock()
