@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,12 @@ class Mount:
     read_only: bool = False
 
 
+def _checked(text: str, form: Callable[[str], object], what: str, *, where: str, hint: str) -> str:
+    if not form(text):
+        raise UsageError(f"{text!r} {what}", where=where, hint=hint)
+    return text
+
+
 def parse_image(text: str) -> str:
     """Check a tag, a digest or an id of an image as far as its characters go; the engine knows whether it exists.
 
@@ -40,9 +46,7 @@ def parse_image(text: str) -> str:
         UsageError: it can be none of them.
 
     """
-    if not _IMAGE.fullmatch(text):
-        raise UsageError(f"{text!r} is no image", where="TAG", hint="`docker image ls` lists what is here")
-    return text
+    return _checked(text, _IMAGE.fullmatch, "is no image", where="TAG", hint="`docker image ls` lists what is here")
 
 
 def parse_network(text: str) -> str:
@@ -52,11 +56,8 @@ def parse_network(text: str) -> str:
         UsageError: it is none.
 
     """
-    if not _NETWORK.fullmatch(text):
-        raise UsageError(
-            f"{text!r} is no network", where="--network", hint="write host, none or what `docker network ls` lists"
-        )
-    return text
+    hint = "write host, none or what `docker network ls` lists"
+    return _checked(text, _NETWORK.fullmatch, "is no network", where="--network", hint=hint)
 
 
 def parse_mount(text: str) -> Mount:
@@ -88,11 +89,8 @@ def parse_environment(text: str) -> str:
         UsageError: it is neither.
 
     """
-    if not _ENVIRONMENT.match(text):
-        raise UsageError(
-            f"{text!r} sets no variable", where="--env", hint="write NAME=VALUE, or NAME to pass on your own"
-        )
-    return text
+    hint = "write NAME=VALUE, or NAME to pass on your own"
+    return _checked(text, _ENVIRONMENT.match, "sets no variable", where="--env", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

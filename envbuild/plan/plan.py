@@ -173,11 +173,13 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     )
 
 
+def _mpi_facts(matrix: Matrix, cell: Cell) -> MpiFacts | None:
+    return matrix.release("mpi", cell.versions["mpi"]).facts if "mpi" in cell.versions else None
+
+
 def _compiled_mpi(matrix: Matrix, cell: Cell) -> MpiFacts | None:
-    if "mpi" not in cell.versions:
-        return None
-    facts: MpiFacts = matrix.release("mpi", cell.versions["mpi"]).facts
-    return facts if facts.url else None
+    facts = _mpi_facts(matrix, cell)
+    return facts if facts and facts.url else None
 
 
 def _stack_recipes(stack: Stack) -> dict[str, str]:
@@ -493,8 +495,8 @@ def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> 
         env["NVTE_CUDA_INCLUDE_DIR"] = f"{site}/nvidia/{'cu13' if cuda13 else 'cuda_runtime'}/include"
         if cuda13 and not devel and not matrix.release("te", cell.versions["te"]).facts.finds_cu13:
             env["CUDA_HOME"] = f"{site}/nvidia/cu13"
-    if "mpi" in cell.versions:
-        env |= matrix.release("mpi", cell.versions["mpi"]).facts.environment.get(cell.versions["os"], {})
+    if facts := _mpi_facts(matrix, cell):
+        env |= facts.environment.get(cell.versions["os"], {})
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}
     return env | own
 
