@@ -188,7 +188,15 @@ def test_other_diffs_are_refused(text, problem):
 
 def test_the_products_own_patches_load():
     patches = load_patches()
-    assert set(patches) == {"sgd", "fix-convert", "lr-scheduler", "makefile", "alcf-portable", "no-nvcc"}
+    assert set(patches) == {
+        "sgd",
+        "fix-convert",
+        "lr-scheduler",
+        "makefile",
+        "fused-kernels",
+        "alcf-portable",
+        "no-nvcc",
+    }
     assert len({patch.digest for patch in patches.values()}) == len(patches)
 
 

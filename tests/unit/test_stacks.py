@@ -101,11 +101,13 @@ def test_every_patch_is_in_a_stack():
     assert used == {(patch.name, stack) for patch in load_patches().values() for stack in patch.stacks}
 
 
-def test_second_pin_of_llm_jp_needs_no_patch():
+def test_second_pin_of_llm_jp_needs_no_patch_and_has_no_kernels_for_hopper():
     stack = load_stack("llm-jp@deepspeed-multi-node")
     assert stack.repository.commit.startswith("6740c1e1")
     assert stack.patches == ()
-    assert _solution(stack).cell == _solution(load_stack("llm-jp")).cell
+    assert _solution(stack).cell == _solution(load_stack("llm-jp"), gpu="a100").cell
+    with pytest.raises(NoCellError, match="asks for gpu a100"):
+        _solution(stack, gpu="h100")
     with pytest.raises(UsageError, match="no pin 'main'"):
         load_stack("llm-jp@main")
 
@@ -220,8 +222,12 @@ def test_own_file_of_the_same_schema(tmp_path):
             f'commit = "{"1" * 40}"',
             "patch makefile is for another revision: it knows hpc/fujii/new-mds",
         ),
-        ('patches = ["makefile"]', 'patches = ["nonsuch"]', "there is no patch 'nonsuch'"),
-        ('patches = ["makefile"]', 'patches = ["sgd"]', "patch sgd is for https://github.com/NVIDIA/Megatron-LM"),
+        ('patches = ["makefile", "fused-kernels"]', 'patches = ["nonsuch"]', "there is no patch 'nonsuch'"),
+        (
+            'patches = ["makefile", "fused-kernels"]',
+            'patches = ["sgd"]',
+            "patch sgd is for https://github.com/NVIDIA/Megatron-LM",
+        ),
         ('[[steps]]\nname = "helpers"\n', "[[steps]]\n", "steps.0.name"),
         ('run = "make -C megatron/data"\ncompiles = true\n', "compiles = true\n", "compiles, so it needs `run`"),
         ('keep = ["megatron/data/helpers*.so"]\n', "", "`keep` for the files"),
@@ -241,7 +247,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
-        ('patches = ["makefile"]', 'patches = ["makefile", "makefile"]', "two patches are called 'makefile'"),
+        ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
         ('name = "helpers"\nrun = "python', 'name = "apex"\nrun = "python', "two proofs are called 'apex'"),
     ],
 )
@@ -254,8 +260,8 @@ def test_two_patches_on_one_hunk(tmp_path):
     folder = tmp_path / "patches" / "megatron-deepspeed-llm-jp"
     folder.mkdir(parents=True)
     source = Path(__file__).parents[2] / "patches" / folder.name
-    manifest = (source / "manifest.toml").read_text()
-    entry = manifest[manifest.index("[[patch]]") :]
+    head, entry = re.split(r"(?=^\[\[patch\]\])", (source / "manifest.toml").read_text(), flags=re.MULTILINE)[:2]
+    manifest = head + entry
     (folder / "manifest.toml").write_text(manifest + entry.replace('name = "makefile"', 'name = "again"'))
     for name in ("makefile", "again"):
         (folder / f"{name}.patch").write_bytes((source / "makefile.patch").read_bytes())

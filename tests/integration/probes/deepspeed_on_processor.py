@@ -5,11 +5,9 @@ GPT; what DeepSpeed before 0.11 wants beside that accelerator, Intel's extension
 speaks to torch.cuda itself, the GPU, apex, and what torch and NumPy have dropped since.
 """
 
-import collections.abc
 import contextlib
 import os
 import sys
-import types
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from unittest.mock import MagicMock
@@ -24,14 +22,10 @@ if INTEL:
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed  # noqa: E402
-import numpy as np  # noqa: E402
+import of_2020  # noqa: E402
 import on_processor  # noqa: E402
 import torch  # noqa: E402
-
-
-def module(name: str, **content) -> None:
-    sys.modules[name] = made = types.ModuleType(name)
-    vars(made).update(content)
+from of_2020 import module  # noqa: E402
 
 
 def norm(_overflow, lists, _per_tensor=False):
@@ -44,30 +38,14 @@ def scale(_overflow, lists, factor):
 
 
 def as_in_2020() -> None:
-    vars(np)["float"] = float
-    if not hasattr(torch, "_six"):
-        module("torch._six", inf=float("inf"), container_abcs=collections.abc, int_classes=int, string_classes=str)
     module("apex")
     module("apex.normalization")
     module("apex.normalization.fused_layer_norm", FusedLayerNorm=torch.nn.LayerNorm)
     module("apex.optimizers", FusedAdam=torch.optim.Adam)
     module("apex.multi_tensor_apply", multi_tensor_applier=lambda function, *rest: function(*rest))
     module("amp_C", multi_tensor_l2norm=norm, multi_tensor_scale=scale)
-    if hasattr(deepspeed, "comm"):
-        tell_deepspeed()
+    of_2020.stand_in("gloo")
     on_processor.stand_in()
-
-
-def tell_deepspeed() -> None:
-    """Have DeepSpeed's own communication start with torch's; 0.5.1 spoke through torch.distributed, today's wants to be told."""
-    first = torch.distributed.init_process_group
-
-    def init_process_group(*args, **kwargs):
-        torch.distributed.init_process_group = first
-        first(*args, **kwargs)
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
-
-    torch.distributed.init_process_group = init_process_group
 
 
 def all_gather_base(whole, part, group=None, async_op=False):
