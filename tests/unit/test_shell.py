@@ -430,7 +430,8 @@ def look(tmp_path):
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         names = tmp_path / "names.txt"
         hashed = f" --hash=sha256:{'0' * 64}"
-        pins = ("nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cublas==13.1.0.3", "sympy==1.14.0")
+        pins = ("nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cublas==13.1.0.3", "sympy==1.14.0",
+                "numpy==1.26.4", "setuptools==81.0.0")  # fmt: skip
         names.write_text("".join(f"{pin}{hashed}\n" for pin in pins))
         python = f"{sys.version_info[0]}.{sys.version_info[1]}"
         command = [
@@ -451,11 +452,11 @@ def look(tmp_path):
     return call
 
 
-def test_other_packages_of_the_host_are_adopted_as_they_are(look):
-    packages = {"nvidia-cudnn-cu13": "9.19.0.56", "nvidia-cublas": "13.2.0.9", "sympy": "1.13.1"}
-    done = look(packages)
+def test_what_belongs_to_the_torch_is_adopted_as_it_is_and_the_rest_only_as_the_lock_names_it(look):
+    taken = {"nvidia-cudnn-cu13": "9.19.0.56", "nvidia-cublas": "13.2.0.9", "sympy": "1.14.0"}
+    done = look({**taken, "numpy": "2.5.2", "setuptools": "81.0.0"})  # whose distutils only its own folder shows
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["installed"] == packages | {"torch": "2.11.0+cu130"}
+    assert json.loads(done.stdout)["installed"] == taken | {"torch": "2.11.0+cu130"}
 
 
 @pytest.mark.parametrize(
