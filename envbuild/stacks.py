@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from envbuild.errors import DataError, UsageError
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
+_REF = r"^[A-Za-z0-9_][A-Za-z0-9_./+-]*$"
+_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+# What an image has of its own there would be mixed with the repository, or replaced by it.
+_TAKEN = ("/opt/venv", "/opt/envbuild", "/opt/toolchain", "/opt/tools", "/opt/openmpi", "/usr/local/cuda")
+_OF_THE_OS = re.compile(
+    r"/(bin|boot|dev|etc|home|lib|lib32|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)(/|$)"
+)
+_SHARED = ("/home", "/media", "/mnt", "/opt", "/root", "/srv", "/tmp", "/usr", "/var")  # noqa: S108
 Text = Annotated[str, Field(min_length=1)]
 OsName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 """A package as Debian names them (Policy 5.6.1)."""
@@ -37,24 +46,47 @@ def _check_requirement(value: str) -> str:
     return value
 
 
+def _check_url(value: str) -> str:
+    if not value.endswith(".git"):
+        raise ValueError(f"{value!r} does not end in .git, by which a Dockerfile's ADD knows a repository from a page")
+    return value
+
+
+def _check_version(value: str) -> str:
+    try:
+        Version(value)
+    except InvalidVersion:
+        raise ValueError(f"{value!r} is no version such as 1.2.3") from None
+    return value
+
+
+# A login in it would be written into locks and images: git has its own configuration for that.
+Url = Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.-]+(:\d+)?/[A-Za-z0-9_./~+-]+$"), AfterValidator(_check_url)]
+
+
 class Repository(Model):
     """The training repository, checked out into the image at `path`."""
 
     name: str = Field(pattern=_NAME)
-    url: str = Field(pattern=r"^https://\S+$")
+    url: Url
     commit: str = Field(pattern=_COMMIT)
-    ref: str | None = None
+    ref: str | None = Field(default=None, pattern=_REF)
     """The tag or branch that the commit was read from."""
     subdirectory: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+/-]*)?$")
     """The part of the repository that goes into the image; patches see the whole."""
-    path: str = Field(pattern=r"^/[A-Za-z0-9_./-]+$")
+    path: str = Field(pattern=r"^(/[A-Za-z0-9_.-]+)+$")
     """Where training runs from, in the image."""
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
         for key in ("subdirectory", "path"):
-            if ".." in getattr(self, key).split("/"):
+            if {".", ".."} & {*getattr(self, key).split("/")}:
                 raise ValueError(f"{key} {getattr(self, key)!r} leads out of where it begins")
+        of_the_os = _OF_THE_OS.match(self.path) and (
+            not self.path.startswith(tuple(f"{each}/" for each in _SHARED)) or self.path.rsplit("/", 1)[0] == "/usr"
+        )
+        if of_the_os or any(f"{self.path}/".startswith(f"{each}/") for each in _TAKEN):
+            raise ValueError(f"path {self.path!r} is a folder of the image's own; /workspace/{self.name} is nobody's")
         return self
 
 
@@ -65,11 +97,21 @@ class Alternative(Model):
     why: Text
     source: Source
     commit: str | None = Field(default=None, pattern=_COMMIT)
-    ref: str | None = None
+    ref: str | None = Field(default=None, pattern=_REF)
     patches: tuple[str, ...] | None = None
     """The patches of this pin, where they differ."""
     axes: dict[AxisName, Constraint] = {}
     """Axes that this pin states otherwise."""
+
+    @model_validator(mode="after")
+    def _states(self) -> Self:
+        if self.ref is not None and self.commit is None:
+            raise ValueError(f"pin {self.name}: `ref` goes with the `commit` that was read from it")
+        if "flavor" in self.axes:
+            raise ValueError(f"pin {self.name}: the flavor is the stack's, not a pin's")
+        if self.patches is not None and len(set(self.patches)) < len(self.patches):
+            raise ValueError(f"pin {self.name} names a patch twice")
+        return self
 
 
 class Build(Model):
@@ -79,14 +121,14 @@ class Build(Model):
     """
 
     name: str = Field(pattern=_NAME)
-    version: str | None = None
+    version: Annotated[str, AfterValidator(_check_version)] | None = None
     """The source distribution of this version on the package index."""
-    url: str | None = Field(default=None, pattern=r"^https://\S+$")
+    url: Url | None = None
     commit: str | None = Field(default=None, pattern=_COMMIT)
     source: Source
-    module: Text
+    module: str = Field(pattern=_MODULE)
     """A module that must import once it is installed."""
-    extensions: tuple[str, ...] = ()
+    extensions: tuple[Annotated[str, Field(pattern=_MODULE)], ...] = ()
     """Extension modules that the wheel must hold."""
     tools: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Build requirements beside setuptools and wheel."""
@@ -100,6 +142,8 @@ class Build(Model):
         git = self.url is not None and self.commit is not None
         if git == (self.version is not None) or (self.url is None) != (self.commit is None):
             raise ValueError(f"build {self.name}: give either `version` or both `url` and `commit`")
+        if "PATH" in self.environment:
+            raise ValueError(f"build {self.name}: PATH is made by envbuild, so that the compilers are found")
         return self
 
 
@@ -207,12 +251,14 @@ class Stack(Model):
             ([a.name for a in self.also], "pins"),
             ([u.name for u in self.uses], "uses"),
             ([u.name for u in self.proof], "proofs"),
+            ([c.item for c in self.corrections], "corrections"),
+            ([self.repository.name, *(b.name for b in self.builds)], "sources"),
             ([str(launcher.name) for launcher in self.launchers], "launchers"),
             (list(self.patches), "patches"),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
-                raise ValueError(f"two {what} are called {twice[0]!r}")
+                raise ValueError(f"two {what} are {'of' if what == 'corrections' else 'called'} {twice[0]!r}")
         if "flavor" in self.stated:
             raise ValueError("stated.flavor: the flavor is a key of its own, beside `stated`")
         for correction in self.corrections:
@@ -304,16 +350,19 @@ def load_stack(name_or_file: str) -> Stack:
         DataError: the file is malformed, or names a patch that does not fit; the message names the key.
 
     """
-    name, _, pin = name_or_file.partition("@")
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = data_dir("matrices") / "stacks" / f"{name}.toml"
+    name, pin = name_or_file, ""
+    if "@" in name and not Path(name).exists():
+        name, _, pin = name.rpartition("@")  # a folder may have an @ in its name, too
+    own = Path(name)
+    path = own if own.suffix == ".toml" else data_dir("matrices") / "stacks" / f"{name}.toml"
     if not path.is_file():
-        raise UsageError(
-            f"there is no stack {name!r}",
-            where="--stack",
-            hint="stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)",
-        )
+        what = f"there is no stack {name!r}"
+        if own.is_dir():
+            what = f"{name} is a folder, not a stack file"
+        elif own.is_file():
+            what = f"the name of {name} does not end in .toml"
+        hint = "stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)"
+        raise UsageError(what, where="--stack", hint=hint)
     try:
         stack = Stack.model_validate(read_toml(path))
     except ValidationError as error:

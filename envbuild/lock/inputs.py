@@ -167,6 +167,7 @@ def inputs_of(
     components = components_of(matrix, cell, te_source)
     if stack is not None:
         _check_stack(matrix, stack)
+        _check_in_cell(matrix, cell, stack)
         components += stack_components(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
     toolchain = pypi_toolchain(matrix, cell)
@@ -303,6 +304,23 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=where,
                 hint=f"pin it under [stated]: {build.name}",
             )
+        if build.version is not None and build.name in impostors(matrix):
+            raise DataError(
+                f"the build {build.name} would be PyPI's: {impostors(matrix)[build.name].why}",
+                where=where,
+                hint=f"name the `url` and `commit` of {impostors(matrix)[build.name].instead}",
+            )
+        if build.name in AXIS_OF_DISTRIBUTION or build.name in _WITH_TORCH:
+            raise DataError(
+                f"the build {build.name} is decided with the cell",
+                where=where,
+                hint="pin the axis under [stated], or name the version under `python`",
+            )
+    for source in (stack.repository.name, *(build.name for build in stack.builds)):
+        if source in matrix.axes or source in {"uv", "debs"} or source.startswith("flash-attn-hopper-"):
+            raise DataError(
+                f"{source!r} is the name of another source of the build", where=where, hint="give it another name"
+            )
     never = impostors(matrix)
     for line in stack.python:
         name = _name(line)
@@ -330,6 +348,26 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
         if meant and correction.item not in matrix.axes:
             raise DataError(
                 f"a correction is of {correction.item!r}, which is no axis", where=where, hint=f"is {meant[0]} meant?"
+            )
+
+
+def _check_in_cell(matrix: Matrix, cell: Cell, stack: Stack) -> None:
+    """Raise DataError where the stack asks for what this cell does not have, or brings otherwise."""
+    where = f"stack {stack.name}"
+    for build in stack.builds:
+        if build.mpi and "mpi" not in cell.versions:
+            raise DataError(
+                f"the build {build.name} is compiled against the cell's MPI, and the cell has none",
+                where=where,
+                hint="state one under [stated]: mpi",
+            )
+    brought = brought_by_base(matrix, cell)
+    for line in stack.python:
+        if "torch" in brought and _name(line) in _WITH_TORCH:
+            raise DataError(
+                f"the requirement {line!r} is decided by {cell.versions['base']}, whose torch is compiled for its own",
+                where=f"{where}: python",
+                hint="leave it out",
             )
 
 

@@ -49,8 +49,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     """
     try:
-        return tomli.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:
+        return tomli.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise DataError(
+            "the data file cannot be read: it is nested too deeply", where=str(path), hint="correct the file"
+        ) from None
+    except (OSError, ValueError) as error:  # of UTF-8, of TOML, and of a number with thousands of digits
         raise DataError(f"the data file cannot be read: {error}", where=str(path), hint="correct the file") from error
 
 

@@ -11,18 +11,27 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+_SEARCHED = ("PATH", "LD_LIBRARY_PATH")
+OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+"""Variables that the NVIDIA container toolkit reads, and nothing in the image."""
+
+
 def envquote(value: str) -> str:
     """Quote a value for ENV and LABEL, so that nothing in it is expanded or split."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     return f'"{escaped}"'
 
 
-def envpath(value: str) -> str:
-    """Quote a search path for ENV; one that ends in its own variable goes on with what the base image has."""
-    for name in ("PATH", "LD_LIBRARY_PATH"):
-        if value.endswith(f":${name}"):
-            return envquote(value.removesuffix(f"${name}"))[:-1] + f'${name}"'
+def envpath(value: str, name: str) -> str:
+    """Quote the value of a variable for ENV; a search path that ends in itself goes on with what the base image has."""
+    if name in _SEARCHED and value.endswith(f":${name}"):
+        return envquote(value.removesuffix(f"${name}"))[:-1] + f'${name}"'
     return envquote(value)
+
+
+def shellpath(value: str, name: str) -> str:
+    """Quote the value of a variable for a shell, which would run what stands between backquotes."""
+    return envpath(value, name).replace("`", "\\`")
 
 
 @cache
@@ -40,6 +49,7 @@ def template(name: str) -> "Template":
     )
     env.filters["envquote"] = envquote
     env.filters["envpath"] = envpath
+    env.filters["shellpath"] = shellpath
     return env.get_template(name)
 
 

@@ -342,6 +342,7 @@ def _stack_stages(add: Callable[..., Stage], lock: Lock, stack: Stack, env: Stag
             tree=tree.key,
             steps=[s.model_dump(mode="json", exclude={"check"}) for s in steps],
             env=env.key,
+            environment=dict(stack.environment),
             nvcc=_toolkit(lock),
             compiler=_compiler(lock),
         )

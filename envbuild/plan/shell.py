@@ -11,7 +11,7 @@ from envbuild.errors import UsageError
 from envbuild.lock.model import Lock
 from envbuild.matrix.spec import version_key
 from envbuild.paths import data_dir
-from envbuild.plan.dockerfile import template
+from envbuild.plan.dockerfile import OF_CONTAINERS, template
 from envbuild.plan.plan import Plan
 
 HOST_BRINGS = ("base", "devel")
@@ -20,7 +20,9 @@ _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
 _NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
 # Set by the script itself, or read by container tools alone.
-_NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME")
+_NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", *OF_CONTAINERS)
+# The script's own folders below its prefix.
+_OWN = ("venv", "envbuild", "cuda", "tools", "toolchain", "mpi")
 
 
 def script(plan: Plan) -> str:
@@ -36,7 +38,7 @@ def script(plan: Plan) -> str:
             where="--format shell",
             hint="render it as a Dockerfile, or ask for a cell with another --base",
         )
-    moved = _moved(plan)
+    moved, repository = _moved(plan), _repository(plan)
     paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME", "/tmp/envbuild-": "$state/tmp/"}  # noqa: S108
     lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
     text: str = template("shell.j2").render(
@@ -45,14 +47,13 @@ def script(plan: Plan) -> str:
         torch=_torch(plan.lock),
         cuda=_toolkit(plan),
         moved=list(moved.items()),
+        repository=repository,
+        compiles=bool(plan.components or plan.compiled_steps or plan.mpi),
         recipes={n: text for n, text in plan.recipes.items() if n != "os-install"},
         verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text(encoding="utf-8") for n in _HELPERS} | lists,
         keys=_keys(plan),
-        environment={
-            n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE and not n.startswith("NVIDIA_")
-        },
-        repository=_here(plan.stack.repository.path, paths) if plan.stack else None,
-        here=_expander(paths),
+        environment={n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE},
+        here=_expander(paths, repository),
         sh=shlex.quote,
     )
     return text
@@ -79,25 +80,30 @@ def _toolkit(plan: Plan) -> str | None:
 
 def _moved(plan: Plan) -> dict[str, str]:
     """Return where the image's own folders lie on a host, as shell text."""
-    moved: dict[str, str] = {}
-    if plan.mpi and plan.mpi.prefix:
-        moved[plan.mpi.prefix] = "$prefix/mpi"
-    if plan.stack:
-        path = plan.stack.repository.path
-        moved[path] = "$prefix/" + path.rstrip("/").rsplit("/", 1)[-1]
-    return moved
+    return {plan.mpi.prefix: "$prefix/mpi"} if plan.mpi and plan.mpi.prefix else {}
 
 
-def _here(value: str, paths: Mapping[str, str]) -> str:
-    """Return `value` as a double-quoted word in which the image's paths are those of the host."""
-    quoted = re.sub(r'([\\"$`])', r"\\\1", value)
-    for image, host in paths.items():
-        quoted = quoted.replace(image, host)
-    return f'"{quoted}"'
+def _repository(plan: Plan) -> tuple[str, str, str] | None:
+    """Return the repository's path in the image, that path as a regular expression, and its folder on a host as shell text."""
+    if not plan.stack:
+        return None
+    path = plan.stack.repository.path
+    name = path.rsplit("/", 1)[-1]
+    return path, re.escape(path).replace("\\-", "-"), f"$prefix/{'repository-' if name in _OWN else ''}{name}"
 
 
-def _expander(paths: Mapping[str, str]) -> Callable[[str], str]:
-    return lambda value: _here(value, paths)
+def _expander(paths: Mapping[str, str], repository: tuple[str, str, str] | None) -> Callable[[str], str]:
+    """Return what gives a value as a double-quoted word in which the image's paths are those of the host."""
+
+    def here(value: str) -> str:
+        quoted = re.sub(r'([\\"$`])', r"\\\1", value)
+        if repository:
+            quoted = re.sub(rf"(?<![\w./-]){repository[1]}(?![\w.-])", lambda _: repository[2], quoted)
+        for image, host in paths.items():
+            quoted = quoted.replace(image, host)
+        return f'"{quoted}"'
+
+    return here
 
 
 def _digest(value: Any) -> str:

@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 
-from road import complete, inputs_for, plan_for
+from road import complete, inputs_for, inputs_for_stack, plan_for
 
 from envbuild.lock.make import Locked, unlocked
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.apptainer import definition
+from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.stacks import load_stack
 
 
 def sections(text):
@@ -31,6 +33,20 @@ def test_container_tools_variables_stay_out():
     text = definition(plan_for(cuda="13.0", te="2.12", torch="2.11.0"))
     assert "NVTE_CUDA_INCLUDE_DIR" in text
     assert "NVIDIA_" not in sections(text)["environment"]
+
+
+def test_a_value_is_a_value_to_the_shell_that_reads_it():
+    stack = load_stack("llama3-70b")
+    odd = {"A": "x`id`y", "B": "/data:$PATH", "C": 'a"b\\c', "NVIDIA_TF32_OVERRIDE": "0"}
+    stack = stack.model_copy(update={"environment": odd})
+    matrix = load_matrix()
+    plan = plan_of(matrix, Locked(lock=unlocked(matrix, inputs_for_stack(stack)), pylocks={}), stack)
+    lines = [line for line in sections(definition(plan))["environment"].splitlines() if "export" in line]
+    show = "\n".join(f'printf "%s\\0" "${name}"' for name in odd)
+    done = subprocess.run(["sh", "-c", "\n".join([*lines, show])], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == list(odd.values())
+    # and to the Dockerfile, which takes no backquote for anything
+    assert 'B="/data:\\$PATH"' in dockerfile(plan)
 
 
 def test_another_lock_is_another_definition():

@@ -115,8 +115,11 @@ def test_a_torch_that_exists_in_an_image_alone_is_refused():
         script(plan({"base": "ngc-*"}))
 
 
-def stack_plan(name):
+def stack_plan(name, path=None, **changes):
     matrix, stack = load_matrix(), load_stack(name)
+    if path:
+        changes["repository"] = stack.repository.model_copy(update={"path": path})
+    stack = stack.model_copy(update=changes)
     return plan_of(matrix, Locked(lock=unlocked(matrix, inputs_for_stack(stack)), pylocks={}), stack)
 
 
@@ -159,6 +162,55 @@ def test_a_prefix_may_look_like_a_path_of_the_image(prefix):
     ).stdout
     own = ("venv/bin", "tools", "mpi/lib", "envbuild/run/uv", "envbuild/tmp/src")
     assert told.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
+
+
+def moved(path, text):
+    (function,) = re.findall(r"(?ms)^here\(\) .*?^}$", script(stack_plan("llama3-70b", path)))
+    variables = "prefix=/p; state=/p/envbuild; CUDA_HOME=/cuda"
+    command = ["sh", "-eu", "-c", f"{variables}\n{function}\nhere"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_path_of_the_repository_is_moved_where_it_is_one_and_nowhere_else():
+    text = "make -C megatron/data -I/data/x /data:/data /data /data2 a/data /database https://x/data\n"
+    assert (
+        moved("/data", text)
+        == "make -C megatron/data -I/p/data/x /p/data:/p/data /p/data /data2 a/data /database https://x/data\n"
+    )
+    assert moved("/w/a.b", "/w/a.b /w/axb\n") == "/p/a.b /w/axb\n"
+
+
+@pytest.mark.parametrize("name", ["venv", "envbuild", "cuda", "tools", "toolchain", "mpi"])
+def test_a_repository_never_lies_where_the_script_keeps_its_own(name):
+    text = script(stack_plan("llama3-70b", f"/workspace/{name}"))
+    assert f'\nrepository="$prefix/repository-{name}"\n' in text
+
+
+def test_the_tools_of_a_stack_are_commands_of_its_environment(tmp_path):
+    text = script(stack_plan("llama3-70b", tools=("encode-text",)))
+    (line,) = re.findall(r"^ *(cp .*encode-text.*) \|\| return$", text, re.MULTILINE)
+    (tmp_path / "run" / "tools").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "run" / "tools" / "encode-text").write_text(embedded(text, "tools/encode-text"))
+    subprocess.run(["sh", "-euc", f"state=. venv=.; {line}"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "bin" / "encode-text", "--help"], capture_output=True, text=True, check=True)
+    assert "--vocab" in done.stdout
+    check(text)
+
+
+def test_an_mpi_is_compiled_where_nothing_else_is():
+    text = script(plan({"cuda": "13.0", "te": "none", "apex": "none", "mpi": "openmpi-5.0.5"}))
+    assert re.search(r'^step mpi "\$\(key_of [0-9a-f]{32} "\$compiled_with"\)" 5 ', text, re.MULTILINE)
+    assert "step tools" not in text
+    assert "and this cell compiles" in text
+    check(text)
+
+
+def test_a_variable_is_not_left_out_for_its_maker():
+    text = script(stack_plan("llama3-70b", environment={"NVIDIA_TF32_OVERRIDE": "0", "B": "/data:$PATH"}))
+    assert "export NVIDIA_TF32_OVERRIDE=0\n" in text
+    assert "export B='/data:$PATH'\n" in text
+    assert "NVIDIA_VISIBLE_DEVICES=" not in text.split("activate.sh")[1]
 
 
 def test_what_the_environment_lacks_stays_expected_but_for_what_comes_with_torch(tmp_path):

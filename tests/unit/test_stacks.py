@@ -248,6 +248,31 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
         ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image's own"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/usr"', "is a folder of the image's own"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/etc/megatron"', "is a folder of the image's own"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "//"', "repository.path"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/workspace/."', "leads out of where it begins"),
+        ('ref = "hpc/fujii/new-mds"', 'ref = "main\\nRUN x"', "repository.ref"),
+        ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed", "does not end in .git"),
+        ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed.git#main", "repository.url"),
+        ("https://github.com/llm", "https://me:secret@github.com/llm", "repository.url"),
+        ('version = "3.1.4"', 'version = ""', "is no version such as"),
+        ('version = "3.1.4"', 'version = "1\\nRUN x"', "is no version such as"),
+        ('module = "mpi4py.MPI"', 'module = "mpi4py; x"', "builds.0.module"),
+        ('extensions = ["MPI"]', 'extensions = ["a b; x"]', "builds.0.extensions"),
+        ('CFLAGS = "-g0"', 'PATH = "/x"', "PATH is made by envbuild"),
+        ('name = "mpi4py"', 'name = "megatron-deepspeed"', "two sources are called 'megatron-deepspeed'"),
+        ('commit = "6740c1e1eff985a044b8a21e3c1e6d954cf6e5a0"\n', "", "`ref` goes with the `commit`"),
+        ('axes = { gpu = "a100" }', 'axes = { flavor = "runtime" }', "the flavor is the stack's"),
+        ("patches = []", 'patches = ["makefile", "makefile"]', "names a patch twice"),
+        (
+            "[[builds]]",
+            '[[corrections]]\nitem = "python"\nstated = "3.10.10 or 3.11.4"\ninstead = "3.11"\nrule = "x"\nwhy = "x"\nsource = "run:x"\n\n[[builds]]',
+            "two corrections are of 'python'",
+        ),
+        ("[stated]", f"[aaa]\nx = {'9' * 5000}\n[stated]", "cannot be read"),
+        ("[stated]", f"x = {'[' * 3000}{']' * 3000}\n[stated]", "nested too deeply"),
         ('name = "helpers"\nrun = "python', 'name = "apex"\nrun = "python', "two proofs are called 'apex'"),
     ],
 )
@@ -324,6 +349,50 @@ def test_a_lock_of_a_users_own_stack_asks_for_its_file(tmp_path):
     with pytest.raises(UsageError, match=r"the lock is of the stack llm-jp, .* is mine"):
         stack_of_lock("llm-jp", own)
     assert stack_of_lock("llm-jp", None).name == "llm-jp"
+
+
+def test_a_build_for_an_mpi_that_the_cell_does_not_have(tmp_path):
+    stack = load_stack(_own(tmp_path, ('mpi = "openmpi"\n', "")))
+    with pytest.raises(DataError, match="compiled against the cell's MPI, and the cell has none"):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ezpz", "the build ezpz would be PyPI's"),
+        ("torchvision", "the build torchvision is decided with the cell"),
+        ("transformer-engine", "the build transformer-engine is decided with the cell"),
+        ("uv", "'uv' is the name of another source"),
+        ("flash-attn-hopper-ptxas", "is the name of another source"),
+    ],
+)
+def test_a_build_that_another_source_of_the_cell_is(tmp_path, name, message):
+    stack = load_stack(_own(tmp_path, ('name = "mpi4py"', f'name = "{name}"')))
+    with pytest.raises(DataError, match=re.escape(message)):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
+    stack = load_stack(_own(tmp_path, ('"protobuf<4"', '"protobuf<4", "numpy==1.99"'), source="gpt2-3d"))
+    with pytest.raises(DataError, match=r"'numpy==1.99' is decided by ngc-20.12"):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+def test_a_stack_file_by_odd_names(tmp_path):
+    folder = tmp_path / "me@corp"
+    folder.mkdir()
+    own = _own(folder)
+    assert load_stack(own).name == "llm-jp"
+    assert load_stack(f"{own}@deepspeed-multi-node").name == "llm-jp@deepspeed-multi-node"
+    Path(own).write_bytes(b"\xef\xbb\xbf" + Path(own).read_bytes())
+    assert load_stack(own).name == "llm-jp"
+    Path(own).rename(folder / "mine")
+    with pytest.raises(UsageError, match=r"the name of .*/mine does not end in \.toml"):
+        load_stack(str(folder / "mine"))
+    (folder / "folder.toml").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.toml is a folder"):
+        load_stack(str(folder / "folder.toml"))
 
 
 def test_a_build_that_is_an_axis(tmp_path):
