@@ -4,6 +4,7 @@ A patch fits a tree when every file that it touches has the git blob id that its
 every file has the stated id afterwards. Nothing else decides: not an exit status, not a tag's name, no fuzz, no offset.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -11,8 +12,8 @@ import shlex
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -291,6 +292,10 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
         speaking = {t: len({f.path for r in reports if r.target == t for f in r.files if f.found}) for t in targets}
         targets = {max(sorted(targets), key=speaking.__getitem__)}
     if not targets:
+        # a file of theirs that is there and cannot be taken, a link for example, says more
+        for report in reports:
+            if report.error is not None and any(os.path.lexists(tree / file.path) for file in report.files):
+                raise report.error
         raise PatchError(
             "no patch is for this tree",
             where=str(tree),
@@ -567,7 +572,9 @@ def _head_blob(root: Path, path: str) -> str | None:
     # the index is not touched, and a checkout of another user's is only read
     command = ["git", "-c", "safe.directory=*", "-C", str(root), "rev-parse", "--verify", "--quiet", f"HEAD:./{path}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        # of this tree, and not of the one whose hook may run this
+        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
@@ -603,7 +610,8 @@ def apply(tree: Path, patches: Iterable[Patch]) -> tuple[PatchReport, ...]:
     """Apply every patch to the tree, or none of them.
 
     All files are verified and all new contents computed before the first is written. Each is then replaced by renaming,
-    with its mode kept; when that fails half way, what was replaced is put back.
+    with its mode kept; when that fails or is interrupted half way, what was replaced is put back. Two calls on one tree wait
+    for each other, where its file system has locks.
 
     Returns:
         The reports of before: `applies` means that the patch is in the tree now, `applied` that it was already.
@@ -617,29 +625,51 @@ def apply(tree: Path, patches: Iterable[Patch]) -> tuple[PatchReport, ...]:
     patches = list(patches)
     targets = sorted({patch.target for patch in patches})
     if len(targets) > 1:
-        raise UsageError(f"a tree takes the patches of one target, not of {', '.join(targets)}", where="--patch")
-    reports, read, changed = _plan(tree, patches)
-    for report in reports:
-        if report.error is not None:
-            raise report.error
-    _replace(tree.resolve(), {path: read[path] for path in changed}, changed)
+        raise UsageError(
+            f"a tree takes the patches of one target, not of {', '.join(targets)}",
+            where="--patch",
+            hint="name the patches of one",
+        )
+    with _alone(tree):
+        reports, read, changed = _plan(tree, patches)
+        for report in reports:
+            if report.error is not None:
+                raise report.error
+        _replace(tree.resolve(), {path: read[path] for path in changed}, changed)
     return reports
+
+
+@contextmanager
+def _alone(tree: Path) -> Iterator[None]:
+    """Keep other calls on this tree waiting; a tree that cannot be opened or locked is left to what comes next."""
+    handle = None
+    with suppress(OSError):
+        handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _replace(root: Path, old: Mapping[str, _Read], new: Mapping[str, bytes]) -> None:
     staged: dict[str, Path] = {}
     backup: dict[str, Path] = {}
-    replaced: list[str] = []
+    begun: list[str] = []
     try:
         for path, content in new.items():
             staged[path] = _stage(root / path, content, old[path].mode)
             backup[path] = _stage(root / path, old[path].content, old[path].mode)
         for path in new:
+            begun.append(path)  # before, since an interrupt may come as soon as it is renamed
             _swap(staged[path], root / path, old[path].content)
-            replaced.append(path)
     except BaseException as error:
-        for path in replaced:
-            backup[path].replace(root / path)
+        left = [path for path in begun if not _put_back(backup[path], root / path, new[path])]
+        if left:
+            raise PatchError(
+                f"the tree cannot be written, and {', '.join(left)} could not be put back", where=str(root)
+            ) from error
         if isinstance(error, OSError):
             raise PatchError(
                 f"the tree cannot be written: {error.strerror}; it is as it was",
@@ -656,6 +686,16 @@ def _swap(staged: Path, place: Path, old: bytes) -> None:
     if place.read_bytes() != old:
         raise PatchError(f"{place.name} changed while it was patched", where=str(place), hint="patch again")
     staged.replace(place)
+
+
+def _put_back(backup: Path, place: Path, written: bytes) -> bool:
+    """Put a file back where it is what was written, and return whether it is not any more."""
+    try:
+        if place.read_bytes() == written:
+            backup.replace(place)
+    except OSError:
+        return False
+    return True
 
 
 def _stage(place: Path, content: bytes, mode: int) -> Path:

@@ -4,6 +4,8 @@ import difflib
 import os
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -476,6 +478,42 @@ def test_a_replacement_that_fails_half_way_is_put_back(store, tree, monkeypatch,
     assert snapshot(tree) == before
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_right_after_a_file_was_replaced_puts_it_back(store, tree, monkeypatch, at):
+    patches = load_patches(store("one", TWO)).values()
+    before = snapshot(tree)
+    replace, calls = Path.replace, []
+
+    def interrupted(self, to):
+        done = replace(self, to)
+        calls.append(to)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        apply(tree, patches)
+    assert snapshot(tree) == before
+
+
+def test_two_calls_on_one_tree_wait_for_each_other(store, tree, monkeypatch):
+    patches = load_patches(store("one", TWO)).values()
+    staged, other = patching._stage, []
+
+    def meanwhile(place, content, mode):
+        if not other:
+            other.append(threading.Thread(target=lambda: other.append(apply(tree, patches))))
+            other[0].start()
+            time.sleep(0.2)  # the other call has come as far as it can by now
+        return staged(place, content, mode)
+
+    monkeypatch.setattr(patching, "_stage", meanwhile)
+    assert [report.state for report in apply(tree, patches)] == ["applies"]
+    other[0].join()
+    assert [report.state for report in other[1]] == ["applied"]
+
+
 def test_a_file_that_changes_meanwhile_is_not_overwritten(store, tree, monkeypatch):
     patches = load_patches(store("one", TWO)).values()
     stage = patching._stage
@@ -507,6 +545,17 @@ def test_no_folder_is_no_tree(store, tmp_path):
 
 
 # -- which patches a tree takes, upstream, and the command
+
+
+def test_a_tree_whose_one_known_file_is_a_link_is_told_so(store, tree):
+    patches = load_patches(store("one", [("a.txt", OLD, NEW)])).values()
+    (tree / "a.txt").rename(tree / "elsewhere")
+    (tree / "a.txt").symlink_to("elsewhere")
+    with pytest.raises(PatchError, match="link"):
+        patching.of_tree(tree, patches)
+    (tree / "a.txt").unlink()
+    with pytest.raises(PatchError, match="no patch is for this tree"):
+        patching.of_tree(tree, patches)
 
 
 def test_a_tree_takes_the_patches_of_its_target(store, tree):
