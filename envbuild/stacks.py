@@ -35,7 +35,7 @@ OsName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 Variables = dict[
     Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 ]
-Constraint = Annotated[str, Field(pattern=r"\S")]
+Constraint = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.strip)]
 
 
 def _check_requirement(value: str) -> str:

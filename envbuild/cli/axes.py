@@ -140,7 +140,7 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
         for axis, stated in stack.axes.items():
             if axis in hosts and (axis in lock or kwargs.get(keyword(axis))):
                 continue  # the makers' own machine and flavor give way to those that are named
-            yield Pin(axis=axis, spec=stated, origin=f"stack {stack.name}")
+            yield Pin(axis=axis, spec=_of_this_host(axis, stated), origin=f"stack {stack.name}")
     for name, _, _ in _headers():
         spec: str | None = kwargs.get(keyword(name))
         if spec is not None:
@@ -150,11 +150,13 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
                     where=f"--{name}",
                     hint=f"a shell variable that is not set? Write a version, or leave the flag out; `envbuild matrix {name}` lists them",
                 )
-            wanted = _of_host(name) if name == "driver" and spec == AUTO else spec.strip()
-            yield Pin(axis=name, spec=wanted, origin=f"--{name}")
+            yield Pin(axis=name, spec=_of_this_host(name, spec.strip()), origin=f"--{name}")
 
 
-def _of_host(axis: str) -> str:
+def _of_this_host(axis: str, spec: str) -> str:
+    """Return the host's driver where `auto` asks for it, else the constraint as it is."""
+    if (axis, spec) != ("driver", AUTO):
+        return spec
     from envbuild.host import driver_version
 
     driver = driver_version()

@@ -107,7 +107,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
         else:
             mask = compiled.mask(number, pin.spec)
             if not mask:
-                check_spec(compiled.axes[number], pin.spec)
+                check_spec(compiled.axes[number], pin.spec, pin.origin)
             if pin.axis in added and pin.spec == added[pin.axis].version:
                 mask = 1 << compiled.position[number][pin.spec]  # exactly the host's driver, not a listed 560.28.3.x
             if not mask:

@@ -81,8 +81,8 @@ def matches(axis: Axis, spec: Spec, release: Release) -> bool:
     return any(_matches_one(axis, text, release) for text in spec)
 
 
-def check_spec(axis: Axis, text: str) -> None:
-    """Raise UsageError when `text` cannot be read as a constraint on `axis`."""
+def check_spec(axis: Axis, text: str, origin: str = "") -> None:
+    """Raise UsageError when `text`, which `origin` asks for, cannot be read as a constraint on `axis`."""
     if axis.scheme == "name" or "+" in text or _COMMIT.match(text):
         return
     for part in text.split("||"):
@@ -91,7 +91,7 @@ def check_spec(axis: Axis, text: str) -> None:
         except (InvalidSpecifier, InvalidVersion):
             raise UsageError(
                 f"{text!r} is neither a version nor a PEP 440 specifier",
-                where=f"--{axis.name}",
+                where=origin or f"--{axis.name}",
                 hint=f'write a version (--{axis.name} 2.6), a specifier (--{axis.name} ">=2.6,<2.8") or a listed name; '
                 f"`envbuild matrix {axis.name}` lists them",
             ) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from road import complete, inputs_for_stack
 
+from envbuild.cli import main
 from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import Locked, unlocked
@@ -377,6 +378,22 @@ def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
     stack = load_stack(_own(tmp_path, ('"protobuf<4"', '"protobuf<4", "numpy==1.99"'), source="gpt2-3d"))
     with pytest.raises(DataError, match=r"'numpy==1.99' is decided by ngc-20.12"):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "says"),
+    [
+        ('te = "none"', 'te = "none "', 0, ""),
+        ('te = "none"', 'te = ">>9"', 2, "where: stack llm-jp"),
+        ('te = "none"', 'te = "none"\ndriver = "auto"', 8, "no NVIDIA driver that answers"),
+        ('"nltk"', '"torch"', 2, "the requirement 'torch' is the axis torch"),
+    ],
+)
+def test_resolve_tells_what_is_wrong_in_a_stack(tmp_path, capsys, monkeypatch, old, new, code, says):
+    monkeypatch.setattr("envbuild.host.driver_version", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["resolve", "--stack", _own(tmp_path, (old, new))])
+    assert (ended.value.code, says in capsys.readouterr().err) == (code, True)
 
 
 def test_a_stack_file_by_odd_names(tmp_path):
