@@ -37,6 +37,9 @@ _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-media
 # How uv and os-install say that a file's hash is not the lock's.
 _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
 
+# Seconds after which a folder whose maker lives is locked.
+_MOMENT = 60
+
 # Less than this where the cache lies, and a failure is the disk's.
 _NO_SPACE_GIB = 0.06
 
@@ -67,6 +70,28 @@ class Built:
     def executed(self) -> int:
         """How many build steps ran, rather than coming from the cache."""
         return sum(s.executed for s in self.stages)
+
+
+@contextlib.contextmanager
+def scratch(place: Path, what: str) -> Iterator[Path]:
+    """Make a folder in `place` for as long as it is needed; what killed runs left there goes first."""
+    for left in place.glob(".*-*"):
+        # who made it holds its lock, but for the moment before it is taken
+        with contextlib.suppress(OSError), _locked(left):
+            if time.time() - left.stat().st_mtime > _MOMENT:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f".{what}-", dir=place) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def engine_client(settings: Settings) -> "DockerClient":
@@ -322,8 +347,8 @@ class _Run:
         kept = self._kept_wheel(axis)
         name = f"wheel-{axis}"
         if kept is None:
-            with tempfile.TemporaryDirectory(prefix=f".{axis}-", dir=self.b._root("wheels")) as folder:  # noqa: SLF001
-                made = Path(folder) / "made"
+            with scratch(self.b._root("wheels"), axis) as folder:  # noqa: SLF001
+                made = folder / "made"
                 self._bake(name, f"type=local,dest={made}")
                 if self.b.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
@@ -348,8 +373,8 @@ class _Run:
 
     def image(self, tag: str) -> Built:
         """Build the image, load it and tag it."""
-        with tempfile.TemporaryDirectory(prefix=".image-", dir=self.b._root("builds")) as folder:  # noqa: SLF001
-            archive = Path(folder) / "image.tar"
+        with scratch(self.b._root("builds"), "image") as folder:  # noqa: SLF001
+            archive = folder / "image.tar"
             metadata = self._bake("image", f"type=oci,dest={archive},name={tag},{_EXPORT}")
             digest = metadata["image"]["containerimage.digest"]
             self.b.on_change("load", "started")

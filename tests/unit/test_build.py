@@ -1,10 +1,11 @@
 """What a build keeps for later ones."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from envbuild.engine.build import _Run
+from envbuild.engine.build import _Run, scratch
 
 
 def wheel(folder, content: str, *, whole: bool = True):
@@ -49,3 +50,18 @@ def test_another_run_that_is_faster_in_the_same_moment_wins(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(made), "rename", late)
     assert keep(made, kept) == "theirs"
+
+
+def test_what_a_killed_run_left_goes_with_the_next_and_what_is_in_use_stays(tmp_path):
+    left, fresh = tmp_path / ".te-killed", tmp_path / ".te-new"
+    for folder in (left, fresh):
+        (folder / "made").mkdir(parents=True)
+    with scratch(tmp_path, "image") as used:
+        for folder in (left, used):
+            os.utime(folder, (0, 0))
+        (used / "image.tar").write_text("x")
+        with scratch(tmp_path, "te"):
+            assert not left.exists()  # nobody holds it
+            assert (used / "image.tar").exists()  # somebody does
+            assert fresh.exists()  # somebody may be about to
+    assert not used.exists()
