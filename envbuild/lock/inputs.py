@@ -344,6 +344,13 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=where,
                 hint="`envbuild matrix list` and docs/check.md list the rules",
             )
+        axis = matrix.axes.get(correction.item)
+        if axis is not None and axis.use != "derived" and correction.item not in stack.stated:
+            raise DataError(
+                f"a correction is of {correction.item}, of which [stated] says nothing, so it would change nothing",
+                where=where,
+                hint=f"state what the makers say of it: {correction.item} = {correction.stated!r}",
+            )
         meant = difflib.get_close_matches(correction.item, matrix.axes, n=1, cutoff=0.8)
         if meant and correction.item not in matrix.axes:
             raise DataError(

@@ -334,6 +334,12 @@ def test_a_requirement_that_the_cell_decides_or_that_is_another_project(tmp_path
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
 
 
+def test_a_correction_of_what_nobody_stated(tmp_path):
+    stack = load_stack(_own(tmp_path, ('python = "3.10.10 or 3.11.4"\n', "")))
+    with pytest.raises(DataError, match=r"a correction is of python, of which \[stated\] says nothing"):
+        inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
+
+
 def test_a_correction_of_a_misspelt_axis(tmp_path):
     stack = load_stack(_own(tmp_path, ('item = "deepspeed"', 'item = "deepsped"'), source="gpt2-3d"))
     with pytest.raises(DataError, match="a correction is of 'deepsped', which is no axis") as refused:
