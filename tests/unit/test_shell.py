@@ -470,7 +470,7 @@ def look(tmp_path):
     """Let `adopt look` find a torch 2.11.0 for CUDA 13.0 with these packages beside it, where the lock names others."""
 
     def call(packages, hip=None):
-        site = tmp_path / "site-packages"
+        site = tmp_path / "host" / "site-packages"
         (site / "torch").mkdir(parents=True)
         (site / "torch" / "__init__.py").write_text(
             "from types import SimpleNamespace as N\n__version__ = '2.11.0+cu130'\n"
@@ -480,6 +480,10 @@ def look(tmp_path):
             folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
             folder.mkdir()
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            module = f"{name.replace('-', '/')}/__init__.py"  # cuda-bindings is cuda.bindings, in a folder of several
+            (site / module).parent.mkdir(parents=True, exist_ok=True)
+            (site / module).write_text(f"__version__ = {version!r}\n")
+            (folder / "RECORD").write_text(f"{module},,\n{folder.name}/METADATA,,\n../../../bin/{name},,\n")
         names = tmp_path / "names.txt"
         hashed = f" --hash=sha256:{'0' * 64}"
         pins = ("nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cublas==13.1.0.3", "sympy==1.14.0",
@@ -509,6 +513,45 @@ def test_what_belongs_to_the_torch_is_adopted_as_it_is_and_the_rest_only_as_the_
     done = look({**taken, "numpy": "2.5.2", "setuptools": "81.0.0"})  # whose distutils only its own folder shows
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["installed"] == taken | {"torch": "2.11.0+cu130"}
+
+
+def test_an_environment_sees_what_was_adopted_and_nothing_else_of_the_host(look, tmp_path):
+    """Its own come first: of numpy the lock names another, and scipy, which would take the host's, it does not name."""
+    taken = {"nvidia-cublas": "13.2.0.9", "cuda-bindings": "13.3.1", "sympy": "1.14.0"}
+    looked = tmp_path / "looked.json"
+    looked.write_text(look({**taken, "numpy": "2.5.2", "scipy": "1.17.0", "setuptools": "81.0.0"}).stdout)
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "cuda" / "core").mkdir(parents=True)  # a part of the environment's own in a folder of several
+    (site / "cuda" / "core" / "__init__.py").touch()
+    adopt = [sys.executable, data_dir("dockerfiles") / "host" / "adopt", "join", looked, venv, site]
+    subprocess.run([*adopt, tmp_path / "names.txt", tmp_path / "rest.txt"], check=True)
+    assert [line.split("==")[0] for line in (tmp_path / "rest.txt").read_text().splitlines()] == ["numpy", "setuptools"]
+    code = """
+import importlib, json
+from importlib import metadata
+def found(name):
+    try:
+        return getattr(importlib.import_module(name), "__version__", None)
+    except ImportError:
+        return "none"
+names = ("torch", "sympy", "nvidia.cublas", "cuda.bindings", "cuda.core", "numpy", "scipy", "setuptools")
+print(json.dumps([{name: found(name) for name in names}, {d.metadata["Name"]: d.version for d in metadata.distributions()}, metadata.version("sympy")]))
+"""
+    done = subprocess.run([venv / "bin" / "python", "-c", code], capture_output=True, text=True, check=True)
+    modules, distributions, version = json.loads(done.stdout)
+    assert modules == {
+        "torch": "2.11.0+cu130",
+        "sympy": "1.14.0",
+        "nvidia.cublas": "13.2.0.9",
+        "cuda.bindings": "13.3.1",
+        "cuda.core": None,
+        "numpy": "none",
+        "scipy": "none",
+        "setuptools": "none",
+    }
+    assert (distributions, version) == (taken, "1.14.0")
 
 
 @pytest.mark.parametrize(
