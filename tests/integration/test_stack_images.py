@@ -27,7 +27,7 @@ from root_support import build_image, debian_tar, ubuntu_root
 
 from envbuild.settings import load_settings
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(7200), pytest.mark.usefixtures("room")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(10800), pytest.mark.usefixtures("room")]
 
 # What NVIDIA's images hold beside their own packages.
 HELD = ("build-essential", "curl", "gnupg2")
