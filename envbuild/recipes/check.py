@@ -1,8 +1,9 @@
 """Finding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
 
+import bisect
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.clauses import compile_matrix
 from envbuild.matrix.conflict import Conflict, explain_conflict
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import Release
+from envbuild.matrix.model import BaseFacts, Release, Rule
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
@@ -72,6 +73,7 @@ class Report:
 
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
+    matrix = _for_recipes(matrix, recipe)
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
     known = [read for read in understood.values() if _is_known(matrix, read)]
     # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
@@ -80,10 +82,14 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     together: dict[Finding, None] = {}
     brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
     for view in _views(recipe, known):
-        refused = list(_contradictions(matrix, [s for s in view if s in argued and s not in in_no_cell]))
+        # PyPI's core wheels say nothing of a build from source
+        built = any(s.axis == "te" and s.source for s in view)
+        held = _without(matrix, lambda rule: rule.topic == "te-cuda-major") if built else matrix
+        refused = list(_contradictions(held, [s for s in view if s in argued and s not in in_no_cell]))
+        refused += _other_cudas([s for s in view if s not in argued or s in in_no_cell], view)
         together |= dict.fromkeys([*refused, *_drivers(matrix, recipe, view, refused)])
         together |= dict.fromkeys(_unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
-        together |= dict.fromkeys(_compilers(matrix, view) if recipe.kind != "toml" else ())
+        together |= dict.fromkeys(_compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(_fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
     found = [
         *together,
@@ -100,6 +106,40 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
             for s, read in understood.items()
             if read not in known or (read in in_no_cell and s.axis != "driver")  # of which _drivers speaks
         ),
+    )
+
+
+_BESIDE_CPU = {"cpu-without-driver", "cpu-without-nvcc"}
+"""What a CPU build of torch has no use for; a machine or an image that has it is no contradiction."""
+
+
+def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
+    return replace(matrix, rules=tuple(rule for rule in matrix.rules if not dropped(rule)))
+
+
+def _for_recipes(matrix: Matrix, recipe: Recipe) -> Matrix:
+    """Return the matrix as a recipe is held against it.
+
+    A recipe may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place
+    of an NGC image's. A TOML of axes asks for one of envbuild's own cells.
+    """
+    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
+    if recipe.kind == "toml":
+        return matrix
+    matrix = _without(matrix, lambda rule: rule.topic == "needs-nvcc")
+    image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
+    rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
+    return replace(matrix, rules=tuple(rules), releases={**matrix.releases, "base": (*matrix.releases["base"], image)})
+
+
+def _replaceable(rule: Rule) -> Rule:
+    """Return an NGC image's rule without the components that a recipe may build anew in it."""
+    own = {"te", "apex"}
+    return rule.model_copy(
+        update={
+            "needs": {axis: spec for axis, spec in rule.needs.items() if axis not in own},
+            "without": tuple(axis for axis in rule.without if axis not in own),
+        }
     )
 
 
@@ -162,24 +202,32 @@ def _is_known(matrix: Matrix, statement: Statement) -> bool:
 def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
     # the same thing said on several lines is one statement; the first line speaks for it
-    distinct = list({(s.axis, s.spec, s.path): s for s in reversed(statements)}.values())[::-1]
+    same: dict[tuple[object, ...], list[Statement]] = {}
+    for s in statements:
+        arms = tuple(arm for arm in s.branch if arm != ("environment", ""))
+        same.setdefault((s.axis, s.spec, s.path, arms), []).append(s)
+    lines = {each[0]: tuple(s.line for s in each) for each in same.values()}
+    distinct = list(lines)
     # a release that is taken only by name (an NGC image) may be what lets two others stand together
     naming = [s for s in distinct if _names_a_guarded_release(matrix, _pin(s))]
-    told: set[frozenset[int]] = set()
+    apart: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
     for a, b in itertools.combinations(range(len(distinct)), 2):
         pair = [distinct[a], distinct[b]]
+        if not pair[0].may_hold_beside(pair[1].branch):
+            apart.add(frozenset((a, b)))
+            continue
         conflict = _conflict(matrix, pair)
         if conflict is not None and _conflict(matrix, [*pair, *naming]) is not None:
-            told.add(frozenset((a, b)))
+            apart.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
             clashes[b] = clashes.get(b, 0) + 1
-            yield _told(matrix, conflict, pair)
-    rest = _without_clashes(range(len(distinct)), told, clashes)
+            yield _told(matrix, conflict, pair, lines)
+    rest = _without_clashes(range(len(distinct)), apart, clashes)
     while (conflict := _conflict(matrix, [distinct[n] for n in rest])) is not None:
         pins = set(conflict.pins)
         members = [n for n in rest if _pin(distinct[n]) in pins]
-        yield _told(matrix, conflict, [distinct[n] for n in members])
+        yield _told(matrix, conflict, [distinct[n] for n in members], lines)
         rest.remove(members[-1])
 
 
@@ -188,31 +236,64 @@ def _names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
     return bool(compiled.named(compiled.number[pin.axis], pin.spec))
 
 
-def _without_clashes(numbers: Sequence[int], told: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:
-    """Leave out the statements that contradict most others, until no pair of the rest does."""
+def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:
+    """Leave out the statements that contradict most others, until no pair of the rest does or is of two arms of a choice."""
     rest = list(numbers)
-    while any(pair <= set(rest) for pair in told):
-        worst = max((n for pair in told if pair <= set(rest) for n in pair), key=lambda n: (clashes[n], n))
+    while any(pair <= set(rest) for pair in apart):
+        worst = max((n for pair in apart if pair <= set(rest) for n in pair), key=lambda n: (clashes.get(n, 0), n))
         rest.remove(worst)
     return rest
 
 
+def _is_cpu(statement: Statement) -> bool:
+    return (statement.axis == "cuda" and statement.spec in {"cpu", "none"}) or statement.spec.endswith("+cpu")
+
+
 def _conflict(matrix: Matrix, statements: Sequence[Statement]) -> Conflict | None:
-    own = tuple(_pin(s) for s in statements)
-    cpu = any((pin.axis == "cuda" and pin.spec in {"cpu", "none"}) or pin.spec.endswith("+cpu") for pin in own)
+    cpu = any(map(_is_cpu, statements))
+    own = tuple(_pin(s) for s in statements if not (cpu and s.axis == "nvcc"))
     gpu = () if cpu else (_CUDA_RECIPE,)
     asked = read_request(matrix, Request(pins=(*own, *gpu)))
     pins = [pin for pin, _, _ in asked.masks]
     return None if solvable(*asked.of(pins)) else explain_conflict(asked, first_only=True)
 
 
-def _told(matrix: Matrix, conflict: Conflict, members: Sequence[Statement]) -> Finding:
+def _other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield search paths of another CUDA than one that is in no cell: two numbers need none to be compared."""
+    for stated, path in itertools.product(unheld, statements):
+        versions = [re.match(r"\d+\.\d+(?![^.])", s.spec) for s in (stated, path)]
+        if (
+            {stated.axis, path.axis} <= {"nvcc", "cuda"}
+            and path.path > stated.path
+            and path.may_hold_beside(stated.branch)
+            and all(versions)
+            and len({version[0] for version in versions if version}) > 1
+        ):
+            kind = findings_catalog()["recipe-path-other-cuda"]
+            members = sorted((stated, path), key=lambda s: s.line)
+            named = _named(members, {s: (s.line,) for s in members})
+            found = _finding(kind.id, path.line, f"{kind.why}: {named}")
+            yield replace(found, lines=tuple(sorted({s.line for s in members})))
+
+
+def _named(members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> str:
+    parts = []
+    for s in members:
+        numbers = sorted({*said[s]})
+        where = f"lines {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"line {s.line}"
+        parts.append(f"{s.axis} {s.spec} ({where}{', where none is named' if s.newest else ''})")
+    return " and ".join(parts)
+
+
+def _told(
+    matrix: Matrix, conflict: Conflict, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]
+) -> Finding:
+    """Return the finding of a conflict between `members`, each of which is `said` on its own lines."""
     catalog = findings_catalog()
-    lines = tuple(sorted({s.line for s in members}))
+    lines = tuple(sorted({line for s in members for line in said[s]}))
+    first = max(s.line for s in members)
     rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
-    named = " and ".join(
-        f"{s.axis} {s.spec} (line {s.line}{', where none is named' if s.newest else ''})" for s in members
-    )
+    named = _named(members, said)
     by_path = next((s for s in members if s.path), None)
     axes = {s.axis for s in members}
     same = len(axes) == 1 or axes == {"nvcc", "cuda"}
@@ -224,10 +305,10 @@ def _told(matrix: Matrix, conflict: Conflict, members: Sequence[Statement]) -> F
     if same:
         kind = catalog["recipe-stated-twice"]
         return Finding(
-            line=lines[-1], lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
+            line=first, lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
         )
-    # that a CPU build of torch would not do either is beside the point
-    cpu = {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
+    # that a CPU build of torch would not do either is beside the point, where none is stated
+    cpu = set() if any(map(_is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
     steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
     # the step that refuses comes last; its rule is what the finding is known by
     deciding = [(step.rule, step.source) for step in rules if step.rule not in cpu]
@@ -235,7 +316,7 @@ def _told(matrix: Matrix, conflict: Conflict, members: Sequence[Statement]) -> F
         deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
     rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
     return Finding(
-        line=lines[-1],
+        line=first,
         lines=lines,
         rule=rule,
         rules=tuple(dict.fromkeys(name for name, _ in deciding)),
@@ -247,19 +328,28 @@ def _told(matrix: Matrix, conflict: Conflict, members: Sequence[Statement]) -> F
     )
 
 
-def _compilers(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+# How a recipe says with which of the installed compilers nvcc compiles.
+_CHOSEN_COMPILER = re.compile(
+    r"(?:-ccbin[= ]|--compiler-bindir[= ]|\b(?:CC|CXX|CUDAHOSTCXX|NVCC_CCBIN)[= ]|--install \S+ \S+ )[\"']?\S*?g(?:cc|\+\+)-(\d+)"
+)
+
+
+def _compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield compilers that the recipe installs beside the OS' own and that its nvcc refuses.
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
     """
-    compilers = [s for s in statements if s.axis == "gcc"]
+    chosen = {found for command in recipe.commands.values() for found in _CHOSEN_COMPILER.findall(command.text)}
+    compilers = [s for s in statements if s.axis == "gcc" and (not chosen or s.spec in chosen)]
     for gcc, cuda in itertools.product(compilers, [s for s in statements if s.axis in {"nvcc", "cuda"}]):
         for rule in matrix.rules:
             if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
                 continue
             stated = Release(version=_pin(cuda).spec, source=rule.source)
-            applies = version_key(stated.version) is not None and matches(
-                matrix.axes["nvcc"], rule.when["nvcc"], stated
+            applies = (
+                gcc.may_hold_beside(cuda.branch)
+                and version_key(stated.version)
+                and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
             )
             found = Release(version=gcc.spec, source=rule.source)
             if applies and not matches(matrix.axes["gcc"], rule.needs["gcc"], found):
@@ -297,7 +387,7 @@ def _drivers(
     matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
 ) -> Iterator[Finding]:
     """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
-    text = "\n".join(recipe.lines[number - 1] for command in recipe.commands() for number, _ in command)
+    text = "\n".join(command.text for command in recipe.commands.values())
     cudas: dict[str, list[Statement]] = {}
     for statement in statements:
         if cuda := _cuda_of(matrix, statement, statements):
@@ -354,7 +444,7 @@ def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) 
 
 def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
-    text = "\n".join(line for command in recipe.commands() for _, line in command)
+    text = "\n".join(command.text for command in recipe.commands.values())
     builds = [s for s in statements if s.axis == "flash-attn-hopper"]
     for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
         modules = {
@@ -410,9 +500,10 @@ def _by_pattern(recipe: Recipe) -> Iterator[Finding]:
         if kind.pattern is None:
             continue
         pattern = re.compile(kind.pattern)
-        for command in recipe.commands():
-            found = [number for number, line in command if pattern.search(_in_capitals(line))]
-            for number in found or _completing(pattern, command):
+        for command in recipe.commands.values():
+            run = "RUN " if command.script else ""
+            found = [number for number, text in command.parts if pattern.search(_in_capitals(run + text))]
+            for number in found or _completing(pattern, command.parts):
                 yield _finding(kind.id, number, kind.why)
 
 
@@ -421,14 +512,14 @@ def _in_capitals(command: str) -> str:
     return re.sub(r"^\s*(?:add|copy|run)\b", lambda word: word[0].upper(), command, flags=re.IGNORECASE)
 
 
-def _completing(pattern: re.Pattern[str], command: Sequence[tuple[int, str]]) -> Iterator[int]:
+def _completing(pattern: re.Pattern[str], parts: Sequence[tuple[int, str]]) -> Iterator[int]:
     """Yield the line at which `pattern` is found in a command of several lines, when they are read up to it."""
-    joined = ""
-    for number, line in command:
-        joined = f"{joined} {line.strip()}" if joined else line.rstrip()
-        if pattern.search(_in_capitals(joined)):
-            yield number
-            return
+
+    def is_found(count: int) -> bool:
+        return pattern.search(_in_capitals(" ".join(text.strip() for _, text in parts[:count]))) is not None
+
+    if len(parts) > 1 and is_found(len(parts)):
+        yield parts[bisect.bisect_left(range(len(parts)), x=True, key=lambda n: is_found(n + 1))][0]
 
 
 def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -724,3 +725,380 @@ def test_flash_attention_3_has_to_be_where_te_imports_it(tmp_path, te, place, to
         f"python setup.py install\n{place}\npip install transformer_engine[pytorch]=={te}\n"
     )
     assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-fa3-not-placed")] if told else [])
+
+
+CPU = "https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("x.sh", f"pip install torch==2.7.1 -i {CPU}\npip install flash-attn==2.8.1\n", [(2, "cpu-without-flash-attn")]),
+        ("x.sh", "pip install torch==2.7.1+cpu transformer_engine[pytorch]==2.6.0\n", [(1, "cpu-without-te")]),
+        ("x.toml", 'cuda = "cpu"\nte = "2.6"\n', [(2, "cpu-without-te")]),
+        ("x.sh", f"# driver 550\npip install torch==2.7.1 -i {CPU}\n", []),
+        ("Dockerfile", "FROM nvidia/cuda:12.6.3-devel-ubuntu22.04\nRUN pip install torch==2.7.1+cpu\n", []),
+    ],
+)  # fmt: skip
+def test_a_cpu_build_of_torch(tmp_path, name, text, found):
+    assert _findings(tmp_path, name, text) == found
+
+
+@pytest.mark.parametrize(
+    "tag", ["11.7.1-cudnn8-devel-ubuntu22.04", "11.6.2-devel-ubuntu20.04", "11.7.1-devel-ubuntu20.04"]
+)
+def test_an_image_that_envbuild_has_no_base_for_contradicts_nothing(tmp_path, tag):
+    assert _findings(tmp_path, "Dockerfile", f"FROM nvidia/cuda:{tag}\nRUN pip install torch==1.13.1\n") == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "run"),
+    [
+        ("24.12", "pip install --no-build-isolation flash-attn==2.7.4.post1"),
+        ("25.03", "pip install --no-build-isolation flash-attn==2.7.4.post1"),
+        ("26.02", "pip install --no-build-isolation flash-attn==2.7.4.post1"),
+        ("25.03", "git clone https://github.com/NVIDIA/apex && cd apex && git checkout 25.08 && pip install ."),
+        ("25.03", "pip install --no-build-isolation git+https://github.com/NVIDIA/TransformerEngine.git@v2.2"),
+        ("20.03", "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@22.03"),
+    ],
+)
+def test_what_is_built_anew_in_an_ngc_image(tmp_path, tag, run):
+    assert _findings(tmp_path, "Dockerfile", f"FROM nvcr.io/nvidia/pytorch:{tag}-py3\nRUN {run}\n") == []
+
+
+def test_another_torch_in_an_ngc_image_is_told(tmp_path):
+    text = "FROM nvcr.io/nvidia/pytorch:25.03-py3\nRUN pip install torch==2.7.1\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(2, "ngc-25.03")]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch", "te"),
+    [("13.0.1", "2.9.0", "2.8"), ("11.8.0", "2.3.1", "1.9")],
+)
+def test_transformer_engine_from_source_needs_no_core_wheel(tmp_path, cuda, torch, te):
+    index = f"https://download.pytorch.org/whl/cu{''.join(cuda.split('.')[:2])}"
+    text = f"FROM nvidia/cuda:{cuda}-devel-ubuntu22.04\nRUN pip install torch=={torch} -i {index}\nRUN {{}}\n"
+    clone = f"git clone -b v{te} https://github.com/NVIDIA/TransformerEngine && pip install ./TransformerEngine"
+    url = f"pip install git+https://github.com/NVIDIA/TransformerEngine@v{te}"
+    for source in (clone, url):
+        assert _findings(tmp_path, "Dockerfile", text.format(source)) == []
+    wheel = text.format(f"pip install transformer_engine[pytorch]=={te}.0")
+    assert {rule for _, rule in _findings(tmp_path, "Dockerfile", wheel)} <= {"te-core-cu12", "te-core-cu13"}
+    assert _findings(tmp_path, "Dockerfile", wheel)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install --no-binary flash-attn flash-attn==2.8.1",
+        "pip install --only-binary torch torch==2.8.0",
+        "uv pip install --no-build-isolation-package flash-attn --upgrade-package torch -P torch flash-attn==2.8.1",
+        "uv pip install --reinstall-package torch -p 3.12 torch==2.8.0",
+    ],
+)
+def test_the_value_of_an_option_is_no_requirement(tmp_path, line):
+    assert _findings(tmp_path, "x.sh", f"{line}\n") == []
+
+
+def test_options_of_a_requirements_file(tmp_path):
+    text = "flash-attn==2.8.1 --no-binary torch\n--no-binary flash-attn\n--only-binary torch\n"
+    assert _findings(tmp_path, "requirements.txt", text) == []
+    text = f"--extra-index-url \\\n  {CU118}\ntorch==2.7.1\ntransformer-engine==2.6.0\n"
+    assert _findings(tmp_path, "requirements.txt", text) == [(4, "te-cuda-2.x")]
+
+
+@pytest.mark.parametrize(
+    ("again", "newest"),
+    [
+        ("torch torchvision", False),
+        ("--no-cache-dir torch", False),
+        ("-U torch", True),
+        ("-qU torch", True),
+        ("--upgrade torch", True),
+        ("--force-reinstall torch", True),
+        ("-P torch torch", True),
+        ("-P torchvision torch", False),
+    ],
+)
+def test_pip_leaves_an_installed_torch_alone(tmp_path, again, newest):
+    text = f"pip install torch==2.6.0 --index-url https://download.pytorch.org/whl/cu124\npip install {again}\n"
+    rules = [rule for _, rule in _findings(tmp_path, "x.sh", text)]
+    assert ("recipe-unpinned-package" in rules) == newest
+    assert ("recipe-stated-twice" in rules) == newest
+
+
+def test_pip_leaves_the_torch_of_an_ngc_image_alone(tmp_path):
+    assert _findings(tmp_path, "Dockerfile", "FROM nvcr.io/nvidia/pytorch:25.03-py3\nRUN pip install torch\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install torch==2.8.0  # not cu118; pip install apex would be wrong",
+        "cd x  # don't; pip install ezpz",
+        "pip install torch==2.8.0 #apex",
+        "true;# pip install apex",
+    ],
+)
+def test_a_trailing_comment_is_no_command(tmp_path, line):
+    assert _findings(tmp_path, "x.sh", f"{line}\n") == []
+    assert _findings(tmp_path, "Dockerfile", f"FROM ubuntu:24.04\nRUN {line}\n") == []
+
+
+def test_what_looks_like_a_comment(tmp_path):
+    text = 'echo "a # b" && pip install apex\necho $# ${#x} a#b; pip install ezpz\n'
+    assert _findings(tmp_path, "x.sh", text) == [(1, "recipe-impostor"), (2, "recipe-impostor")]
+
+
+OLD_TORCH, NEW_TORCH = f"pip install torch==2.0.1 -i {CU118}", f"pip install torch==2.8.0 -i {CU126}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'if [ "$CUDA" = 11 ]; then\n  {OLD_TORCH}\nelse\n  {NEW_TORCH}\nfi\n',
+        f"if a; then {OLD_TORCH}; elif b; then {NEW_TORCH}; fi\n",
+        f'case "$CUDA" in\n  11.8) {OLD_TORCH} ;;\n  12.6|*)\n    {NEW_TORCH}\n    ;;\nesac\n',
+        f"{NEW_TORCH} || {OLD_TORCH}\n",
+        f"{NEW_TORCH} && pip check \\\n  || {OLD_TORCH}\n",
+        f"bash -c '{NEW_TORCH}' || bash -c '{OLD_TORCH}'\n",
+        f"{OLD_TORCH}\npip uninstall -y torch\n{NEW_TORCH}\n",
+        f"conda create -n a python=3.10 -y\nconda activate a\n{OLD_TORCH}\nconda create -n b python=3.12\n{NEW_TORCH}\n",
+        f"conda activate a\n{OLD_TORCH}\nconda activate b\n{NEW_TORCH}\n",
+        "module load cuda/11.8\nmodule purge\nmodule load cuda/12.6\n",
+        "module load cuda/11.8 gcc\nmodule unload cuda\nml cuda/12.6\n",
+        "ml cuda/11.8\nmodule swap cuda cuda/12.6\n",
+    ],
+)
+def test_what_does_not_hold_together(tmp_path, text):
+    assert _findings(tmp_path, "x.sh", text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"if a; then\n  true\nfi\n{OLD_TORCH}\nif a; then\n  {NEW_TORCH}\nfi\n",
+        f"if a; then\n  {OLD_TORCH}\n  {NEW_TORCH}\nfi\n",
+        f"true || false; {OLD_TORCH}\n{NEW_TORCH}\n",
+        f"{OLD_TORCH}\npip uninstall -y apex\n{NEW_TORCH}\n",
+        f"conda create -n a python=3.10 -y\nconda activate a\n{OLD_TORCH}\n{NEW_TORCH}\n",
+        "module load cuda/11.8\nmodule unload gcc\nmodule load cuda/12.6\n",
+        "module load cudatoolkit-standalone/11.8.0\nml cuda/12.6\n",
+    ],
+)
+def test_what_does(tmp_path, text):
+    assert "recipe-stated-twice" in [rule for _, rule in _findings(tmp_path, "x.sh", text)]
+
+
+def test_what_an_arm_of_a_choice_sets_is_not_guessed_at(tmp_path):
+    text = "CU=cu118\nif a; then\n  CU=cu126\nfi\npip install torch==2.8.0 -i https://download.pytorch.org/whl/$CU\n"
+    assert _statements(tmp_path, "x.sh", text) == [(5, "torch", "2.8.0")]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("usage() {\n  cat <<EOF\nUsage: $0\n  Don't run\n  pip install apex\nEOF\n}\n", []),
+        ("cat > job.sbatch <<'EOF'\npip install apex\nEOF\npip install ezpz\n", [(4, "recipe-impostor")]),
+        ('echo "\nTo finish:\n  pip install apex\n"\npip install ezpz\n', [(5, "recipe-impostor")]),
+        ("bash <<EOF\ntrue\npip install apex\nEOF\n", [(3, "recipe-impostor")]),
+        ("sudo bash -s <<-'EOF'\n\tpip install apex\n\tEOF\n", [(2, "recipe-impostor")]),
+        ("bash -c '\n  pip install ezpz\n'\n", [(2, "recipe-impostor")]),
+        ("# CUDA 12.6\ncat >> ~/.bashrc <<'EOF'\nexport CUDA_HOME=/usr/local/cuda-11.8\nEOF\n", [(3, "recipe-path-other-cuda")]),
+        ("cat <<nowhere\npip install apex\n", [(2, "recipe-impostor")]),
+        ("First, don't panic.\npip install apex\nIt isn't hard.\n", [(2, "recipe-impostor")]),
+    ],
+)  # fmt: skip
+def test_text_in_a_script_is_no_command(tmp_path, text, found):
+    assert _findings(tmp_path, "x.sh", text) == found
+
+
+def test_a_here_document_in_a_script_of_run(tmp_path):
+    text = "FROM ubuntu:24.04\nRUN <<EOF\ncat > /x.sh <<XX\npip install apex\nXX\npip install ezpz\nEOF\nRUN pip install apex\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(6, "recipe-impostor"), (8, "recipe-impostor")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker run -d --gpus all --network host --ipc host my/image:1 /usr/sbin/sshd -D -p 53412",
+        "docker run --rm --network=host img torchrun --nproc 8 -p 3 x.py",
+        "docker run --net host -e PORT=1 image bash -lc 'ssh -p 22 x'",
+        "sudo apt-get remove -y nvidia-docker2 && sudo apt-get install -y nvidia-container-toolkit",
+        "apt-get install -y nvidia-container-toolkit  # replaces nvidia-docker2",
+        'echo "nvidia-docker2 is no longer needed"',
+    ],
+)
+def test_what_only_looks_wrong_in_a_script(tmp_path, line):
+    assert _findings(tmp_path, "x.sh", f"{line}\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker run -it --rm -v /a:/b --network host -p 8888:8888 image",
+        "docker run -p 22:22 --gpus '\"device=0\"' --net=host image",
+    ],
+)
+def test_a_port_beside_host_networking(tmp_path, line):
+    assert _findings(tmp_path, "x.sh", f"{line}\n") == [(1, "recipe-port-with-host-network")]
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("RUN ssh-keygen -R github.com", None),
+        ("RUN echo 'ssh-keygen -A' >> /entrypoint.sh", None),
+        ("RUN true # ssh-keygen -A", None),
+        ("RUN --mount=type=ssh ssh-keygen -A", "recipe-key-in-image"),
+        ("RUN apt-get update && ssh-keygen -t rsa", "recipe-key-in-image"),
+        ("RUN <<EOF\nssh-keygen -A\nEOF", "recipe-key-in-image"),
+        ("COPY id_ed25519.pub /root/.ssh/", None),
+        ("COPY docs/authorized_keys.md /docs/", None),
+        ('COPY ["keys/id_rsa", "/root/.ssh/"]', "recipe-key-in-image"),
+        ("COPY make_hostfile.sh /usr/local/bin/", None),
+        ("COPY scripts/gen_hostfile.py hostfile.example /opt/", None),
+        ("COPY conf/my_hostfile /job/", "recipe-hostfile-in-image"),
+    ],
+)
+def test_what_belongs_into_no_image(tmp_path, line, rule):
+    found = [rule for _, rule in _findings(tmp_path, "Dockerfile", f"FROM ubuntu:24.04\n{line}\n")]
+    assert found == ([rule] if rule else [])
+
+
+def test_patterns_leave_out_stages_that_are_not_needed(tmp_path):
+    text = "FROM ubuntu:24.04 AS unused\nCOPY id_rsa /root/.ssh/id_rsa\nFROM ubuntu:24.04\nRUN true\n"
+    assert _findings(tmp_path, "Dockerfile", text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        (f"git clone -b v2.7.4.post1 {FA3}\ncd flash-attention/csrc/cutlass\ngit checkout v3.6.0\n", [("flash-attn", "2.7.4.post1")]),
+        (("git clone -b v2.6 https://github.com/NVIDIA/TransformerEngine\ngit init apex && cd apex\n"
+         "git remote add origin https://github.com/NVIDIA/apex\ngit fetch --depth 1 origin e74a67bb\ngit checkout FETCH_HEAD\n"),
+         [("te", "2.6"), ("apex", "e74a67bb")]),
+        ("git clone --revision=e74a67bb https://github.com/NVIDIA/apex\n", [("apex", "e74a67bb")]),
+        ("git clone --revision e74a67bb https://github.com/NVIDIA/apex\n", [("apex", "e74a67bb")]),
+        ("git -c http.sslVerify=false clone -b 25.08 https://github.com/NVIDIA/apex\n", [("apex", "25.08")]),
+        (f"git clone -b v2.8.3 {FA3} && cd flash-attention/csrc/layer_norm && pip install .\n", []),
+        (f"git clone -b v2.8.3 {FA3} && cd flash-attention && pip install . && pip install ./csrc/layer_norm\n", [("flash-attn", "2.8.3")]),
+        (f"pip install git+{FA3}@v2.8.3#subdirectory=csrc/layer_norm\n", []),
+        ("git clone -b 24.04.01 https://github.com/ROCm/apex\npip install git+https://github.com/ROCm/TransformerEngine@v2.6\n", []),
+    ],
+)  # fmt: skip
+def test_what_a_pin_is_of(tmp_path, text, stated):
+    assert [(axis, spec) for _, axis, spec in _statements(tmp_path, "x.sh", text)] == stated
+    assert _findings(tmp_path, "x.sh", text) == []
+
+
+def test_a_branch_that_looks_like_a_tag(tmp_path):
+    text = "git clone https://github.com/NVIDIA/apex && cd apex && git checkout 22.04-dev\n"
+    assert _findings(tmp_path, "x.sh", text) == [(1, "recipe-unpinned-source")]
+
+
+@pytest.mark.parametrize(
+    ("text", "torch"),
+    [
+        ("ARG TORCH=2.0.1\nFROM ubuntu:22.04\n", "2.8.0"),
+        ("ARG TORCH=2.0.1\nFROM ubuntu:22.04\nARG TORCH\n", "2.0.1"),
+        ("FROM ubuntu:22.04 AS a\nARG TORCH=2.0.1\nFROM ubuntu:22.04\nARG TORCH\n", "2.8.0"),
+        ("FROM ubuntu:22.04 AS a\nARG TORCH=2.0.1\nFROM a\n", "2.0.1"),
+    ],
+)
+def test_where_an_argument_holds(tmp_path, text, torch):
+    found = _statements(tmp_path, "Dockerfile", f"{text}RUN pip install torch==${{TORCH:-2.8.0}}\n")
+    assert [spec for _, axis, spec in found if axis == "torch"] == [torch]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ("export NVCC_PREPEND_FLAGS='-ccbin /usr/bin/g++-11'", []),
+        ("export CC=gcc-11 CXX=g++-11", []),
+        ("CUDAHOSTCXX=/usr/bin/g++-11 pip install .", []),
+        ("update-alternatives --install /usr/bin/gcc gcc /usr/bin/gcc-11 100", []),
+        ("export CC=gcc-13", [(2, "gcc-cuda-11.8")]),
+        ("true", [(2, "gcc-cuda-11.8")]),
+    ],
+)
+def test_the_compiler_that_is_chosen(tmp_path, chosen, found):
+    text = f"# CUDA 11.8\nsudo apt-get install -y gcc-11 g++-11 gcc-13 g++-13\n{chosen}\n"
+    assert _findings(tmp_path, "x.sh", text) == found
+
+
+@pytest.mark.parametrize(("name", "told"), [("OLD_CUDA", False), ("CPATH", True), ("CUDA_ROOT", True)])
+def test_which_variables_are_search_paths(tmp_path, name, told):
+    text = f"# CUDA 12.6\nexport {name}=/usr/local/cuda-11.8\n"
+    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-path-other-cuda")] if told else [])
+
+
+@pytest.mark.parametrize("stated", ["# CUDA >= 12.4", "# CUDA >=12.4.1, Python 3.10.12", "# CUDA 12.4.1"])
+def test_a_comment_with_a_comparison_or_an_update(tmp_path, stated):
+    text = f"{stated}\nexport CUDA_HOME=/usr/local/cuda-11.8\n"
+    assert _findings(tmp_path, "x.sh", text) == [(2, "recipe-path-other-cuda")]
+
+
+def test_two_cudas_are_compared_where_no_cell_has_one(tmp_path):
+    text = "FROM nvidia/cuda:12.2.2-devel-ubuntu22.04\nENV CUDA_HOME=/usr/local/cuda-{}\n"
+    assert _findings(tmp_path, "Dockerfile", text.format("11.8")) == [(2, "recipe-path-other-cuda")]
+    assert _findings(tmp_path, "Dockerfile", text.format("12.2")) == []
+
+
+def test_every_line_of_an_equal_statement_is_told(tmp_path):
+    path = tmp_path / "x.sh"
+    path.write_text("# CUDA 12.6\n" + "export CUDA_HOME=/usr/local/cuda-11.8\n" * 2)
+    (finding,) = check_recipe(load_matrix(), read_recipe(load_matrix(), path)).findings
+    assert finding.lines == (1, 2, 3)
+    assert "nvcc 11.8 (lines 2, 3)" in finding.why
+    text = f"# CUDA 11.8\npip install torch==2.0.1 -i {CU118}\nexport CUDA_HOME=/usr/local/cuda-12.6\n"
+    assert _findings(tmp_path, "x.sh", text).count((3, "recipe-path-other-cuda")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "axis", "spec"),
+    [
+        ("sudo -E apt-get install -y cuda-toolkit-11-8", "nvcc", "11.8"),
+        ("sudo -u root apt-get install -y cuda-toolkit-11-8", "nvcc", "11.8"),
+        ("micromamba install python=3.10", "python", "3.10"),
+        ("module load cudatoolkit-standalone/11.8.0", "nvcc", "11.8.0"),
+        ("pyenv install -s 3.8.10", "python", "3.8"),
+        ("uv pip install torch==2.8.0 --torch-backend=cu126", "cuda", "12.6"),
+        ("uv pip install --torch-backend cu126 torch==2.8.0", "cuda", "12.6"),
+    ],
+)
+def test_reads_other_tools(tmp_path, line, axis, spec):
+    assert (1, axis, spec) in _statements(tmp_path, "x.sh", f"{line}\n")
+
+
+def test_lines_are_those_of_whole_words(tmp_path):
+    text = f"FROM ubuntu:22.04\nRUN pip install \\\n  torchvision==0.22.1 \\\n  --index-url {CU126} \\\n  torch\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(5, "recipe-unpinned-package")]
+    text = (
+        "FROM ubuntu:22.04\nRUN mkdir -p /opt/apex && \\\n  cd /opt && \\\n  git clone https://github.com/NVIDIA/apex\n"
+    )
+    assert _findings(tmp_path, "Dockerfile", text) == [(4, "recipe-unpinned-source")]
+    assert _findings(tmp_path, "x.sh", "echo a\x0cb\u2028c\npip install apex\n") == [(2, "recipe-impostor")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['\naxes.cuda = "12.6"\naxes.torch = "2.0.1+cu118"\n', '\n\naxes = { cuda = "12.6", torch = "2.0.1+cu118" }\n'],
+)
+def test_lines_of_dotted_and_inline_keys(tmp_path, text):
+    assert _findings(tmp_path, "x.toml", text) == [(3, "release")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM x\nRUN pip install \\\n" + "".join(f"  p{n}==1.{n} \\\n" for n in range(5000)) + "  last\n",
+        "FROM x\nRUN echo " + "x" * 2_000_000 + "\n",
+        "FROM x\nRUN true; " + "a; " * 20_000 + "\n",
+        "FROM x\nENV A=" + "/home/x/" * 20_000 + "\n",
+    ],
+)
+def test_a_long_command_does_not_take_the_square_of_its_length(tmp_path, text):
+    begun = time.process_time()
+    assert _findings(tmp_path, "Dockerfile", text) == []
+    assert time.process_time() - begun < 10
