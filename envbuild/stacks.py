@@ -25,10 +25,9 @@ _REF = r"^[A-Za-z0-9_][A-Za-z0-9_./+-]*$"
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 # What an image has of its own there would be mixed with the repository, or replaced by it.
 _TAKEN = ("/opt/venv", "/opt/envbuild", "/opt/toolchain", "/opt/tools", "/opt/openmpi", "/usr/local/cuda")
-_OF_THE_OS = re.compile(
-    r"/(bin|boot|dev|etc|home|lib|lib32|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)(/|$)"
-)
-_SHARED = ("/home", "/media", "/mnt", "/opt", "/root", "/srv", "/tmp", "/usr", "/var")  # noqa: S108
+_OF_THE_OS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys")
+# Folders of the OS that may hold another's.
+_SHARED = ("home", "media", "mnt", "opt", "root", "srv", "tmp", "usr", "var")
 Text = Annotated[str, Field(min_length=1)]
 OsName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 """A package as Debian names them (Policy 5.6.1)."""
@@ -82,10 +81,9 @@ class Repository(Model):
         for key in ("subdirectory", "path"):
             if {".", ".."} & {*getattr(self, key).split("/")}:
                 raise ValueError(f"{key} {getattr(self, key)!r} leads out of where it begins")
-        of_the_os = _OF_THE_OS.match(self.path) and (
-            not self.path.startswith(tuple(f"{each}/" for each in _SHARED)) or self.path.rsplit("/", 1)[0] == "/usr"
-        )
-        if of_the_os or any(f"{self.path}/".startswith(f"{each}/") for each in _TAKEN):
+        top, *below = self.path[1:].split("/")
+        of_the_os = top in _OF_THE_OS or (top in _SHARED and not below) or (top == "usr" and len(below) == 1)
+        if of_the_os or f"{self.path}/".startswith(tuple(f"{each}/" for each in _TAKEN)):
             raise ValueError(f"path {self.path!r} is a folder of the image's own; /workspace/{self.name} is nobody's")
         return self
 

@@ -1,6 +1,7 @@
 """What a cell is made of, by name: requirements, sources, images, OS packages. Pure; `make` puts a hash on each."""
 
 import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,9 +166,10 @@ def inputs_of(
     mpi = matrix.release("mpi", v["mpi"]).facts if "mpi" in v else None
     te_source = _te_source(matrix, cell, te_source)
     components = components_of(matrix, cell, te_source)
+    brought = brought_by_base(matrix, cell)
     if stack is not None:
         _check_stack(matrix, stack)
-        _check_in_cell(matrix, cell, stack)
+        _check_in_cell(cell, stack, brought)
         components += stack_components(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
     toolchain = pypi_toolchain(matrix, cell)
@@ -225,7 +227,6 @@ def inputs_of(
     beside = tuple(line for line in (stack.python if stack else ()) if _name(line) in _WITH_TORCH)
     if "numpy" not in {_name(line) for line in beside}:
         beside = ("numpy", *beside)
-    brought = brought_by_base(matrix, cell)
     if "torch" in brought:
         groups = [PythonGroup(name="torch", requirements=())]
     else:
@@ -296,7 +297,7 @@ def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
 
 def _check_stack(matrix: Matrix, stack: Stack) -> None:
     """Raise DataError where the stack contradicts the matrix."""
-    where = f"stack {stack.name}"
+    where, never = f"stack {stack.name}", impostors(matrix)
     for build in stack.builds:
         if build.name in matrix.axes:
             raise DataError(
@@ -304,11 +305,11 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=where,
                 hint=f"pin it under [stated]: {build.name}",
             )
-        if build.version is not None and build.name in impostors(matrix):
+        if build.version is not None and build.name in never:
             raise DataError(
-                f"the build {build.name} would be PyPI's: {impostors(matrix)[build.name].why}",
+                f"the build {build.name} would be PyPI's: {never[build.name].why}",
                 where=where,
-                hint=f"name the `url` and `commit` of {impostors(matrix)[build.name].instead}",
+                hint=f"name the `url` and `commit` of {never[build.name].instead}",
             )
         if build.name in AXIS_OF_DISTRIBUTION or build.name in _WITH_TORCH:
             raise DataError(
@@ -321,7 +322,6 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
             raise DataError(
                 f"{source!r} is the name of another source of the build", where=where, hint="give it another name"
             )
-    never = impostors(matrix)
     for line in stack.python:
         name = _name(line)
         if name in never:
@@ -358,8 +358,8 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
             )
 
 
-def _check_in_cell(matrix: Matrix, cell: Cell, stack: Stack) -> None:
-    """Raise DataError where the stack asks for what this cell does not have, or brings otherwise."""
+def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
+    """Raise DataError where the stack asks for what this cell does not have, or what its base has `brought`."""
     where = f"stack {stack.name}"
     for build in stack.builds:
         if build.mpi and "mpi" not in cell.versions:
@@ -368,7 +368,6 @@ def _check_in_cell(matrix: Matrix, cell: Cell, stack: Stack) -> None:
                 where=where,
                 hint="state one under [stated]: mpi",
             )
-    brought = brought_by_base(matrix, cell)
     for line in stack.python:
         if "torch" in brought and _name(line) in _WITH_TORCH:
             raise DataError(

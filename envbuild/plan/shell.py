@@ -83,22 +83,24 @@ def _moved(plan: Plan) -> dict[str, str]:
     return {plan.mpi.prefix: "$prefix/mpi"} if plan.mpi and plan.mpi.prefix else {}
 
 
-def _repository(plan: Plan) -> tuple[str, str, str] | None:
-    """Return the repository's path in the image, that path as a regular expression, and its folder on a host as shell text."""
+def _repository(plan: Plan) -> tuple[str, str] | None:
+    """Return what finds the repository's path where it is a whole one, for `sed -E` and for `re`, and its folder as shell text."""
     if not plan.stack:
         return None
     path = plan.stack.repository.path
     name = path.rsplit("/", 1)[-1]
-    return path, re.escape(path).replace("\\-", "-"), f"$prefix/{'repository-' if name in _OWN else ''}{name}"
+    whole = r"(^|[^A-Za-z0-9._/-]|-[IL])" + path.replace(".", r"\.") + r"(/|[^A-Za-z0-9._-]|$)"
+    return whole, f"$prefix/{'repository-' if name in _OWN else ''}{name}"
 
 
-def _expander(paths: Mapping[str, str], repository: tuple[str, str, str] | None) -> Callable[[str], str]:
+def _expander(paths: Mapping[str, str], repository: tuple[str, str] | None) -> Callable[[str], str]:
     """Return what gives a value as a double-quoted word in which the image's paths are those of the host."""
 
     def here(value: str) -> str:
         quoted = re.sub(r'([\\"$`])', r"\\\1", value)
-        if repository:
-            quoted = re.sub(rf"(?<![\w./-]){repository[1]}(?![\w.-])", lambda _: repository[2], quoted)
+        # twice: of two paths in a row, the first takes the character between them
+        for whole, folder in (repository, repository) if repository else ():
+            quoted = re.sub(whole, rf"\1{folder}\2", quoted)
         for image, host in paths.items():
             quoted = quoted.replace(image, host)
         return f'"{quoted}"'

@@ -81,10 +81,10 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     in_no_cell = [s for s in argued if _conflict(matrix, [s])]
     together: dict[Finding, None] = {}
     brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
+    # PyPI's core wheels say nothing of a build from source
+    of_source = _without(matrix, lambda rule: rule.topic == "te-cuda-major")
     for view in _views(recipe, known):
-        # PyPI's core wheels say nothing of a build from source
-        built = any(s.axis == "te" and s.source for s in view)
-        held = _without(matrix, lambda rule: rule.topic == "te-cuda-major") if built else matrix
+        held = of_source if any(s.axis == "te" and s.source for s in view) else matrix
         refused = list(_contradictions(held, [s for s in view if s in argued and s not in in_no_cell]))
         refused += _other_cudas([s for s in view if s not in argued or s in in_no_cell], view)
         together |= dict.fromkeys([*refused, *_drivers(matrix, recipe, view, refused)])
@@ -123,10 +123,9 @@ def _for_recipes(matrix: Matrix, recipe: Recipe) -> Matrix:
     A recipe may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place
     of an NGC image's. A TOML of axes asks for one of envbuild's own cells.
     """
-    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
     if recipe.kind == "toml":
-        return matrix
-    matrix = _without(matrix, lambda rule: rule.topic == "needs-nvcc")
+        return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
+    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU or rule.topic == "needs-nvcc")
     image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
     rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
     return replace(matrix, rules=tuple(rules), releases={**matrix.releases, "base": (*matrix.releases["base"], image)})
@@ -269,11 +268,14 @@ def _other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -
             and all(versions)
             and len({version[0] for version in versions if version}) > 1
         ):
-            kind = findings_catalog()["recipe-path-other-cuda"]
             members = sorted((stated, path), key=lambda s: s.line)
-            named = _named(members, {s: (s.line,) for s in members})
-            found = _finding(kind.id, path.line, f"{kind.why}: {named}")
-            yield replace(found, lines=tuple(sorted({s.line for s in members})))
+            yield _doubled("recipe-path-other-cuda", path.line, members, {s: (s.line,) for s in members})
+
+
+def _doubled(rule: str, line: int, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> Finding:
+    """Return the finding at `line` of one thing that `members`, each `said` on its own lines, state otherwise."""
+    lines = tuple(sorted({line for s in members for line in said[s]}))
+    return replace(_finding(rule, line, f"{findings_catalog()[rule].why}: {_named(members, said)}"), lines=lines)
 
 
 def _named(members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> str:
@@ -289,24 +291,16 @@ def _told(
     matrix: Matrix, conflict: Conflict, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]
 ) -> Finding:
     """Return the finding of a conflict between `members`, each of which is `said` on its own lines."""
-    catalog = findings_catalog()
     lines = tuple(sorted({line for s in members for line in said[s]}))
     first = max(s.line for s in members)
     rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
-    named = _named(members, said)
     by_path = next((s for s in members if s.path), None)
     axes = {s.axis for s in members}
     same = len(axes) == 1 or axes == {"nvcc", "cuda"}
     if by_path and same:
-        kind = catalog["recipe-path-other-cuda"]
-        return Finding(
-            line=by_path.line, lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
-        )
+        return _doubled("recipe-path-other-cuda", by_path.line, members, said)
     if same:
-        kind = catalog["recipe-stated-twice"]
-        return Finding(
-            line=first, lines=lines, rule=kind.id, why=f"{kind.why}: {named}", source=kind.source, todo=kind.todo
-        )
+        return _doubled("recipe-stated-twice", first, members, said)
     # that a CPU build of torch would not do either is beside the point, where none is stated
     cpu = set() if any(map(_is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
     steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
@@ -320,7 +314,7 @@ def _told(
         lines=lines,
         rule=rule,
         rules=tuple(dict.fromkeys(name for name, _ in deciding)),
-        why=f"{named} do not go together. " + " ".join(step.text for step in steps),
+        why=f"{_named(members, said)} do not go together. " + " ".join(step.text for step in steps),
         source=source,
         todo=f"change one of the lines {', '.join(map(str, lines))}"
         if len(lines) > 1
@@ -387,7 +381,6 @@ def _drivers(
     matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
 ) -> Iterator[Finding]:
     """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
-    text = "\n".join(command.text for command in recipe.commands.values())
     cudas: dict[str, list[Statement]] = {}
     for statement in statements:
         if cuda := _cuda_of(matrix, statement, statements):
@@ -405,7 +398,7 @@ def _drivers(
         branches = release.facts.compat_branches
         can = str(found.major) in branches
         told = any(driver.line in f.lines and {s.line for s in cudas[cuda]} & {*f.lines} for f in refused)
-        if told or (can and (brought or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", text))):
+        if told or (can and (brought or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", recipe.text))):
             continue
         kind = findings_catalog()["recipe-driver-below-cuda"]
         stated = " and ".join(f"{s.axis} {s.spec} (line {s.line})" for s in cudas[cuda])
@@ -444,7 +437,6 @@ def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) 
 
 def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
-    text = "\n".join(command.text for command in recipe.commands.values())
     builds = [s for s in statements if s.axis == "flash-attn-hopper"]
     for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
         modules = {
@@ -458,7 +450,7 @@ def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
                 continue
             folder, _, file = place.rpartition("/")
             wanted = (release.facts.distribution, place.removesuffix(".py").replace("/", "."))
-            if modules == {wanted} and not (file in text and re.search(rf"\b{folder}\b", text)):
+            if modules == {wanted} and not (file in recipe.text and re.search(rf"\b{folder}\b", recipe.text)):
                 kind = findings_catalog()["recipe-fa3-not-placed"]
                 yield Finding(
                     line=built.line,

@@ -147,6 +147,16 @@ class Recipe:
         """Return the stage that `line` belongs to; None for what stands before the first, and holds in all."""
         return next((stage for stage in reversed(self.stages) if stage.line <= line), None)
 
+    @property
+    def within(self) -> Branch:
+        """Where the reading stands, and in which conda environment: what an install there is part of."""
+        return (*self.branch, ("environment", self.environment))
+
+    @cached_property
+    def text(self) -> str:
+        """All that is read, once the reading is done."""
+        return "\n".join(command.text for command in self.commands.values())
+
     def before(self, axis: AxisName, line: int) -> list[Statement]:
         """Return what is stated of `axis` so far, in the stage of `line` or what that is built on."""
         stage = self.stage(line)
@@ -154,9 +164,7 @@ class Recipe:
         return [
             s
             for s in self.statements
-            if s.axis == axis
-            and self.stage(s.line) in chain
-            and s.may_hold_beside((*self.branch, ("environment", self.environment)))
+            if s.axis == axis and self.stage(s.line) in chain and s.may_hold_beside(self.within)
         ]
 
     def state(
@@ -186,7 +194,7 @@ class Recipe:
             source=source,
             installed=installed,
             module=module,
-            branch=(*self.branch, ("environment", self.environment)) if installed else self.branch,
+            branch=self.within if installed else self.branch,
         )
         self.statements[found] = None
 
@@ -1024,7 +1032,7 @@ class _Script:
     def _command(self, command: str, line: int) -> None:
         words = _words(command)
         own: dict[str, str] = {}
-        while words and (words[0] in {"export", "sudo", "then", "do", "else", "set"} or _ASSIGNMENT.match(words[0])):
+        while words and (words[0] in {"export", "sudo", "set"} or _ASSIGNMENT.match(words[0])):
             match = _ASSIGNMENT.match(words[0])
             if match:
                 exported = command.lstrip().startswith("export ")

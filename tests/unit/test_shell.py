@@ -152,32 +152,29 @@ def test_the_shell_is_clean(cell):
     check(script(plan(cell)))
 
 
-@pytest.mark.parametrize("prefix", ["/tmp/envbuild-mine", "/data/run/envbuild", "/opt/tools/venv", "/opt/openmpi"])
-def test_a_prefix_may_look_like_a_path_of_the_image(prefix):
-    (function,) = re.findall(r"(?ms)^here\(\) .*?^}$", script(stack_plan("llama3-70b")))
-    variables = f"prefix={prefix}; state=$prefix/envbuild; venv=$prefix/venv; CUDA_HOME=/usr/local/cuda-12.6"
-    paths = "/opt/venv/bin /opt/tools /opt/openmpi/lib /run/envbuild/uv /tmp/envbuild-src /usr/local/cuda/bin"
-    told = subprocess.run(
-        ["sh", "-eu", "-c", f"{variables}\n{function}\nhere"], input=paths, capture_output=True, text=True, check=True
-    ).stdout
-    own = ("venv/bin", "tools", "mpi/lib", "envbuild/run/uv", "envbuild/tmp/src")
-    assert told.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
-
-
-def moved(path, text):
+def moved(text, *, path=None, prefix="/p", cuda="/cuda"):
+    """Return what the script's own function makes of a text; `path` is where the image has the repository."""
     (function,) = re.findall(r"(?ms)^here\(\) .*?^}$", script(stack_plan("llama3-70b", path)))
-    variables = "prefix=/p; state=/p/envbuild; CUDA_HOME=/cuda"
+    variables = f"prefix={prefix}; state=$prefix/envbuild; CUDA_HOME={cuda}"
     command = ["sh", "-eu", "-c", f"{variables}\n{function}\nhere"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("prefix", ["/tmp/envbuild-mine", "/data/run/envbuild", "/opt/tools/venv", "/opt/openmpi"])
+def test_a_prefix_may_look_like_a_path_of_the_image(prefix):
+    paths = "/opt/venv/bin /opt/tools /opt/openmpi/lib /run/envbuild/uv /tmp/envbuild-src /usr/local/cuda/bin"
+    told = moved(paths, prefix=prefix, cuda="/usr/local/cuda-12.6")
+    own = ("venv/bin", "tools", "mpi/lib", "envbuild/run/uv", "envbuild/tmp/src")
+    assert told.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
 
 
 def test_a_path_of_the_repository_is_moved_where_it_is_one_and_nowhere_else():
     text = "make -C megatron/data -I/data/x /data:/data /data /data2 a/data /database https://x/data\n"
     assert (
-        moved("/data", text)
+        moved(text, path="/data")
         == "make -C megatron/data -I/p/data/x /p/data:/p/data /p/data /data2 a/data /database https://x/data\n"
     )
-    assert moved("/w/a.b", "/w/a.b /w/axb\n") == "/p/a.b /w/axb\n"
+    assert moved("/w/a.b /w/axb\n", path="/w/a.b") == "/p/a.b /w/axb\n"
 
 
 @pytest.mark.parametrize("name", ["venv", "envbuild", "cuda", "tools", "toolchain", "mpi"])

@@ -65,9 +65,7 @@ def no_kernel(*_, **__):
 
 
 if __name__ == "__main__":
-    # the deepspeed launcher puts --local_rank in front of everything
-    launcher = [word for word in sys.argv[1:] if word.startswith("--local_rank=")]
-    sys.argv = [word for word in sys.argv[1:] if word not in launcher] + launcher
+    of_2020.take_arguments()
     with contextlib.suppress(ImportError):  # 0.5.1 has no CPU accelerator
         from deepspeed.ops.op_builder.cpu import no_impl
 

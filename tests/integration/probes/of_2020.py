@@ -40,9 +40,13 @@ def tell_deepspeed(backend: str) -> None:
     torch.distributed.init_process_group = init_process_group
 
 
-if __name__ == "__main__":
-    # the deepspeed launcher puts --local_rank in front of everything
+def take_arguments() -> None:
+    """Have sys.argv begin with what this was told first: the deepspeed launcher puts --local_rank in front of everything."""
     launcher = [word for word in sys.argv[1:] if word.startswith("--local_rank=")]
     sys.argv = [word for word in sys.argv[1:] if word not in launcher] + launcher
+
+
+if __name__ == "__main__":
+    take_arguments()
     stand_in("nccl")
     on_processor.run_script()
