@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -153,6 +153,30 @@ def write_sides(kind: str, patch: Patch, path: str, between: Mapping[int, str], 
     for place, text in zip(places, sides(kind, patch, path, between), strict=True):
         place.parent.mkdir(exist_ok=True)
         place.write_text(text)
+
+
+def kernels(
+    kind: str, patch: Patch, between: Mapping[int, str], folder: Path, code: str
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Write both sides of a module that loads kernels; return what runs `code`, given the folder of a side and more."""
+    places = (folder / side / "kernels.py" for side in ("before", "after"))
+    write_sides(kind, patch, patch.files[0].path, between, *places)
+    python = venv(*REQUIREMENTS)
+
+    def run(side: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(python), "-c", code, str(folder / side), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def toolkit_of(folder: Path, release: str, *, does: str = "") -> Path:
+    """Make a toolkit whose nvcc states its release and does nothing but what `does` says in shell; return its folder."""
+    nvcc = folder / f"cuda-{release}" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True, exist_ok=True)
+    nvcc.write_text(f'#!/bin/sh\n{does}\necho "Cuda compilation tools, release {release}, V{release}.85"\n')
+    nvcc.chmod(0o755)
+    return nvcc.parents[1]
 
 
 def stand_in(patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, str]:

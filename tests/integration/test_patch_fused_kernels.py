@@ -1,12 +1,9 @@
 """The fused-kernels patch: the kernels that training compiles are for the GPU of the host."""
 
-import subprocess
-
 import pytest
-from patch_support import REQUIREMENTS, the_patch, venv, write_sides
+from patch_support import kernels, the_patch, toolkit_of
 
 PATCH = the_patch("fused-kernels")
-PATH = PATCH.files[0].path
 
 # a loader of our own, around the patch's lines
 BETWEEN = {
@@ -39,10 +36,10 @@ import sys
 from types import SimpleNamespace
 import torch
 from torch.utils import cpp_extension
-cpp_extension.CUDA_HOME = sys.argv[1]
+cpp_extension.CUDA_HOME = sys.argv[2]
 cpp_extension.load = lambda **asked: print(*(flag for flag in asked["extra_cuda_cflags"] if "arch=" in flag))
 torch.cuda.get_device_capability = lambda *_: tuple(map(int, sys.argv[3].split(".")))
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[1])
 import kernels
 kernels.load(SimpleNamespace(rank=0, masked_softmax_fusion=True))
 """
@@ -54,21 +51,14 @@ pytestmark = pytest.mark.timeout(600)
 def asked(request, tmp_path_factory):
     """Return for a side of the patch, a GPU and an nvcc which architectures each kernel is compiled for."""
     folder = tmp_path_factory.mktemp("kernels")
-    write_sides(request.param, PATCH, PATH, BETWEEN, folder / "before" / "kernels.py", folder / "after" / "kernels.py")
-    python = venv(*REQUIREMENTS)
+    load = kernels(request.param, PATCH, BETWEEN, folder, CALL)
 
     def run(side: str, gpu: str, nvcc: str) -> set[str]:
-        toolkit = folder / f"cuda-{nvcc}"
-        program = toolkit / "bin" / "nvcc"
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f'#!/bin/sh\necho "Cuda compilation tools, release {nvcc}, V{nvcc}.89"\n')
-        program.chmod(0o755)
-        command = [str(python), "-c", CALL, str(toolkit), str(folder / side), gpu]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = load(side, toolkit_of(folder, nvcc), gpu)
         assert done.returncode == 0, done.stderr
-        kernels = set(done.stdout.splitlines())
-        assert len(kernels) == 1  # each is compiled alike
-        return set(kernels.pop().split())
+        flags = set(done.stdout.splitlines())
+        assert len(flags) == 1  # each kernel is compiled alike
+        return set(flags.pop().split())
 
     return run
 

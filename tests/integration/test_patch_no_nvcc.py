@@ -1,12 +1,9 @@
 """The no-nvcc patch: what only asks nvcc for its version does without, in an image that has none."""
 
-import subprocess
-
 import pytest
-from patch_support import REQUIREMENTS, the_patch, venv, write_sides
+from patch_support import kernels, the_patch, toolkit_of
 
 PATCH = the_patch("no-nvcc")
-PATH = PATCH.files[0].path
 
 # a loader of our own, around the patch's lines
 BETWEEN = {
@@ -16,8 +13,8 @@ BETWEEN = {
 CALL = """
 import sys
 from torch.utils import cpp_extension
-cpp_extension.CUDA_HOME = sys.argv[1] or None
-sys.path.insert(0, sys.argv[2])
+cpp_extension.CUDA_HOME = sys.argv[2] or None
+sys.path.insert(0, sys.argv[1])
 import kernels
 kernels.load(None)
 print("loaded")
@@ -28,35 +25,22 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", params=["stand-in", "real"])
 def load(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kernels")
-    write_sides(request.param, PATCH, PATH, BETWEEN, folder / "before" / "kernels.py", folder / "after" / "kernels.py")
-    python = venv(*REQUIREMENTS)
-
-    def run(side, toolkit=""):
-        return subprocess.run(
-            [str(python), "-c", CALL, str(toolkit), str(folder / side)], capture_output=True, text=True, check=False
-        )
-
-    return run
+    return kernels(request.param, PATCH, BETWEEN, tmp_path_factory.mktemp("kernels"), CALL)
 
 
 @pytest.fixture
 def toolkit(tmp_path):
     """A toolkit whose nvcc notes that it was asked."""
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\necho "Cuda compilation tools, release 12.6, V12.6.85"\n')
-    nvcc.chmod(0o755)
-    return tmp_path
+    return toolkit_of(tmp_path, "12.6", does=f"touch {tmp_path}/asked")
 
 
 def test_without_a_toolkit_nothing_is_asked(load):
-    done = load("after")
+    done = load("after", "")
     assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
 
 
 def test_before_it_failed(load):
-    done = load("before")
+    done = load("before", "")
     assert done.returncode == 1
     assert "unsupported operand type(s) for +: 'NoneType' and 'str'" in done.stderr
 
@@ -64,4 +48,4 @@ def test_before_it_failed(load):
 def test_an_nvcc_that_is_there_is_still_asked(load, toolkit):
     done = load("after", toolkit)
     assert done.returncode == 0, done.stderr
-    assert (toolkit / "asked").exists()
+    assert (toolkit.parent / "asked").exists()
