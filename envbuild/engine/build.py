@@ -37,6 +37,11 @@ _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-media
 # How uv and os-install say that a file's hash is not the lock's.
 _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
 
+# How os-install, uv and git say that a container reached nothing.
+_UNREACHED = re.compile(
+    r"no package lists from|Temporary failure|[Cc]ould not resolve|[Cc]onnection refused|dns error|error sending request"
+)
+
 # Seconds after which a folder whose maker lives is locked.
 _MOMENT = 60
 
@@ -438,11 +443,14 @@ class _Run:
                 where=f"the whole log is in {self.log}",
                 hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
             )
+        mend = "mend the cause"
+        if any(_UNREACHED.search(line) for line in lines):
+            mend = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
         return self._disk_or(
             BuildError(
                 f"stage {stage or target} failed:\n    " + "\n    ".join(lines),
                 where=f"the whole log is in {self.log}",
-                hint="mend the cause and run the same command again; finished stages come from the cache",
+                hint=f"{mend}; then run the same command again: finished stages come from the cache",
             )
         )
 

@@ -33,6 +33,7 @@ class Watch:
     _names: dict[str, str] = field(default_factory=dict)
     _open: dict[str, str] = field(default_factory=dict)
     _tails: dict[str, list[str]] = field(default_factory=dict)
+    _unended: dict[tuple[str, int], bytes] = field(default_factory=dict)
     failed: str | None = None
 
     def feed(self, line: str) -> None:
@@ -49,6 +50,9 @@ class Watch:
             self._vertex(vertex)
         for entry in event.get("logs") or ():
             self._log(entry)
+        for vertex in event.get("vertexes") or ():
+            if vertex.get("completed"):
+                self._end_lines(vertex["digest"])
 
     def _vertex(self, vertex: dict[str, Any]) -> None:
         digest, name = vertex["digest"], vertex.get("name", "")
@@ -56,6 +60,7 @@ class Watch:
         stage = match["stage"] if match else ("export" if name.startswith("exporting") else "")
         self._names[digest] = stage or name
         if vertex.get("error"):
+            self._end_lines(digest)
             self.failed = self.failed or digest
             self.log.write(f"[{stage or name}] ERROR {vertex['error']}\n")
             self.errors.append(vertex["error"])
@@ -80,12 +85,25 @@ class Watch:
             self.on_change(stage, what)
 
     def _log(self, entry: dict[str, Any]) -> None:
-        text = base64.b64decode(entry.get("data") or "").decode("utf-8", "replace")
-        stage = self._names.get(entry["vertex"], "")
-        tail = self._tails.setdefault(entry["vertex"], [])
-        for line in text.splitlines():
-            self.log.write(f"[{stage}] {line}\n")
+        # A program's writes come as they are, so a line may come in several pieces, and with the other stream's between them.
+        key = (entry["vertex"], entry.get("stream", 1))
+        data = self._unended.pop(key, b"") + base64.b64decode(entry.get("data") or "")
+        lines, ended, rest = data.rpartition(b"\n")
+        if rest:
+            self._unended[key] = rest
+        if ended:
+            self._lines(entry["vertex"], lines)
+
+    def _end_lines(self, digest: str) -> None:
+        for key in [key for key in self._unended if key[0] == digest]:
+            self._lines(digest, self._unended.pop(key))
+
+    def _lines(self, digest: str, data: bytes) -> None:
+        stage = self._names.get(digest, "")
+        tail = self._tails.setdefault(digest, [])
+        for line in data.decode("utf-8", "replace").splitlines():
             if line.strip():
+                self.log.write(f"[{stage}] {line}\n")
                 tail.append(line.rstrip())
         del tail[:-400]
 
@@ -93,6 +111,7 @@ class Watch:
         """Return the stage that failed and the lines of its output that matter: the first errors, then the end."""
         if self.failed is None:
             return "", self.errors[-3:]
+        self._end_lines(self.failed)
         tail = self._tails.get(self.failed, [])
         marked = [
             line

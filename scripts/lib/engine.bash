@@ -84,7 +84,7 @@ engine_facts() {
     ((${server%%.*} >= 28)) || die 8 "the engine is $server and envbuild needs 28 or later: install a newer Docker by hand"
     [[ $driver == *io.containerd.snapshotter* ]] ||
         die 8 "the engine runs without the containerd image store: set features.containerd-snapshotter in /etc/docker/daemon.json and restart it"
-    if ((EUID == 0)) && [[ -n ${SUDO_USER:-} ]] && ! id -nG "$SUDO_USER" | grep -qw docker; then
+    if ((EUID == 0)) && [[ -n ${SUDO_USER:-} ]] && ! grep -qw docker <<<"$(id -nG "$SUDO_USER")"; then
         say "to use it without sudo: sudo usermod -aG docker $SUDO_USER, then log in again"
     fi
 }

@@ -92,7 +92,7 @@ packages_install() {
     [[ $(distribution) == ubuntu ]] || wanted=("${wanted[@]/%//sid}")
     for package in "${tool_packages[@]}"; do
         # What is there stays at its version: this script is no upgrade.
-        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || wanted+=("$package")
+        [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || wanted+=("$package")
     done
     say "installing ${wanted[*]}"
     isolated_apt install -y -qq --no-install-recommends "${wanted[@]}" ||

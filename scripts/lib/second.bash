@@ -63,23 +63,34 @@ CONFIG
 
 second_stop() {
     local name=$1
-    [[ -d $second_home/$name ]] || die 8 "no engine of ours is named $name"
+    [[ -d $second_home/$name ]] || ip link show "eb-$name" >/dev/null 2>&1 || die 8 "no engine of ours is named $name"
     second_clear "$name"
     say "engine $name stopped, its images and caches deleted"
 }
 
 second_clear() {
-    local name=$1 mount
+    local name=$1 mount net
     local home=$second_home/$name run=/run/envbuild-engine/$name
     stop_pid "$run/docker.pid" 30
     stop_pid "$run/containerd.pid" 15
-    [[ -s $home/network ]] && second_rules "$name" "$(<"$home/network")" -D
+    net=$(second_network "$name")
+    [[ -z $net ]] || second_rules "$name" "$net" -D
     ip link delete "eb-$name" 2>/dev/null || true
     # Mounts first, the newest first, or the delete would reach into them.
     while read -r _ mount _; do
         if [[ $mount == "$home"/* || $mount == "$run"/* ]]; then printf '%s\n' "$mount"; fi
     done </proc/mounts | tac | while read -r mount; do umount -l "$mount" || true; done
     rm -rf --one-file-system "$home" "$run"
+}
+
+# The 10.N of an engine, by its bridge when its folder is gone; nothing when it has neither.
+second_network() {
+    local home=$second_home/$1
+    if [[ -s $home/network ]]; then
+        cat "$home/network"
+    else
+        ip -4 -oneline addr show dev "eb-$1" 2>/dev/null | sed -nE 's/.* inet (10\.[0-9]+)\..*/\1/p' || true
+    fi
 }
 
 # second_rules NAME NET -I|-D: lets the bridge's containers out, and answers back in.
@@ -92,9 +103,11 @@ second_rules() {
 
 # The first 10.N that no route of this machine overlaps.
 free_network() {
-    local second
+    local second routes
+    # Read whole, once: `ip | grep -q` ends in SIGPIPE now and then, which pipefail takes for "no such route".
+    routes=$(ip -4 route show)
     for second in {200..249}; do
-        if ! ip -4 route show | grep -qE "^(blackhole |unreachable )?10\.$second\." &&
+        if ! grep -qE "^(blackhole |unreachable )?10\.$second\." <<<"$routes" &&
             ! grep -qsx "10.$second" "$second_home"/*/network; then
             printf '10.%s' "$second"
             return 0

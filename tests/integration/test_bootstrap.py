@@ -2,12 +2,15 @@
 
 import io
 import re
+import subprocess
 import tarfile
 
 import pytest
 
 from envbuild.engine.bootstrap import bootstrap_root, resolve_os_packages
+from envbuild.engine.progress import Watch
 from envbuild.errors import HostError, LockError
+from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 
 pytestmark = pytest.mark.timeout(240)
@@ -64,7 +67,7 @@ def test_the_root_carries_nothing_of_this_machine_or_this_day(debian_root, epoch
 def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, engine, second_engine, tmp_path):
     """The second engine must leave the first one's network whole, and have one itself."""
     (tmp_path / "Dockerfile").write_text(
-        "FROM scratch\nADD rootfs.tar /\nRUN apt-get update -qq && apt-cache policy bash\n"
+        "FROM scratch\nADD rootfs.tar /\nRUN apt-get update -qq -o APT::Update::Error-Mode=any\n"
     )
     (tmp_path / "rootfs.tar").hardlink_to(debian_root.path)
     for client in (engine, second_engine):
@@ -74,6 +77,25 @@ def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, eng
         )
         with tarfile.open(fileobj=io.BytesIO(output.read_bytes())) as layout:
             assert "index.json" in layout.getnames()
+
+
+def test_packages_that_containers_cannot_reach_are_told_so(debian_root, engine, tmp_path):
+    """Not by the names of packages that apt has no list of: the cause comes first."""
+    (tmp_path / "os-install").write_bytes((data_dir("dockerfiles") / "recipe" / "os-install").read_bytes())
+    (tmp_path / "rootfs.tar").hardlink_to(debian_root.path)
+    (tmp_path / "list").write_text("gcc\n")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nADD rootfs.tar /\nCOPY os-install list /\n"
+        "RUN --network=none --mount=type=tmpfs,target=/var/cache/apt sh /os-install /list\n"
+    )
+    command = ["docker", "buildx", "build", "--progress=rawjson", "--no-cache", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode
+    watch = Watch(log=io.StringIO())
+    for line in done.stderr.splitlines():
+        watch.feed(line)
+    _, lines = watch.failure()
+    assert re.match(r"envbuild: no package lists from http://deb\.debian\.org/.*Temporary failure resolving", lines[0])
 
 
 def test_only_the_packages_that_a_base_lacks_come_back(resolved, settings):

@@ -11,8 +11,9 @@ def vertex(digest, name, **more):
     return json.dumps({"vertexes": [{"digest": digest, "name": name, **more}]})
 
 
-def log(digest, text):
-    return json.dumps({"logs": [{"vertex": digest, "data": base64.b64encode(text.encode()).decode()}]})
+def log(digest, text, stream=1):
+    data = base64.b64encode(text.encode()).decode()
+    return json.dumps({"logs": [{"vertex": digest, "stream": stream, "data": data}]})
 
 
 def watch():
@@ -80,3 +81,18 @@ def test_a_line_that_is_no_event_is_kept():
     w, _ = watch()
     w.feed("ERROR: no such builder\n")
     assert w.failure() == ("", ["ERROR: no such builder"])
+
+
+def test_a_line_that_comes_in_pieces_is_one_line():
+    """apt writes a message's `E`, its colon and its text one by one, and the other stream's output comes between."""
+    w, _ = watch()
+    w.feed(vertex("a", "[runtime 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    for piece, stream in (("E", 2), ("Reading", 1), (": Unable to", 2), (" lists...\n", 1), (" locate gcc\n", 2)):
+        w.feed(log("a", piece, stream))
+    w.feed(log("a", "envbuild: and the last", 2))
+    w.feed(vertex("a", "[runtime 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="exit code: 100"))
+    assert w.failure() == (
+        "runtime",
+        ["envbuild: and the last", "Reading lists...", "E: Unable to locate gcc"],
+    )
+    assert "[runtime] E: Unable to locate gcc\n[runtime] envbuild: and the last\n" in w.log.getvalue()
