@@ -13,7 +13,7 @@ image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda
 test: lint test-unit test-integration ## Lint, the fast pure tests, and the real engine and registry (under 45 minutes on 2 cores)
 
 test-unit: $(VENV)/ready ## The fast pure tests, under a minute
-	$(PYTEST) tests/unit -n 2
+	$(PYTEST) tests/unit -n 2 --dist worksteal
 
 test-integration: $(VENV)/ready engine registry ## The real engine, the real registry, the CPU image twice
 	$(PYTEST) tests/integration -m "not full" --durations=15

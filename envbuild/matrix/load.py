@@ -17,9 +17,9 @@ RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Matrix:
-    """Every axis, release and rule, and the digest of the files they came from."""
+    """Every axis, release and rule, and the digest of the files they came from; equal to itself alone."""
 
     axes: dict[AxisName, Axis]
     releases: dict[AxisName, tuple[Release, ...]]

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
@@ -73,7 +74,7 @@ class Report:
 
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
-    matrix = _for_recipes(matrix, recipe)
+    matrix = _for_axes(matrix) if recipe.kind == "toml" else _for_recipes(matrix)
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
     known = [read for read in understood.values() if _is_known(matrix, read)]
     # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
@@ -82,7 +83,7 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     together: dict[Finding, None] = {}
     brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
     # PyPI's core wheels say nothing of a build from source
-    of_source = _without(matrix, lambda rule: rule.topic == "te-cuda-major")
+    of_source = _of_source(matrix)
     for view in _views(recipe, known):
         held = of_source if any(s.axis == "te" and s.source for s in view) else matrix
         refused = list(_contradictions(held, [s for s in view if s in argued and s not in in_no_cell]))
@@ -117,14 +118,26 @@ def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
     return replace(matrix, rules=tuple(rule for rule in matrix.rules if not dropped(rule)))
 
 
-def _for_recipes(matrix: Matrix, recipe: Recipe) -> Matrix:
-    """Return the matrix as a recipe is held against it.
+# Kept, for the next recipe: what is compiled of a matrix is kept on it.
+@lru_cache(maxsize=2)
+def _for_axes(matrix: Matrix) -> Matrix:
+    """Return the matrix as a TOML of axes is held against it, which asks for one of envbuild's own cells."""
+    return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
 
-    A recipe may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place
-    of an NGC image's. A TOML of axes asks for one of envbuild's own cells.
+
+@lru_cache(maxsize=2)
+def _of_source(matrix: Matrix) -> Matrix:
+    """Return the matrix as a Transformer Engine that the recipe compiles is held against it."""
+    return _without(matrix, lambda rule: rule.topic == "te-cuda-major")
+
+
+@lru_cache(maxsize=2)
+def _for_recipes(matrix: Matrix) -> Matrix:
+    """Return the matrix as a Dockerfile, a script or a requirements file is held against it.
+
+    It may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place of an
+    NGC image's.
     """
-    if recipe.kind == "toml":
-        return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
     matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU or rule.topic == "needs-nvcc")
     image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
     rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
