@@ -16,7 +16,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import MpiFacts
 from envbuild.paths import data_dir
 from envbuild.plan.components import Component
-from envbuild.stacks import Stack, Step, patches_of, tools_of
+from envbuild.stacks import Stack, Step, patches_of, stack_names, tools_of
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
@@ -135,10 +135,12 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     lock = locked.lock
     cell = lock.as_cell
     if stack is not None and lock.stack_digest not in {None, stack.digest()}:
+        shipped = stack.name.partition("@")[0] in stack_names()
+        own = "; or name the file that it was made from: --stack FILE" if shipped else ""
         raise LockError(
             f"the stack {stack.name} has changed since this lock was made",
             where=f"lock {lock.digest[:19]}",
-            hint="lock it again: envbuild lock with the same flags",
+            hint=f"lock it again: envbuild lock with the same flags{own}",
         )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in RECIPES}

@@ -306,6 +306,12 @@ def test_what_is_compiled_sees_no_network():
     assert all(line.startswith("RUN --network=none ") for line in compiles)
 
 
+def test_what_a_repository_compiles_sees_the_mpi_that_was_compiled():
+    stage = dockerfile(llama3_70b()).partition("AS compiled-megatron-lm\n")[2].partition("\nFROM ")[0]
+    assert "--mount=type=bind,from=mpi,target=/opt/openmpi " in stage
+    assert 'PATH="/opt/venv/bin:/opt/openmpi/bin:$PATH"' in stage
+
+
 def test_mpich_on_ubuntu_22_04_lets_processes_fork():
     matrix = load_matrix()
     alcf = load_stack("alcf")

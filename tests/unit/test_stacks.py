@@ -8,7 +8,7 @@ import pytest
 from road import complete, inputs_for_stack
 
 from envbuild.cli import main
-from envbuild.errors import DataError, NoCellError, UsageError
+from envbuild.errors import DataError, LockError, NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import Locked, unlocked
 from envbuild.matrix.cell import Pin, Request
@@ -188,8 +188,9 @@ def test_a_changed_stack_does_not_go_with_its_old_lock():
     locked = Locked(lock=unlocked(matrix, inputs), pylocks={})
     assert plan_of(matrix, locked, stack).lock.stack == "llm-jp"
     changed = stack.model_copy(update={"environment": {"X": "1"}})
-    with pytest.raises(Exception, match="has changed since this lock was made"):
+    with pytest.raises(LockError, match="has changed since this lock was made") as refused:
         plan_of(matrix, locked, changed)
+    assert "--stack FILE" in refused.value.hint  # a user's own may have a shipped one's name
 
 
 # -- a user's own file ------------------------------------------------------------------------------------------------
@@ -245,6 +246,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('run = "make -C megatron/data"', 'run = "true\\nenvbuild_end\\nUSER x"', "the word that ends a script"),
         ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
+        ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/../../x*"]', "leads out of the repository"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
         ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
         ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image's own"),
