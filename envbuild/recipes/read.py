@@ -755,6 +755,8 @@ class _Clone:
     line: int
     folder: str
     """The last part of its path."""
+    made_in: str
+    """The folder that was the current one."""
     ref: str | None = None
     fetched: str | None = None
     hopper: bool = False
@@ -1110,7 +1112,11 @@ class _Script:
         while words[:1] and words[0].startswith("-"):
             folder = words[1] if words[:1] == ["-C"] and len(words) > 1 else folder
             words = words[2 if words[0] in {"-C", "-c"} else 1 :]
-        target = self._clone_at(folder) or (self.clones[-1] if self.clones and folder is self.folder else None)
+        target = self._clone_at(folder)
+        if target is None and self.clones and folder is self.folder:
+            last = self.clones[-1]  # where the folder says nothing, git is at the clone that was just made
+            unsaid = "$" in posixpath.basename(folder) or posixpath.normpath(folder) == posixpath.normpath(last.made_in)
+            target = last if unsaid else None
         if _OTHERS_FOLDER.search(folder):
             target = None
         plain = [w for w in words[1:] if not w.startswith("-")]
@@ -1120,10 +1126,9 @@ class _Script:
             places = [w for w in plain if w != ref and not w.isdigit()]
             url = next((w for w in places if "/" in w and (":" in w)), "")
             if url:
-                name = _repository(url)
-                base = name.rpartition("/")[2]
+                base = posixpath.basename(url.rstrip("/")).removesuffix(".git")
                 place = places[places.index(url) + 1] if places.index(url) + 1 < len(places) else base
-                self._cloned(name, _line_of(self.recipe, url, line), place, ref)
+                self._cloned(_repository(url), _line_of(self.recipe, url, line), place, ref)
         elif words[:1] == ["init"]:
             self._cloned("", line, plain[0] if plain else ".", None)
         elif words[:2] == ["remote", "add"] and len(plain) > 2 and target and not target.name:
@@ -1144,6 +1149,7 @@ class _Script:
                 name,
                 line,
                 folder or name,
+                self.folder,
                 ref,
                 branch=self.recipe.branch,
                 environment=self.recipe.environment,

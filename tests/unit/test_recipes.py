@@ -974,6 +974,10 @@ def test_patterns_leave_out_stages_that_are_not_needed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "stated"),
     [
+        (("git clone https://github.com/NVIDIA/TransformerEngine\ngit clone -b 25.08 https://github.com/NVIDIA/apex\n"
+         "cd TransformerEngine\ngit checkout v2.6\n"), [("te", "2.6"), ("apex", "25.08")]),
+        (f"git clone -b v2.7.4.post1 {FA3}\ncd ../scripts\ngit checkout v1.0\n", [("flash-attn", "2.7.4.post1")]),
+        (f"git clone {FA3} $SRC/fa\ncd $FA\ngit checkout v2.7.4.post1\n", [("flash-attn", "2.7.4.post1")]),
         (f"git clone -b v2.7.4.post1 {FA3}\ncd flash-attention/csrc/cutlass\ngit checkout v3.6.0\n", [("flash-attn", "2.7.4.post1")]),
         (("git clone -b v2.6 https://github.com/NVIDIA/TransformerEngine\ngit init apex && cd apex\n"
          "git remote add origin https://github.com/NVIDIA/apex\ngit fetch --depth 1 origin e74a67bb\ngit checkout FETCH_HEAD\n"),
