@@ -237,6 +237,8 @@ _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _TOOLKIT_PACKAGE = re.compile(
     r"^(?:nvidia-cuda-toolkit|cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?(?:-(\d+)(?:-(\d+))?)?)$"
 )
+_CONDA_LABEL = re.compile(r"\bnvidia/label/cuda-(\d+\.\d+(?:\.\d+)?)")
+"""A channel of NVIDIA's that holds one release of the toolkit."""
 _TOOLKIT_INSTALLER = re.compile(r"(?:\S*/)?cuda_(\d+\.\d+\.\d+)_[\d.]+_linux\w*\.run")
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _TOOLKIT_FOLDER = re.compile(r"(?:^|/)cuda(?:-[\d.]+)?(?:/|$)")
@@ -1075,8 +1077,8 @@ class _Script:
             self._cd("..")
         elif words[0] in {"module", "ml"}:
             self._module(words, line)
-        elif words[0] in {"apt-get", "apt"} and "install" in words:
-            self._apt(words, line)
+        elif words[0] in {"apt-get", "apt", "dnf", "microdnf", "yum"} and "install" in words:
+            self._os_packages(words, line)
         elif words[0] in {"conda", "mamba", "micromamba"}:
             self._conda(words, line)
         elif installer := _TOOLKIT_INSTALLER.fullmatch(
@@ -1180,7 +1182,7 @@ class _Script:
             for clone in [inside] if inside else self.clones:
                 clone.hopper = clone.hopper or clone.name == "flash-attention"
 
-    def _apt(self, words: list[str], line: int) -> None:
+    def _os_packages(self, words: list[str], line: int) -> None:
         for word in words[words.index("install") + 1 :]:
             number = _line_of(self.recipe, word, line)
             package, _, pinned = word.partition("=")
@@ -1194,9 +1196,9 @@ class _Script:
                     self.recipe.state("nvcc", named, number)
             elif python:
                 self.recipe.state("python", python[1], number)
-            elif word in {"openmpi-bin", "libopenmpi-dev"}:
+            elif word in {"openmpi-bin", "libopenmpi-dev", "openmpi", "openmpi-devel"}:
                 self.recipe.state("mpi", "openmpi", number)
-            elif word in {"mpich", "libmpich-dev"}:
+            elif word in {"mpich", "libmpich-dev", "mpich-devel"}:
                 self.recipe.state("mpi", "mpich", number)
             elif gcc := re.match(r"^g(?:cc|\+\+)-(\d+)$", word):
                 self.recipe.state("gcc", gcc[1], number)
@@ -1208,10 +1210,14 @@ class _Script:
             self.recipe.environment = named
         elif words[1:2] in (["activate"], ["deactivate"]):
             self.recipe.environment = "".join(word for word in words[2:3] if word != "base")
+        labels = [label for word in words if (label := _CONDA_LABEL.search(word))]
         for word in words:
             package = word.rpartition("::")[2]
             if re.match(r"^(?:cuda|cuda-toolkit|cuda-nvcc|cudatoolkit-dev)(?:[=<>\[]|$)", package):
                 self.stage.toolkit = True
+                of = _CONDA_LABEL.match(word) or (labels[0] if len(labels) == 1 else None)
+                if of and re.search(r"\d", package) is None:
+                    self.recipe.state("nvcc", of[1], _line_of(self.recipe, of[0], line), installed=True)
             found = re.match(r"^(python|pytorch-cuda|pytorch|cuda-toolkit|cuda-nvcc)={1,2}(\d+(?:\.\d+)*)", package)
             axes = {"python": "python", "pytorch-cuda": "cuda", "pytorch": "torch"}
             if found:

@@ -133,6 +133,11 @@ def test_variables_are_put_in(tmp_path):
         ("git clone https://github.com/NVIDIA/apex /opt/apex\ngit -C /opt/apex checkout 25.08", "apex", "25.08"),
         ("pip install git+https://github.com/Dao-AILab/flash-attention@27f501d#subdirectory=hopper", "flash-attn-hopper", "27f501d"),
         ("conda install -y pytorch-cuda=12.1 -c nvidia", "cuda", "12.1"),
+        ("conda install -c nvidia/label/cuda-12.6.3 cuda-toolkit", "nvcc", "12.6.3"),
+        ("mamba install -y nvidia/label/cuda-12.6.3::cuda-nvcc", "nvcc", "12.6.3"),
+        ("conda install -c nvidia/label/cuda-12.6.3 cuda-nvcc=12.4", "nvcc", "12.4"),
+        ("dnf install -y cuda-toolkit-12-6", "nvcc", "12.6"),
+        ("sudo yum install -y openmpi-devel", "mpi", "openmpi"),
         ("# needs CUDA 12.4 or newer", "cuda", ">=12.4"),
         ("# driver 550.54.14", "driver", "550.54.14"),
         ("uv pip install 'deepspeed==0.10.0'", "deepspeed", "0.10.0"),
@@ -141,6 +146,25 @@ def test_variables_are_put_in(tmp_path):
 def test_reads(tmp_path, text, axis, spec):
     assert (axis, spec) in [(a, s) for _, a, s in _statements(tmp_path, "x.sh", text)]
     assert not [rule for _, rule in _findings(tmp_path, "x.sh", text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conda install -c nvidia/label/cuda-12.6.3 cudnn",
+        "conda install -c nvidia/label/cuda-12.6.3 -c nvidia/label/cuda-12.4.1 cuda-toolkit",
+    ],
+)
+def test_a_channel_alone_states_no_toolkit(tmp_path, text):
+    assert _statements(tmp_path, "x.sh", text) == []
+
+
+@pytest.mark.parametrize(
+    "toolkit", ["dnf install -y cuda-toolkit-12-4", "conda install -y -c nvidia/label/cuda-12.4.1 cuda-toolkit"]
+)
+def test_a_toolkit_of_another_cuda_than_torch(tmp_path, toolkit):
+    text = f"{toolkit}\npip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu126\n"
+    assert _findings(tmp_path, "x.sh", text) == [(2, "nvcc-is-cuda"), (2, "recipe-stated-twice")]
 
 
 def test_prose_is_not_taken_for_a_statement(tmp_path):
