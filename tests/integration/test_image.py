@@ -161,6 +161,8 @@ def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, reg
     assert pulled.code == 0, pulled.err
     assert pulled.answer["digest"] == cpu["digest"]
     assert run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=env).answer["executed"] == 0
+    for tag in images(engine, f"{registry}/"):
+        engine.image.remove(tag, force=True)  # the name alone: the image is the other tests'
 
 
 def test_a_lock_that_the_registry_does_not_hold_is_a_clear_message(cpu, cache, start_registry):
