@@ -165,7 +165,7 @@ class Step(Model):
             raise ValueError(f"step {self.name}: `envbuild_end` is the word that ends a script in the Dockerfile")
         if self.compiles and (self.run is None or not self.keep):
             raise ValueError(f"step {self.name} compiles, so it needs `run`, and `keep` for the files that it makes")
-        if outside := [files for files in self.keep if ".." in files.split("/")]:
+        if outside := [files for files in self.keep if re.search(r"(?:^|/)\.(?:\.(?:/|$)|[^/]*[*?\[])", files)]:
             raise ValueError(f"step {self.name}: `keep` names {outside[0]}, which leads out of the repository")
         if self.keep and not self.compiles:
             raise ValueError(f"step {self.name}: `keep` goes with `compiles = true`")

@@ -42,6 +42,9 @@ _UNREACHED = re.compile(
     r"no package lists from|Temporary failure|[Cc]ould not resolve|[Cc]onnection refused|dns error|error sending request"
 )
 
+# The stages whose steps have no network: what they reach for is missing in the lock or in the source.
+_OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
+
 # Seconds after which a folder whose maker lives is locked.
 _MOMENT = 60
 
@@ -444,7 +447,7 @@ class _Run:
                 hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
             )
         mend = "mend the cause"
-        if any(_UNREACHED.search(line) for line in lines):
+        if not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines):
             mend = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
         return self._disk_or(
             BuildError(

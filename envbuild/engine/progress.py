@@ -12,6 +12,10 @@ _STAGE = re.compile(r"^\[(?P<stage>[a-z][a-z0-9-]*)(?: +(?P<step>\d+/\d+))?\] (?
 _NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|Processing)\b|^\s*\+ ")
 
 
+# Bytes of a line after which no more are waited for.
+_LONG = 4096
+
+
 @dataclass
 class StageTime:
     """One stage as it ran: seconds of wall time, and whether every step came from the cache."""
@@ -33,6 +37,7 @@ class Watch:
     _names: dict[str, str] = field(default_factory=dict)
     _open: dict[str, str] = field(default_factory=dict)
     _tails: dict[str, list[str]] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
     _unended: dict[tuple[str, int], bytes] = field(default_factory=dict)
     failed: str | None = None
 
@@ -46,21 +51,27 @@ class Watch:
                 if line.startswith("ERROR"):
                     self.errors.append(line.strip())
             return
-        for vertex in event.get("vertexes") or ():
-            self._vertex(vertex)
-        for entry in event.get("logs") or ():
+        vertexes = event.get("vertexes") or ()
+        for vertex in vertexes:
+            self._name(vertex)
+        for entry in event.get("logs") or ():  # a step's last words come with its end
             self._log(entry)
-        for vertex in event.get("vertexes") or ():
-            if vertex.get("completed"):
-                self._end_lines(vertex["digest"])
+        for vertex in vertexes:
+            self._vertex(vertex)
 
-    def _vertex(self, vertex: dict[str, Any]) -> None:
-        digest, name = vertex["digest"], vertex.get("name", "")
+    def _name(self, vertex: dict[str, Any]) -> str:
+        name = vertex.get("name", "")
         match = _STAGE.match(name)
         stage = match["stage"] if match else ("export" if name.startswith("exporting") else "")
-        self._names[digest] = stage or name
-        if vertex.get("error"):
+        self._names[vertex["digest"]] = stage or name
+        return stage
+
+    def _vertex(self, vertex: dict[str, Any]) -> None:
+        digest, name, stage = vertex["digest"], vertex.get("name", ""), self._name(vertex)
+        if vertex.get("completed") or vertex.get("error"):
+            self._ended.add(digest)
             self._end_lines(digest)
+        if vertex.get("error"):
             self.failed = self.failed or digest
             self.log.write(f"[{stage or name}] ERROR {vertex['error']}\n")
             self.errors.append(vertex["error"])
@@ -88,11 +99,12 @@ class Watch:
         # A program's writes come as they are, so a line may come in several pieces, and with the other stream's between them.
         key = (entry["vertex"], entry.get("stream", 1))
         data = self._unended.pop(key, b"") + base64.b64decode(entry.get("data") or "")
-        lines, ended, rest = data.rpartition(b"\n")
-        if rest:
-            self._unended[key] = rest
-        if ended:
-            self._lines(entry["vertex"], lines)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if entry["vertex"] in self._ended or len(data) - end > _LONG:
+            end = len(data)
+        if data[end:]:
+            self._unended[key] = data[end:]
+        self._lines(entry["vertex"], data[:end])
 
     def _end_lines(self, digest: str) -> None:
         for key in [key for key in self._unended if key[0] == digest]:

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -237,6 +238,14 @@ _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _TOOLKIT_PACKAGE = re.compile(
     r"^(?:nvidia-cuda-toolkit|cuda(?:-(?:toolkit|nvcc|compiler|minimal-build|libraries-dev))?(?:-(\d+)(?:-(\d+))?)?)$"
 )
+_RPM_VERSION = re.compile(r"(?:-\d+\.[\w.+~^]*-\d[\w.+~^]*?)?(?:\.(?:x86_64|aarch64|noarch))?$")
+"""What may follow a package's name on dnf's command line: `-VERSION-RELEASE`, `.ARCH`."""
+_CLONE_VALUES = {
+    *("-b", "--branch", "--revision", "-o", "--origin", "-c", "--config", "--depth", "-j", "--jobs", "--filter"),
+    *("--shallow-since", "--shallow-exclude", "--reference", "--reference-if-able", "--separate-git-dir"),
+    *("-u", "--upload-pack", "--template", "--server-option", "--bundle-uri"),
+}
+"""Options of `git clone` whose value is a word of its own (git-clone(1))."""
 _CONDA_LABEL = re.compile(r"\bnvidia/label/cuda-(\d+\.\d+(?:\.\d+)?)")
 """A channel of NVIDIA's that holds one release of the toolkit."""
 _TOOLKIT_INSTALLER = re.compile(r"(?:\S*/)?cuda_(\d+\.\d+\.\d+)_[\d.]+_linux\w*\.run")
@@ -817,6 +826,8 @@ class _Script:
         self.stage = Stage(line=0)
         self.named: dict[str, Stage] = {}
         self.folder = ""
+        self.before = ""
+        self.pushed: list[str] = []
         self.exported: dict[str, str] = {}
 
     def read(self) -> None:
@@ -1071,10 +1082,11 @@ class _Script:
             self._built(self.folder)
         elif words[0] == "git":
             self._git(words[1:], line)
-        elif words[0] in {"cd", "pushd"} and len(words) > 1:
-            self._cd(words[1])
+        elif words[0] in {"cd", "pushd"}:
+            self.pushed += [self.folder] if words[0] == "pushd" else []
+            self._cd(next((w for w in words[1:] if w == "-" or not w.startswith(("-", "+"))), "~"))
         elif words[0] == "popd":
-            self._cd("..")
+            self._at(self.pushed.pop() if self.pushed else posixpath.join(self.folder, ".."))
         elif words[0] in {"module", "ml"}:
             self._module(words, line)
         elif words[0] in {"apt-get", "apt", "dnf", "microdnf", "yum"} and "install" in words:
@@ -1110,22 +1122,29 @@ class _Script:
             self.recipe.state("nvcc", module[1], _line_of(self.recipe, module[0], line), module=True)
 
     def _git(self, words: list[str], line: int) -> None:
+        words = _without_redirections(words)
         folder = self.folder
         while words[:1] and words[0].startswith("-"):
-            folder = words[1] if words[:1] == ["-C"] and len(words) > 1 else folder
-            words = words[2 if words[0] in {"-C", "-c"} else 1 :]
+            name, _, value = words[0].partition("=")
+            apart = not value and name in {"-C", "-c", "--git-dir", "--work-tree", "--namespace"}
+            if name in {"-C", "--git-dir", "--work-tree"}:
+                place = (value or "".join(words[1:2])).removesuffix("/.git")
+                folder = posixpath.normpath(posixpath.join(self.folder, place))
+            words = words[2 if apart else 1 :]
         target = self._clone_at(folder)
-        if target is None and self.clones and folder is self.folder:
-            last = self.clones[-1]  # where the folder says nothing, git is at the clone that was just made
-            unsaid = "$" in posixpath.basename(folder) or posixpath.normpath(folder) == posixpath.normpath(last.made_in)
-            target = last if unsaid else None
+        if target is None and folder is self.folder:
+            target = self._clone_unnamed()
         if _OTHERS_FOLDER.search(folder):
             target = None
         plain = [w for w in words[1:] if not w.startswith("-")]
         if words[:1] == ["clone"]:
             ref = next((words[i + 1] for i, w in enumerate(words[:-1]) if w in {"-b", "--branch", "--revision"}), None)
             ref = ref or next((w.partition("=")[2] for w in words if re.match(r"--(?:branch|revision)=", w)), None)
-            places = [w for w in plain if w != ref and not w.isdigit()]
+            places = [
+                w
+                for last, w in zip(["", *words[1:]], words[1:], strict=False)
+                if not w.startswith("-") and last not in _CLONE_VALUES
+            ]
             url = next((w for w in places if "/" in w and (":" in w)), "")
             if url:
                 base = posixpath.basename(url.rstrip("/")).removesuffix(".git")
@@ -1160,14 +1179,27 @@ class _Script:
 
     def _cd(self, place: str) -> None:
         here = "" if place.startswith(("~", "$")) else self.folder
-        self.folder = posixpath.normpath(posixpath.join(here, ".." if place == "-" else place))
+        self._at(self.before if place == "-" else posixpath.join(here, place))
+
+    def _at(self, folder: str) -> None:
+        self.before, self.folder = self.folder, posixpath.normpath(folder)
         self._hopper(self.folder)
+
+    def _clone_unnamed(self) -> _Clone | None:
+        """Return the clone that git works on in a folder that has no clone's name, as far as that can be known."""
+        if not self.clones:
+            return None
+        last, (_, name) = self.clones[-1], posixpath.split(self.folder)
+        if posixpath.normpath(self.folder) == posixpath.normpath(last.made_in) or re.search(r"[$`*?\[]", name):
+            return last
+        unpinned = [clone for clone in self.clones if clone.ref is None]  # moved, or copied from another stage
+        return unpinned[0] if len(unpinned) == 1 else None
 
     def _clone_at(self, place: str) -> _Clone | None:
         """Return the innermost clone that `place` lies in, by the names of the folders: where they lie is not followed."""
         for part in reversed(place.split("/")):
             for clone in reversed(self.clones):
-                if clone.folder == part:
+                if fnmatchcase(clone.folder, part):
                     return clone
         return None
 
@@ -1186,8 +1218,10 @@ class _Script:
         for word in words[words.index("install") + 1 :]:
             number = _line_of(self.recipe, word, line)
             package, _, pinned = word.partition("=")
+            if words[0] not in {"apt-get", "apt"}:
+                package = _RPM_VERSION.sub("", package)
             toolkit = _TOOLKIT_PACKAGE.match(package)
-            python = re.match(r"^python(3\.\d+)(?:-dev|-venv)?$", word)
+            python = re.match(r"^python(3\.\d+)(?:-dev|-devel|-venv)?$", package)
             if toolkit:
                 self.stage.toolkit = True
                 version = re.match(r"(?:\d+:)?(\d+\.\d+)", pinned)
@@ -1210,13 +1244,17 @@ class _Script:
             self.recipe.environment = named
         elif words[1:2] in (["activate"], ["deactivate"]):
             self.recipe.environment = "".join(word for word in words[2:3] if word != "base")
-        labels = [label for word in words if (label := _CONDA_LABEL.search(word))]
+        brings = words[1:2] in (["install"], ["create"], ["update"]) or words[1:3] in (
+            ["env", "create"],
+            ["env", "update"],
+        )
+        labels = {label[1]: label for word in words if "::" not in word and (label := _CONDA_LABEL.search(word))}
         for word in words:
             package = word.rpartition("::")[2]
             if re.match(r"^(?:cuda|cuda-toolkit|cuda-nvcc|cudatoolkit-dev)(?:[=<>\[]|$)", package):
                 self.stage.toolkit = True
-                of = _CONDA_LABEL.match(word) or (labels[0] if len(labels) == 1 else None)
-                if of and re.search(r"\d", package) is None:
+                of = _CONDA_LABEL.match(word) if "::" in word else next(iter(labels.values()), None)
+                if brings and of and len(labels) < 2 and re.search(r"\d", package) is None:
                     self.recipe.state("nvcc", of[1], _line_of(self.recipe, of[0], line), installed=True)
             found = re.match(r"^(python|pytorch-cuda|pytorch|cuda-toolkit|cuda-nvcc)={1,2}(\d+(?:\.\d+)*)", package)
             axes = {"python": "python", "pytorch-cuda": "cuda", "pytorch": "torch"}
@@ -1225,6 +1263,18 @@ class _Script:
                 self.recipe.state(
                     axes.get(found[1], "nvcc"), version, _line_of(self.recipe, word, line), installed=True
                 )
+
+
+def _without_redirections(words: Sequence[str]) -> list[str]:
+    """Return a command's words without those that say where its output goes; a lone `&` ends it."""
+    kept: list[str] = []
+    target = False
+    for word in words:
+        found = re.match(r"(?:\d*|&)(?:>{1,2}|<)[&|]?", word)
+        if not target and not found and word != "&":
+            kept.append(word)
+        target = found is not None and found.end() == len(word)
+    return kept
 
 
 def _words(text: str) -> list[str]:

@@ -101,11 +101,11 @@ second_rules() {
     iptables -w "$action" FORWARD -o "$bridge" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT || [[ $action == -D ]]
 }
 
-# The first 10.N that no route of this machine overlaps.
+# The first 10.N that no route of this machine is within; a wider one (a VPN's 10.0.0.0/8) yields to the bridge's own.
 free_network() {
     local second routes
     # Read whole, once: `ip | grep -q` ends in SIGPIPE now and then, which pipefail takes for "no such route".
-    routes=$(ip -4 route show)
+    routes=$(ip -4 route show) || return
     for second in {200..249}; do
         if ! grep -qE "^(blackhole |unreachable )?10\.$second\." <<<"$routes" &&
             ! grep -qsx "10.$second" "$second_home"/*/network; then

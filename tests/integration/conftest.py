@@ -56,10 +56,10 @@ def room(engine) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def second_engine(engine) -> Iterator[DockerClient]:
     """An engine beside the first, with nothing in it."""
-    for link in Path("/sys/class/net").glob("eb-t*"):
-        if (pid := link.name.removeprefix("eb-t")).isdecimal() and not Path("/proc", pid).exists():
-            subprocess.run([INSTALL, "--stop", f"t{pid}"], capture_output=True, check=False)  # a killed run's
-    name = f"t{os.getpid()}"
+    for link in Path("/sys/class/net").glob("eb-t-*"):
+        if (pid := link.name.removeprefix("eb-t-")).isdecimal() and not Path("/proc", pid).exists():
+            subprocess.run([INSTALL, "--stop", f"t-{pid}"], capture_output=True, check=False)  # a killed run's
+    name = f"t-{os.getpid()}"
     done = subprocess.run([INSTALL, "--second", name], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"no second engine:\n{done.stderr}")

@@ -23,7 +23,7 @@ def free_network(tmp_path):
         for number, network in enumerate(engines):
             (tmp_path / f"e{number}").mkdir()
             (tmp_path / f"e{number}" / "network").write_text(network)
-        script = f". {LIBRARY}/second.bash; second_home={tmp_path}; free_network"
+        script = f". {LIBRARY}/second.bash; second_home={tmp_path}; net=$(free_network) || exit 8; echo -n $net"
         env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script], env=env, capture_output=True, text=True, check=False
@@ -47,4 +47,9 @@ def test_a_network_of_another_engine_is_not_free(free_network):
 
 
 def test_no_network_is_an_error(free_network):
-    assert free_network(*(f"10.{n}.0.0/20" for n in range(200, 250))).returncode == 1
+    done = free_network(*(f"10.{n}.0.0/20" for n in range(200, 250)))
+    assert (done.returncode, done.stdout, done.stderr) == (8, "", "")
+
+
+def test_without_the_routes_nothing_is_free(free_network):
+    assert free_network("'; exit 1 #").returncode == 8

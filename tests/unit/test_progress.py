@@ -87,12 +87,32 @@ def test_a_line_that_comes_in_pieces_is_one_line():
     """apt writes a message's `E`, its colon and its text one by one, and the other stream's output comes between."""
     w, _ = watch()
     w.feed(vertex("a", "[runtime 1/1] RUN x", started="2026-01-01T00:00:00Z"))
-    for piece, stream in (("E", 2), ("Reading", 1), (": Unable to", 2), (" lists...\n", 1), (" locate gcc\n", 2)):
+    for piece, stream in (
+        ("Working 10%\r", 1),
+        ("E", 2),
+        ("Reading", 1),
+        (": Unable to", 2),
+        (" lists...\n", 1),
+        (" locate gcc\n", 2),
+    ):
         w.feed(log("a", piece, stream))
-    w.feed(log("a", "envbuild: and the last", 2))
-    w.feed(vertex("a", "[runtime 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="exit code: 100"))
+    w.feed(log("a", "envbuild: and", 2))
+    last = json.loads(log("a", " the last", 2))
+    end = json.loads(vertex("a", "[runtime 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="exit code: 100"))
+    w.feed(json.dumps(end | last))  # in one event
     assert w.failure() == (
         "runtime",
-        ["envbuild: and the last", "Reading lists...", "E: Unable to locate gcc"],
+        ["envbuild: and the last", "Working 10%", "Reading lists...", "E: Unable to locate gcc"],
     )
-    assert "[runtime] E: Unable to locate gcc\n[runtime] envbuild: and the last\n" in w.log.getvalue()
+    assert (
+        "[runtime] E: Unable to locate gcc\n[runtime] envbuild: and the last\n[runtime] ERROR exit code: 100\n"
+        in w.log.getvalue()
+    )
+
+
+def test_output_that_never_ends_a_line_is_kept_in_parts():
+    w, _ = watch()
+    w.feed(vertex("a", "[torch 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    for _ in range(200):
+        w.feed(log("a", "#" * 100))
+    assert w.log.getvalue().count("#") > 10_000

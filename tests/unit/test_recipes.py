@@ -136,7 +136,11 @@ def test_variables_are_put_in(tmp_path):
         ("conda install -c nvidia/label/cuda-12.6.3 cuda-toolkit", "nvcc", "12.6.3"),
         ("mamba install -y nvidia/label/cuda-12.6.3::cuda-nvcc", "nvcc", "12.6.3"),
         ("conda install -c nvidia/label/cuda-12.6.3 cuda-nvcc=12.4", "nvcc", "12.4"),
+        ("conda install -c nvidia/label/cuda-12.6.3 cuda-toolkit -c nvidia/label/cuda-12.6.3", "nvcc", "12.6.3"),
         ("dnf install -y cuda-toolkit-12-6", "nvcc", "12.6"),
+        ("dnf install -y cuda-toolkit-12-6-12.6.3-1.x86_64", "nvcc", "12.6"),
+        ("dnf install -y cuda-nvcc-12-6.x86_64", "nvcc", "12.6"),
+        ("dnf install -y python3.12-devel", "python", "3.12"),
         ("sudo yum install -y openmpi-devel", "mpi", "openmpi"),
         ("# needs CUDA 12.4 or newer", "cuda", ">=12.4"),
         ("# driver 550.54.14", "driver", "550.54.14"),
@@ -152,6 +156,9 @@ def test_reads(tmp_path, text, axis, spec):
     "text",
     [
         "conda install -c nvidia/label/cuda-12.6.3 cudnn",
+        "conda install -c nvidia/label/cuda-12.6.3 conda-forge::cuda-nvcc",
+        "conda search -c nvidia/label/cuda-12.6.3 cuda-nvcc",
+        "conda remove -c nvidia/label/cuda-12.6.3 cuda-nvcc",
         "conda install -c nvidia/label/cuda-12.6.3 -c nvidia/label/cuda-12.4.1 cuda-toolkit",
     ],
 )
@@ -429,6 +436,8 @@ def test_sources_at_a_tag(tmp_path, text):
 
 
 FA3 = "https://github.com/Dao-AILab/flash-attention"
+TE = "https://github.com/NVIDIA/TransformerEngine"
+APEX = "https://github.com/NVIDIA/apex"
 INERT = "af314d400663fe895199b0586a9f1f718b1d7b79"
 
 
@@ -1000,6 +1009,14 @@ def test_patterns_leave_out_stages_that_are_not_needed(tmp_path):
     [
         (("git clone https://github.com/NVIDIA/TransformerEngine\ngit clone -b 25.08 https://github.com/NVIDIA/apex\n"
          "cd TransformerEngine\ngit checkout v2.6\n"), [("te", "2.6"), ("apex", "25.08")]),
+        (f"git clone {TE} >/dev/null 2>&1 && cd TransformerEngine && git checkout v2.6", [("te", "2.6")]),
+        (f"git clone {TE} 2> /dev/null\ncd TransformerEngine\ngit checkout v2.6 &> log", [("te", "2.6")]),
+        (f"git clone -o up -c a=b --filter blob:none {TE} && cd TransformerEngine && git checkout v2.6", [("te", "2.6")]),
+        (f"git clone {TE} && mv TransformerEngine /opt/te && cd /opt/te && git checkout v2.6", [("te", "2.6")]),
+        (f"git clone {TE}; git clone -b 25.08 {APEX}; cd -P -- Transformer*; git checkout v2.6", [("te", "2.6"), ("apex", "25.08")]),
+        (f"git clone {TE}; git clone -b 25.08 {APEX}; cd TransformerEngine; cd /tmp/x; cd -; git checkout v2.6", [("te", "2.6"), ("apex", "25.08")]),
+        (f"git clone {TE}; git clone -b 25.08 {APEX}; cd TransformerEngine; pushd /tmp/x; popd; git checkout v2.6", [("te", "2.6"), ("apex", "25.08")]),
+        (f"git clone {TE}; git clone -b 25.08 {APEX}; git --git-dir=TransformerEngine/.git --work-tree=TransformerEngine checkout v2.6", [("te", "2.6"), ("apex", "25.08")]),
         (f"git clone -b v2.7.4.post1 {FA3}\ncd ../scripts\ngit checkout v1.0\n", [("flash-attn", "2.7.4.post1")]),
         (f"git clone {FA3} $SRC/fa\ncd $FA\ngit checkout v2.7.4.post1\n", [("flash-attn", "2.7.4.post1")]),
         (f"git clone -b v2.7.4.post1 {FA3}\ncd flash-attention/csrc/cutlass\ngit checkout v3.6.0\n", [("flash-attn", "2.7.4.post1")]),

@@ -247,6 +247,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/../../x*"]', "leads out of the repository"),
+        ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/.?/.?/x"]', "leads out of the repository"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
         ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
         ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image's own"),
