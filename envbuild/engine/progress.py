@@ -51,13 +51,11 @@ class Watch:
                 if line.startswith("ERROR"):
                     self.errors.append(line.strip())
             return
-        vertexes = event.get("vertexes") or ()
-        for vertex in vertexes:
-            self._name(vertex)
+        named = [(vertex, self._name(vertex)) for vertex in event.get("vertexes") or ()]
         for entry in event.get("logs") or ():  # a step's last words come with its end
             self._log(entry)
-        for vertex in vertexes:
-            self._vertex(vertex)
+        for vertex, stage in named:
+            self._vertex(vertex, stage)
 
     def _name(self, vertex: dict[str, Any]) -> str:
         name = vertex.get("name", "")
@@ -66,14 +64,14 @@ class Watch:
         self._names[vertex["digest"]] = stage or name
         return stage
 
-    def _vertex(self, vertex: dict[str, Any]) -> None:
-        digest, name, stage = vertex["digest"], vertex.get("name", ""), self._name(vertex)
+    def _vertex(self, vertex: dict[str, Any], stage: str) -> None:
+        digest = vertex["digest"]
         if vertex.get("completed") or vertex.get("error"):
             self._ended.add(digest)
             self._end_lines(digest)
         if vertex.get("error"):
             self.failed = self.failed or digest
-            self.log.write(f"[{stage or name}] ERROR {vertex['error']}\n")
+            self.log.write(f"[{self._names[digest]}] ERROR {vertex['error']}\n")
             self.errors.append(vertex["error"])
         if not stage or stage == "internal":
             return
@@ -123,7 +121,6 @@ class Watch:
         """Return the stage that failed and the lines of its output that matter: the first errors, then the end."""
         if self.failed is None:
             return "", self.errors[-3:]
-        self._end_lines(self.failed)
         tail = self._tails.get(self.failed, [])
         marked = [
             line

@@ -617,7 +617,7 @@ _SHELL_TOKEN = re.compile(
     | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
     | (?P<here>(?<!<)<<-?[ \t]*(?P<quote>['"]?)(?P<end>[A-Za-z_]\w*)(?P=quote))
     | (?P<newline>\n)
-    | (?P<operator>&&|\|\||;;&?|;&?|\|)
+    | (?P<operator>&&|\|\||;;&?|;&?|\||(?<![<>&])&(?!\S))
     | \\.
     | [^\\'"\#<;&|\n]+
     | .
@@ -691,7 +691,8 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
     for token in _SHELL_TOKEN.finditer(text):
         if token["operator"] or token["newline"]:
             yield operator, "".join(piece)
-            operator, piece = token["operator"] or ";", []
+            ends = token["newline"] or token["operator"] == "&"
+            operator, piece = ";" if ends else token["operator"], []
         elif not token["comment"]:
             piece.append(" " if token["on"] else token[0])
     yield operator, "".join(piece)
@@ -1045,7 +1046,7 @@ class _Script:
                 self._end("if" if word[0] == "fi" else "case")
 
     def _command(self, command: str, line: int) -> None:
-        words = _words(command)
+        words = _words(command, redirected=True)
         own: dict[str, str] = {}
         while words and (words[0] in {"export", "sudo", "set"} or _ASSIGNMENT.match(words[0])):
             match = _ASSIGNMENT.match(words[0])
@@ -1063,8 +1064,7 @@ class _Script:
         script = next((i for i, w in enumerate(words[:-1], 1) if re.fullmatch(r"-[a-z]*c", w)), None)
         if words[0] in {"echo", "printf"}:
             if _LOGIN_FILE.search(command):
-                told = itertools.takewhile(lambda word: not word.startswith(">"), words[1:])
-                self._nested(" ".join(itertools.dropwhile(lambda word: word.startswith("-"), told)), line)
+                self._nested(" ".join(itertools.dropwhile(lambda word: word.startswith("-"), words[1:])), line)
         elif script and _SHELL.fullmatch(words[0]):
             self._nested(words[script], line)
         elif (gone := _pip_arguments(words, "uninstall")) is not None:
@@ -1086,7 +1086,7 @@ class _Script:
             self.pushed += [self.folder] if words[0] == "pushd" else []
             self._cd(next((w for w in words[1:] if w == "-" or not w.startswith(("-", "+"))), "~"))
         elif words[0] == "popd":
-            self._at(self.pushed.pop() if self.pushed else posixpath.join(self.folder, ".."))
+            self._at(self.pushed.pop() if self.pushed else self._folder_at(".."))
         elif words[0] in {"module", "ml"}:
             self._module(words, line)
         elif words[0] in {"apt-get", "apt", "dnf", "microdnf", "yum"} and "install" in words:
@@ -1122,29 +1122,22 @@ class _Script:
             self.recipe.state("nvcc", module[1], _line_of(self.recipe, module[0], line), module=True)
 
     def _git(self, words: list[str], line: int) -> None:
-        words = _without_redirections(words)
-        folder = self.folder
+        elsewhere: str | None = None
         while words[:1] and words[0].startswith("-"):
             name, _, value = words[0].partition("=")
             apart = not value and name in {"-C", "-c", "--git-dir", "--work-tree", "--namespace"}
             if name in {"-C", "--git-dir", "--work-tree"}:
-                place = (value or "".join(words[1:2])).removesuffix("/.git")
-                folder = posixpath.normpath(posixpath.join(self.folder, place))
+                elsewhere = self._folder_at((value or "".join(words[1:2])).removesuffix("/.git"))
             words = words[2 if apart else 1 :]
-        target = self._clone_at(folder)
-        if target is None and folder is self.folder:
-            target = self._clone_unnamed()
+        folder = elsewhere or self.folder
+        target = self._clone_at(folder) or (None if elsewhere else self._clone_unnamed())
         if _OTHERS_FOLDER.search(folder):
             target = None
         plain = [w for w in words[1:] if not w.startswith("-")]
         if words[:1] == ["clone"]:
             ref = next((words[i + 1] for i, w in enumerate(words[:-1]) if w in {"-b", "--branch", "--revision"}), None)
             ref = ref or next((w.partition("=")[2] for w in words if re.match(r"--(?:branch|revision)=", w)), None)
-            places = [
-                w
-                for last, w in zip(["", *words[1:]], words[1:], strict=False)
-                if not w.startswith("-") and last not in _CLONE_VALUES
-            ]
+            places = [w for last, w in itertools.pairwise(words) if not w.startswith("-") and last not in _CLONE_VALUES]
             url = next((w for w in places if "/" in w and (":" in w)), "")
             if url:
                 base = posixpath.basename(url.rstrip("/")).removesuffix(".git")
@@ -1164,7 +1157,7 @@ class _Script:
                 target.line = _line_of(self.recipe, plain[0], line)
 
     def _cloned(self, name: str, line: int, place: str, ref: str | None) -> None:
-        folder = posixpath.basename(posixpath.normpath(posixpath.join(self.folder, place)))
+        folder = posixpath.basename(self._folder_at(place))
         self.clones.append(
             _Clone(
                 name,
@@ -1178,11 +1171,14 @@ class _Script:
         )
 
     def _cd(self, place: str) -> None:
-        here = "" if place.startswith(("~", "$")) else self.folder
-        self._at(self.before if place == "-" else posixpath.join(here, place))
+        self._at(self.before if place == "-" else self._folder_at(place))
+
+    def _folder_at(self, place: str) -> str:
+        """Return the folder that a command names, from the current one where it is relative."""
+        return posixpath.normpath(posixpath.join("" if place.startswith(("~", "$")) else self.folder, place))
 
     def _at(self, folder: str) -> None:
-        self.before, self.folder = self.folder, posixpath.normpath(folder)
+        self.before, self.folder = self.folder, folder
         self._hopper(self.folder)
 
     def _clone_unnamed(self) -> _Clone | None:
@@ -1240,14 +1236,12 @@ class _Script:
     def _conda(self, words: list[str], line: int) -> None:
         options = dict(itertools.pairwise(words))
         named = next((options[word] for word in ("-n", "--name", "-p", "--prefix") if word in options), "")
-        if words[1:2] == ["create"] or words[1:3] == ["env", "create"]:
+        does = words[2:3] if words[1:2] == ["env"] else words[1:2]
+        if does == ["create"]:
             self.recipe.environment = named
         elif words[1:2] in (["activate"], ["deactivate"]):
             self.recipe.environment = "".join(word for word in words[2:3] if word != "base")
-        brings = words[1:2] in (["install"], ["create"], ["update"]) or words[1:3] in (
-            ["env", "create"],
-            ["env", "update"],
-        )
+        brings = does in (["install"], ["create"], ["update"])
         labels = {label[1]: label for word in words if "::" not in word and (label := _CONDA_LABEL.search(word))}
         for word in words:
             package = word.rpartition("::")[2]
@@ -1266,22 +1260,26 @@ class _Script:
 
 
 def _without_redirections(words: Sequence[str]) -> list[str]:
-    """Return a command's words without those that say where its output goes; a lone `&` ends it."""
+    """Return a command's words, with their quotes, without those that say where its input and output go."""
     kept: list[str] = []
     target = False
     for word in words:
-        found = re.match(r"(?:\d*|&)(?:>{1,2}|<)[&|]?", word)
-        if not target and not found and word != "&":
+        found = re.match(r"(?:\d*|&)(?:>{1,2}|<{1,3})[&|]?", word)
+        if not target and not found:
             kept.append(word)
         target = found is not None and found.end() == len(word)
     return kept
 
 
-def _words(text: str) -> list[str]:
-    """Return a command's words without their quotes, as shlex.split does, which takes the square of a long word's length."""
-    if _QUOTED_WORD.sub("", text).strip():  # a quote that closes elsewhere
-        return text.split()
-    return [_QUOTED.sub(_unquoted, word) for word in _QUOTED_WORD.findall(text)]
+def _words(text: str, *, redirected: bool = False) -> list[str]:
+    """Return the words of a text without their quotes, and, of what may be `redirected`, without the redirections.
+
+    As shlex.split does, which takes the square of a long word's length.
+    """
+    whole = not _QUOTED_WORD.sub("", text).strip()  # else a quote closes elsewhere
+    words = _QUOTED_WORD.findall(text) if whole else text.split()
+    words = _without_redirections(words) if redirected else words
+    return [_QUOTED.sub(_unquoted, word) for word in words] if whole else words
 
 
 def _unquoted(match: re.Match[str]) -> str:
