@@ -192,6 +192,9 @@ def _require_known(matrix: Matrix, lock: Lock) -> None:
             raise _unfit(lock, f"the matrix has no axis {axis}")
         if not matrix.has(axis, version) and not matrix.axes[axis].open:
             raise _unfit(lock, f"the matrix lists no {axis} {version}")
+        known = matrix.release(axis, version).commit if matrix.has(axis, version) else None
+        if known and lock.commits.get(axis, known) != known:
+            raise _unfit(lock, f"{axis} {version} is the commit {known}, the lock has {lock.commits[axis]}")
 
 
 def _require_inputs(lock: Lock, inputs: Inputs) -> None:
