@@ -174,8 +174,8 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
 
     With a lock, a record of another one is stale.
     """
+    from envbuild.components import SOFTWARE
     from envbuild.evidence_refs import committed_evidence
-    from envbuild.matrix.order import SOFTWARE
     from envbuild.verify.evidence import evidence_for
     from envbuild.verify.smoke import suite_hash
 

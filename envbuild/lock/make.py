@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
+from envbuild.components.base import Sdist
 from envbuild.errors import DataError, HostError, LockError
-from envbuild.lock.inputs import Inputs, PythonGroup, SdistInput
+from envbuild.lock.inputs import Inputs, PythonGroup
 from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
 from envbuild.matrix.load import Matrix, read_toml
 from envbuild.paths import data_dir
@@ -81,7 +83,7 @@ def _newest(matrix: Matrix, inputs: Inputs) -> int:
     return _midnight(newest)
 
 
-def _sdist_url(sdist: SdistInput) -> str:
+def _sdist_url(sdist: Sdist) -> str:
     name = sdist.distribution.replace("-", "_")
     return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
 
@@ -230,7 +232,7 @@ class _Maker:
             sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
             return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
-    def _sdist(self, sdist: SdistInput) -> FileSource:
+    def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
@@ -334,18 +336,17 @@ class _Maker:
             for line in _requires_dist(path):
                 requirement = Requirement(line)
                 name = canonicalize_name(requirement.name)
-                # The core wheel is pinned by CUDA major; an sdist's metadata was made on one of them.
+                # A variant is pinned by CUDA major; an sdist's metadata was made on one of them.
                 if (
                     requirement.marker is None
-                    and name != "torch"
                     and name not in own
-                    and not name.startswith("transformer-engine-cu")
+                    and AXIS_OF_DISTRIBUTION.get(name) not in self.inputs.cell.versions
+                    and not name.startswith(tuple(v for c in COMPONENTS.values() for v in c.variants))
                 ):
                     extra.append(line)
-        if any(c.axis == "flash-attn-hopper" for c in self.inputs.components):
-            extra += ["einops", "packaging"]
-        if any(c.axis == "apex" for c in self.inputs.components):
-            extra.append("packaging")
+        for wheel in reversed(self.inputs.components):
+            if wheel.axis in COMPONENTS:
+                extra += COMPONENTS[wheel.axis].runtime
         return PythonGroup(
             name=group.name, requirements=(*group.requirements, *dict.fromkeys(extra)), index=group.index
         )

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from envbuild.components import components_in
+from envbuild.components.base import View, Wheel
+from envbuild.components.mpi import MpiFacts
 from envbuild.errors import LockError
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import Locked
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import MpiFacts
+from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
-from envbuild.plan.components import Component
 from envbuild.stacks import Stack, Step, patches_of, stack_names, tools_of
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
@@ -52,7 +54,7 @@ class Plan:
     lock: Lock
     cell: Cell
     stack: Stack | None
-    components: tuple[Component, ...]
+    components: tuple[Wheel, ...]
     stages: tuple[Stage, ...]
     recipes: Mapping[str, str]
     lists: Mapping[str, str]
@@ -97,12 +99,12 @@ class Plan:
         return tuple(step for step in self.stack.steps if step.compiles) if self.stack else ()
 
     @property
-    def resolved_wheels(self) -> tuple[Component, ...]:
+    def resolved_wheels(self) -> tuple[Wheel, ...]:
         """The components whose requirements come with them."""
         return tuple(c for c in self.components if not c.alone)
 
     @property
-    def lone_wheels(self) -> tuple[Component, ...]:
+    def lone_wheels(self) -> tuple[Wheel, ...]:
         """The components whose requirements the stack states."""
         return tuple(c for c in self.components if c.alone)
 
@@ -152,11 +154,12 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     version = cell.versions["python"]
     managed = os_python != version and not ngc
     site = f"/opt/venv/lib/python{version}/site-packages"
-    lists = _lists(locked, inputs)
-    environment = _environment(matrix, lock, stack, site)
+    view = CellView(matrix=matrix, cell=cell, sources=lock.asked_sources, repository=stack is not None)
+    lists = _lists(locked, inputs, view)
+    environment = _environment(view, lock, stack, site)
     labels = _labels(lock, cell)
     carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
-    placed, mpi = _placed(matrix, cell, site), _compiled_mpi(matrix, cell)
+    placed, mpi = _placed(view, site), _compiled_mpi(view)
     return Plan(
         lock=lock,
         cell=cell,
@@ -221,12 +224,8 @@ def _require_inputs(lock: Lock, inputs: Inputs) -> None:
             raise _unfit(lock, f"it has no source of {name}")
 
 
-def _mpi_facts(matrix: Matrix, cell: Cell) -> MpiFacts | None:
-    return matrix.release("mpi", cell.versions["mpi"]).facts if "mpi" in cell.versions else None
-
-
-def _compiled_mpi(matrix: Matrix, cell: Cell) -> MpiFacts | None:
-    facts = _mpi_facts(matrix, cell)
+def _compiled_mpi(view: View) -> MpiFacts | None:
+    facts: MpiFacts | None = view.release("mpi").facts if "mpi" in view.versions else None
     return facts if facts and facts.url else None
 
 
@@ -238,15 +237,11 @@ def _stack_recipes(stack: Stack) -> dict[str, str]:
     return recipes | ({"patch-tree": apply_script(patches_of(stack))} if stack.patches else {})
 
 
-def _placed(matrix: Matrix, cell: Cell, site: str) -> tuple[tuple[str, str], ...]:
-    """Return the modules that a component installs elsewhere than where its user imports them: its name, the file there.
-
-    The file hands over the module itself. A copy would register FA3's operators a second time, and its backward then fails.
-    """
-    if "flash-attn-hopper" not in cell.versions:
-        return ()
-    place = matrix.release("flash-attn-hopper", cell.versions["flash-attn-hopper"]).facts.place
-    return (("flash_attn_interface", f"{site}/{place}"),) if place else ()
+def _placed(view: View, site: str) -> tuple[tuple[str, str], ...]:
+    """Return the modules that a component installs elsewhere than where its user imports them: its name, the file there."""
+    return tuple(
+        (name, f"{site}/{file}") for component in components_in(view) for name, file in component.placed(view).items()
+    )
 
 
 def _digest(text: str) -> str:
@@ -441,7 +436,7 @@ def _tools(lock: Lock, wanted: Iterable[str] = ()) -> Any:
     return {p.name: p.version for p in found.packages if p.name in names}
 
 
-def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
+def _lists(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
     from envbuild.lock.python import requirements_text
 
     lock = locked.lock
@@ -455,7 +450,7 @@ def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
             requirements_text(python_set) if python_set.packages else "".join(f"{r}\n" for r in python_set.requirements)
         )
     lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    lists["lock/expected.json"] = json.dumps(expected(lock, inputs), indent=1, sort_keys=True) + "\n"
+    lists["lock/expected.json"] = json.dumps(expected(lock, inputs, view), indent=1, sort_keys=True) + "\n"
     for patch in patches_of(inputs.stack) if inputs.stack else ():
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
@@ -465,29 +460,28 @@ def _lists(locked: Locked, inputs: Inputs) -> dict[str, str]:
     return lists
 
 
-def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
+def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
-    components: dict[str, Any] = {"torch": {"distribution": "torch", "version": lock.cell["torch"]}}
-    if "torch" in inputs.brought:
-        for axis in ("torch", "te", "apex"):
-            if axis in lock.cell:
-                module = {"te": "transformer_engine"}.get(axis, axis)
-                components[axis] = {
-                    "distribution": axis,
-                    "version": lock.cell[axis],
-                    "module": module,
-                    "source": "base",
-                }
-    for component in inputs.components:
-        components[component.axis] = {
-            "distribution": component.distribution,
-            "version": component.version,
-            "module": component.module,
+    components: dict[str, Any] = {}
+    for component in components_in(view):
+        if component.is_brought(view):
+            components[component.axis] = {
+                "distribution": component.axis,
+                "version": lock.cell[component.axis],
+                "module": component.module(view),
+                "source": "base",
+            }
+    for wheel in inputs.components:
+        components[wheel.axis] = {
+            "distribution": wheel.distribution,
+            "version": wheel.version,
+            "module": wheel.module,
             # a stack's own lie inside their packages, and `module` is what imports
-            "extensions": [] if component.alone else list(component.extensions),
+            "extensions": [] if wheel.alone else list(wheel.extensions),
         }
-    if "flash-attn-hopper" in components:
-        components["flash-attn-hopper"]["head_dims"] = [64, 128]
+    for component in components_in(view):
+        if (more := component.expected(view)) is not None and not component.is_brought(view):
+            components[component.axis] = components.get(component.axis, {}) | dict(more)
     if inputs.stack is not None:
         for build in inputs.stack.builds:
             if build.version is None:  # what a tree calls itself is its own affair
@@ -497,12 +491,6 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
             "path": inputs.stack.repository.path,
             "commit": inputs.stack.repository.commit,
             "patches": list(inputs.stack.patches),
-        }
-    elif "megatron" in lock.cell:
-        components["megatron"] = {
-            "distribution": "megatron-core",
-            "version": lock.cell["megatron"],
-            "module": "megatron.core",
         }
     sets = [found for found in map(lock.python_set, ("torch", "env")) if found]
     packages = {package.name: package.version for each in sets for package in each.packages}
@@ -520,12 +508,11 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> dict[str, str]:
-    cell = lock.as_cell
-    kind = matrix.release("base", cell.versions["base"]).facts.kind
-    mpi = _compiled_mpi(matrix, cell)
+def _environment(view: View, lock: Lock, stack: Stack | None, site: str) -> dict[str, str]:
+    kind = view.release("base").facts.kind
+    mpi = _compiled_mpi(view)
     first = ["/opt/venv/bin", *([f"{mpi.prefix}/bin"] if mpi else [])]
-    devel = lock.flavor == "devel" and "nvcc" in cell.versions
+    devel = lock.flavor == "devel" and "nvcc" in view.versions
     if kind == "ngc":
         path = ":".join([*first, "$PATH"])  # conda, MPI and CUDA lie where the image's own PATH says
     else:
@@ -535,17 +522,11 @@ def _environment(matrix: Matrix, lock: Lock, stack: Stack | None, site: str) -> 
         env["CUDA_HOME"] = "/usr/local/cuda"
     if mpi:
         env["LD_LIBRARY_PATH"] = f"{mpi.prefix}/lib" + (":$LD_LIBRARY_PATH" if kind == "ngc" else "")
-    if cell.versions["cuda"] != "cpu":
+    if view.versions["cuda"] != "cpu":
         # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-    if "te" in cell.versions and kind != "ngc":
-        # TE compiles some kernels at run time and looks for CUDA's headers here first.
-        cuda13 = cell.versions["cuda"].startswith("13")
-        env["NVTE_CUDA_INCLUDE_DIR"] = f"{site}/nvidia/{'cu13' if cuda13 else 'cuda_runtime'}/include"
-        if cuda13 and not devel and not matrix.release("te", cell.versions["te"]).facts.finds_cu13:
-            env["CUDA_HOME"] = f"{site}/nvidia/cu13"
-    if facts := _mpi_facts(matrix, cell):
-        env |= facts.environment.get(cell.versions["os"], {})
+    for component in components_in(view):
+        env |= component.environment(view, site=site, devel=devel)
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}
     return env | own
 
