@@ -103,7 +103,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
 def _lock(lock_file: Path | None) -> "Lock | None":
     if lock_file is None:
         return None
-    from envbuild.lock.make import read_lock
+    from envbuild.lock.files import read_lock
 
     return read_lock(lock_file).lock
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.components.base import Wheel
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import PythonGroup, inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.python import resolve, uv_executable
 from envbuild.matrix.cell import Pin, Request
