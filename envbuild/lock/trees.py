@@ -13,7 +13,7 @@ import tarfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from envbuild.errors import LockError
 from envbuild.util.names import shown
@@ -224,20 +224,19 @@ def unpack(archive: Path, folder: Path) -> None:
     files = size = 0
     try:
         with _unpacked(archive) as stream, tarfile.open(fileobj=cast("IO[bytes]", _Bounded(stream)), mode="r:") as tar:
-            for _ in (None,):
-                for member in tar:
-                    files += 1
-                    size += member.size
-                    if files > _MOST_FILES or size > _MOST_BYTES:
-                        raise tarfile.ReadError(f"it has more than {_MOST_FILES} files or {_MOST_BYTES // 2**30} GiB")
-                    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                        raise tarfile.ReadError(f"{shown(member.name, 80)!r} is neither a file, a folder nor a link")
-                    # the filter alone follows links that are there already, and some releases of Python resolve them wrongly
-                    _refuse_links(folder, member.name, itself=not member.isdir())
-                    if member.islnk():
-                        _refuse_links(folder, member.linkname, itself=True)
-                    tar.extract(member, folder, filter="data")
-                    tar.members.clear()  # type: ignore[attr-defined] - it would keep every one
+            for member in tar:
+                files += 1
+                size += member.size
+                if files > _MOST_FILES or size > _MOST_BYTES:
+                    raise tarfile.ReadError(f"it has more than {_MOST_FILES} files or {_MOST_BYTES // 2**30} GiB")
+                if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                    raise tarfile.ReadError(f"{shown(member.name, 80)!r} is neither a file, a folder nor a link")
+                # the filter alone follows links that are there already, and some releases of Python resolve them wrongly
+                _refuse_links(folder, member.name, itself=not member.isdir())
+                if member.islnk():
+                    _refuse_links(folder, member.linkname, itself=True)
+                tar.extract(member, folder, filter="data")
+                cast("Any", tar).members.clear()  # it would keep every one
     except (
         tarfile.TarError,
         EOFError,
