@@ -149,8 +149,7 @@ class Settings(BaseModel):
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
     git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
-        ("https",),
-        description="How source trees may be fetched: `https` always, `ssh` and `file` where they are named here.",
+        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
     )
     debs: ExistingFolder | None = Field(
         None,

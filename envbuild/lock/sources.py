@@ -298,7 +298,7 @@ class SourceStore:
             raise NotAllowedError(
                 f"the source of {shown(what)} is at {redact(url)}, and {protocol} is not allowed here",
                 where="the setting git_protocols",
-                hint=f'where you trust who wrote that address, set git_protocols = ["https", "{protocol}"]; '
+                hint=f'where you trust who wrote that address, set git_protocols = ["{protocol}"]; '
                 "or put a clone or the tree under the folder that the setting `sources` names",
             )
 
