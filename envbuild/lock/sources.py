@@ -267,8 +267,11 @@ class SourceStore:
         last = redact(shown(ran.said.strip().splitlines()[-1])) if ran.said.strip() else "no answer"
         if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.said):
             raise _no_commit(what, url, commit)
-        # a message of the fetch may be the other side's, and must not have the store removed
-        if run_git(self._objects, "rev-parse", "--is-shallow-repository").code:
+        # the words may be the other side's: they have the store looked at, and what is found there decides
+        own = r"index-pack|fetch-pack|necessary objects|existing object|collision|packfile|corrupt|shallow"
+        if run_git(self._objects, "rev-parse", "--is-shallow-repository").code or (
+            re.search(own, ran.said, re.IGNORECASE) and not self._is_sound()
+        ):
             raise _DamagedError(last)
         host = urlsplit(url).hostname or url
         if ran.stalled:

@@ -29,6 +29,8 @@ class Served:
 
 def _handler(root: Path, served: list[Served]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # with the length of each answer: GnuTLS takes no end of a connection for one
+
         def log_message(self, *args):
             pass
 
@@ -51,10 +53,12 @@ def _handler(root: Path, served: list[Served]) -> type[http.server.BaseHTTPReque
             if here.redirect:
                 self.send_response(302)
                 self.send_header("Location", here.redirect)
+                self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             if here.stall.is_set():
                 here.down.wait(30)
+                self.close_connection = True
                 return
             path, _, query = self.path.partition("?")
             env = {
@@ -80,6 +84,7 @@ def _handler(root: Path, served: list[Served]) -> type[http.server.BaseHTTPReque
             for key, value in lines:
                 if key != "Status":
                     self.send_header(key, value)
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
