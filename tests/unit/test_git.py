@@ -354,13 +354,24 @@ def armed(tmp_path):
     return tree, tmp_path / "marker", target
 
 
+def promise_tree(tree):
+    """Take HEAD's tree away: git fetches what a partial clone lacks as soon as it is asked for, by a command of its choice."""
+    oid = git(tree, "rev-parse", "HEAD^{tree}")
+    (tree / ".git/objects" / oid[:2] / oid[2:]).unlink()
+    git(tree, "config", "--unset", "remote.origin.vcs")
+
+
 @pytest.mark.parametrize("command", ["check", "apply"])
-def test_patch_runs_nothing_that_the_tree_names(armed, command):
+@pytest.mark.parametrize("partial", [False, True])
+def test_patch_runs_nothing_that_the_tree_names(armed, command, partial):
     tree, marker, target = armed
+    if partial:
+        promise_tree(tree)
     done = CliRunner().invoke(patch_command, [command, str(tree), "--patch", target.name], standalone_mode=False)
     said = done.output + str(done.exception or "")
-    assert "the file is modified: HEAD has" in said  # so that HEAD was read
     assert not marker.exists()
+    assert ("the file is modified: HEAD has" in said) is not partial  # so that HEAD was read
+    assert "expected" in said
 
 
 def test_a_clone_among_the_sources_runs_nothing(tmp_path, settings_for):
