@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.evidence_refs import evidence_refs
-from envbuild.lock.inputs import inputs_of
 from envbuild.lock.files import Locked
+from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import _load, load_matrix
 from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import public_version, specifiers, version_key
-from envbuild.plan.dockerfile import dockerfile, template
+from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 
 HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}

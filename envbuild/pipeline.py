@@ -100,20 +100,23 @@ class UnreachableError(HostError):
         self.missing = missing
 
 
-def require_sources(settings: Settings, plan: Plan, *, replaced: Collection[str] = ()) -> None:
+def require_sources(
+    settings: Settings, plan: Plan, *, replaced: Collection[str] = (), note: Callable[[str], object] = lambda _: None
+) -> None:
     """Bring every source tree that the build will compile into the cache.
 
     Args:
         settings: where clones and the cache are.
         plan: whose components it compiles.
         replaced: stages of the Dockerfile that come from elsewhere, such as `src-te`.
+        note: takes a line about what was damaged in the cache.
 
     Raises:
         UnreachableError: neither the site's folder nor an upstream has one of them.
         LockError: one is not what the lock names.
 
     """
-    store = SourceStore(settings=settings)
+    store = SourceStore(settings=settings, note=note)
     missing = []
     for component in plan.components:
         source = next((s for s in plan.lock.sources if s.name == component.axis), None)

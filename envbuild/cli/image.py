@@ -179,7 +179,7 @@ def _with_lock(
         found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note, replaced=replaced)
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_built(settings, client, plan, tag or plan.tag) is None:
-            require_sources(settings, plan, replaced=replaced)
+            require_sources(settings, plan, replaced=replaced, note=note)
     except UnreachableError as error:
         lacking = {m.component: m.host for m in error.missing}
         droppable = all(

@@ -265,7 +265,7 @@ class _Run:
         wheels = self._local_wheels()
         if wheels:
             self.contexts["wheels"] = str(self._folder_of("wheels", wheels))
-        store = SourceStore(settings=settings)
+        store = SourceStore(settings=settings, note=self.b.note)
         kept = {name for c in plan.components if self._kept_wheel(c.axis) for name in (c.axis, *c.downloads)}
         for source in plan.lock.sources:
             if source.name not in kept and f"src-{source.name}" not in self.b.substitutes:

@@ -52,7 +52,7 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
             download(settings, file.url, file.sha256, settings.cache_dir / "files")
         except LockError as error:
             faults.append(str(error.what))
-    store = SourceStore(settings=settings)
+    store = SourceStore(settings=settings, note=note)
     for source in lock.sources:
         note(f"checking the source of {source.name}")
         try:

@@ -255,18 +255,20 @@ class _Maker:
         return file
 
     def _tree(self, number: int) -> GitSource:
-        from envbuild.lock.sources import SourceStore
+        from envbuild.lock.sources import NotAllowedError, SourceStore
 
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")
-        store = SourceStore(settings=self.settings)
+        store = SourceStore(settings=self.settings, note=self.note)
         try:
             return store.pin(wanted)
-        except HostError as error:
+        except (HostError, NotAllowedError) as error:
             plain = GitSource(name=wanted.name, url=wanted.url, commit=wanted.commit)
             folder = store.plain_folder(plain)
             if folder is not None:
                 return plain.model_copy(update={"tree": store.tree_of(folder)})
+            if isinstance(error, NotAllowedError):
+                raise
             host = urlsplit(wanted.url).hostname or wanted.url
             what = f"source tree of {wanted.name} at {wanted.commit}"
             self._miss(what, error, host, f"src-{wanted.name}", component=wanted.name)
