@@ -336,7 +336,7 @@ def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
         return UsageError(f"the engine has no image {ref.repository}:{ref.tag}", where=doing, hint="build it first")
     if re.search(r"cannot connect to the docker daemon|docker API at", text, re.IGNORECASE):
         return HostError("no Docker engine answers", where=last, hint="start it, or run scripts/install-engine")
-    if _DAMAGED.search(text):
+    if doing.startswith("pulling") and _DAMAGED.search(text):
         return LockError(
             f"what the registry {ref.host} sends is damaged, or is not what the image's digest says: {last}",
             where=doing,
