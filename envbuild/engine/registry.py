@@ -39,6 +39,7 @@ _HUB_LOGIN = "https://index.docker.io/v1/"
 _TIMEOUT_S = 20
 # What the engine says last tells what went wrong; a registry may have it say much more.
 _SAID_LINES = 400
+_SAID = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +324,8 @@ _DAMAGED = re.compile(
 def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
     """Return our error for docker's, by what docker says."""
     text = said.strip()
-    last = shown(text.splitlines()[-1].strip()) if text else "docker gave no reason"
+    last = text.splitlines()[-1].strip() if text else "docker gave no reason"
+    last = shown(last if len(last) <= _SAID else f"…{last[-_SAID:]}", 2 * _SAID)  # the reason stands at its end
     # The image's own name is no part of what is wrong: `team/not-denied` refuses nothing.
     text = text.replace(ref.repository, "")
     if re.search(r"no space left on device", text, re.IGNORECASE):

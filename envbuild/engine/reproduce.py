@@ -1,12 +1,14 @@
 """Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
 
+import errno
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from envbuild.engine.build import Builder, Built, Change
 from envbuild.engine.image_files import files_of_image
 from envbuild.errors import DataError, HostError, LockError, UsageError
-from envbuild.lock.make import Locked, Note, read_lock
+from envbuild.lock.make import Locked, Note, parse_lock
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.settings import Settings
@@ -80,18 +82,20 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
             hint="name an image that `envbuild image` made",
         )
     files = files_of_image(client, found.id, _IN_IMAGE, _LOCK_FILES)  # by id: a name may move meanwhile
-    with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
-        for name, body in files.items():
-            (Path(folder) / name).write_bytes(body)
-        try:
-            locked = read_lock(Path(folder))
-        except (DataError, LockError) as error:
-            what = shown(error.what.replace(folder, _IN_IMAGE), 400)
-            raise LockError(
-                f"the lock in the image cannot be read: {what}",
-                where=shown(image),
-                hint="the image was changed after its build; do not use it",
-            ) from None
+    if "lock.json" not in files:
+        raise LockError(
+            f"the image's label names a lock, and there is none in {_IN_IMAGE}",
+            where=shown(image),
+            hint="the image was changed after its build; do not use it",
+        )
+    try:
+        locked = parse_lock(files["lock.json"], lambda name: _file_of(files, name), _IN_IMAGE)
+    except (DataError, LockError) as error:
+        raise LockError(
+            f"the lock in the image cannot be read: {shown(error.what, 400)}",
+            where=f"{shown(image)}: {shown(error.where or _IN_IMAGE)}",
+            hint="the image was changed after its build; do not use it",
+        ) from None
     if locked.lock.digest != label:
         raise LockError(
             f"the lock in the image has digest {locked.lock.digest}, its label says {shown(label)}",
@@ -103,6 +107,12 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
             "the image was built without a complete lock", where=shown(image), hint="lock its cell and build it again"
         )
     return locked
+
+
+def _file_of(files: Mapping[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return files[name]
 
 
 def reproduce(

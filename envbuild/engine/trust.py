@@ -144,7 +144,7 @@ def pulled_for(settings: Settings, plan: Plan) -> Pulled | None:
     note: Any = None
     with contextlib.suppress(OSError, ValueError):  # half a note is none
         note = json.loads((settings.cache_dir / "pulled" / plan.key).read_text(encoding="utf-8"))
-    if not isinstance(note, dict) or note.get("by") not in _WORDS or not _is_digest(note.get("digest")):
+    if not isinstance(note, dict) or note.get("by") not in tuple(_WORDS) or not _is_digest(note.get("digest")):
         return None
     record = note.get("record")
     verified = Verified(by=note["by"], digest=note["digest"], record=str(record) if record else None)

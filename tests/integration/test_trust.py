@@ -229,7 +229,12 @@ def test_an_image_whose_lock_is_none_is_refused(site, text):
 
 def test_an_image_without_a_lock_is_refused(site):
     site.publish([])
-    site.refused(site.pull(), "the lock in the image cannot be read")
+    site.refused(site.pull(), "there is none in /opt/envbuild")
+
+
+def test_an_image_that_lacks_a_file_of_its_lock_is_refused(site):
+    site.publish([m for m in site.files() if not m[0].name.endswith("pylock.torch.toml")])
+    site.refused(site.pull(), "the lock in the image cannot be read", "pylock.torch.toml")
 
 
 SYMLINK, HARDLINK, FIFO, DEVICE, FOLDER = b"2", b"1", b"6", b"3", b"5"
@@ -252,7 +257,7 @@ def test_a_lock_that_is_no_regular_file_is_refused(site, kind, target):
 def test_a_folder_of_the_lock_that_is_a_link_is_not_followed(site):
     site.publish([*[member(m.name.replace("envbuild", "real"), b) for m, b in site.files()],
                   member("opt/envbuild", type=SYMLINK, linkname="real")])  # fmt: skip
-    site.refused(site.pull(), "the lock in the image cannot be read")
+    site.refused(site.pull(), "there is none in /opt/envbuild")
 
 
 def test_a_lock_folder_without_end_is_refused_quickly(site):
