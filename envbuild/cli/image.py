@@ -368,6 +368,13 @@ def _place(reference: str | None) -> str:
     return (reference or "").partition("@")[0]
 
 
+def _line(text: str) -> str:
+    """Return what an image says of itself, fit for a terminal."""
+    from envbuild.util.names import shown
+
+    return shown(text, 2000)
+
+
 def _told(report: dict[str, Any]) -> str:
     from envbuild.cli.show import table
 
@@ -398,7 +405,7 @@ def _told(report: dict[str, Any]) -> str:
     lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
     checks = report["audit"]["checks"]
     lines += [
-        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {c['name']}: {c['text']}"
+        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {_line(c['name'])}: {_line(c['text'])}"
         for c in checks
         if c["verdict"] != "unproven"
     ]
@@ -413,7 +420,7 @@ def _told(report: dict[str, Any]) -> str:
         if each["outcome"] != "unproven"
     ]
     if report["not_proven"]:
-        lines += ["", "not proven", *(f"  - {text}" for text in report["not_proven"])]
+        lines += ["", "not proven", *(f"  - {_line(text)}" for text in report["not_proven"])]
     if report["left_out"]:
         lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
     if report["only_when_asked"]:

@@ -10,6 +10,7 @@ import pytest
 from road import complete, inputs_for
 
 from envbuild.cli import main
+from envbuild.cli.image import _told
 from envbuild.cli.road import parse_digest
 from envbuild.engine.build import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
@@ -247,3 +248,40 @@ def test_the_answer_of_a_pull_is_json_that_names_who_vouches():
     found = Verified(by="nobody", digest=ONE).as_json()
     assert json.loads(json.dumps(found)) == found
     assert found["text"].startswith("not verified")
+
+
+def answer(**more) -> dict:
+    """The answer of `image` for a pulled image."""
+    verified = Verified(by="nobody", digest=ONE).as_json()
+    return {
+        "tag": "envbuild:x", "origin": "pulled", "seconds": 3.0, "digest": ONE, "size_bytes": 1, "verified": verified,
+        "reference": f"r.example/team:x@{ONE}", "lock": {"digest": TWO, "folder": "/lock"}, "stages": [], "proven": "now",
+        "audit": {"size": {"bytes": 1}, "checks": []}, "smoke": None, "stack_proof": [], "not_proven": [],
+        "left_out": {}, "only_when_asked": [], "pushed": None, "run": "docker run",
+    } | more  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [("pulled", "pulled from r.example/team:x in 3 s"), ("found", "pulled earlier from r.example/team:x in 3 s")],
+)
+def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, words):
+    said = _told(answer(origin=origin))
+    assert words in said
+    assert "trust   not verified: nobody but the registry vouches" in said
+
+
+def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
+    built = Verified(by="build", digest=ONE).as_json()
+    for origin in ("built", "found"):
+        said = _told(answer(origin=origin, reference=None, verified=built))
+        assert "pulled" not in said
+        assert "trust" not in said
+
+
+def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():
+    check = {"name": "packages\x1b[2J", "verdict": "failed", "text": "torch\x1b]0;owned\x07 is not in the lock\r\u202e"}
+    audit = {"size": {"bytes": 1}, "checks": [check]}
+    said = _told(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said)
+    assert r"torch\x1b]0;owned\x07 is not in the lock" in said
