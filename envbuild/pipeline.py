@@ -275,6 +275,7 @@ def find_present(
         return None
     if expected is not None:
         verified = expected.verify(image.digest, where=tag, what="the image")
+        remember_pulled(settings, plan, Pulled(verified=verified, reference=note.reference))
     elif note.verified.by == "flag":
         verified = note.verified
     else:  # whoever vouched then does so no more

@@ -24,7 +24,7 @@ By = Literal["flag", "build", "evidence", "nobody"]
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WORDS: dict[By, str] = {
     "flag": "verified: it has the digest that --digest named",
-    "build": "verified: it has the digest that this machine's own build of the lock has",
+    "build": "verified: this machine built an image of this digest from the lock",
     "evidence": "verified: it has the digest in the evidence record {record}",
     "nobody": "not verified: nobody but the registry vouches for its content; the lock in it is the one asked for",
 }

@@ -195,6 +195,9 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
     assert again.reference == f"{site.reference}@{published.manifest}"
     with pytest.raises(LockError, match="is not the one that was expected"):
         image(site.settings, digest="sha256:" + "1" * 64)
+    # a person's word stays with the note
+    image(site.settings, digest=published.manifest)
+    assert image(site.settings).verified.by == "flag"
     # who says --no-pull does not want it
     expected = expected_of(site.settings, site.plan, None)
     assert find_present(site.settings, engine, site.plan, site.tag, pull=False, expected=expected) is None

@@ -269,6 +269,8 @@ def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, wo
     said = _told(answer(origin=origin))
     assert words in said
     assert "trust   not verified: nobody but the registry vouches" in said
+    assert "what the image says of itself" in said
+    assert "\nproven" not in said
 
 
 def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
