@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
     from envbuild.engine.build import Built
-    from envbuild.lock.make import Locked
+    from envbuild.lock.files import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
@@ -184,8 +184,8 @@ def _with_lock(
     pull: bool,
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
+    from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
-    from envbuild.lock.make import read_lock
     from envbuild.pipeline import UnreachableError, find_present, lock_for, require_sources
     from envbuild.plan.plan import plan_of
 
@@ -457,7 +457,7 @@ def pull(
     """
     from envbuild.engine.build import engine_client
     from envbuild.errors import DataError, HostError
-    from envbuild.lock.make import read_lock
+    from envbuild.lock.files import read_lock
     from envbuild.pipeline import expected_of, lock_for, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
 

@@ -16,7 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 from envbuild.engine.build import Builder, Built, Change
 from envbuild.engine.image_files import files_of_image
 from envbuild.errors import DataError, HostError, LockError, UsageError
-from envbuild.lock.make import Locked, Note, parse_lock
+from envbuild.lock.files import Locked, parse_lock
+from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.settings import Settings

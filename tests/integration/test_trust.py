@@ -19,7 +19,7 @@ from envbuild.cli.road import asked_from
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.trust import expected_digests
 from envbuild.errors import HostError, LockError
-from envbuild.lock.make import read_lock
+from envbuild.lock.files import read_lock
 from envbuild.pipeline import expected_of, find_present, make_image, pull_prebuilt, registry_reference
 from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
