@@ -53,7 +53,7 @@ def headline() -> str:
 
 def forget() -> None:
     """Empty every cache of the process, so that the next run pays for the data files and the template again."""
-    for cached in (_load, evidence_refs, template, version_key, public_version, specifiers):
+    for cached in (_load, evidence_refs, _templates, version_key, public_version, specifiers):
         cached.cache_clear()
 
 

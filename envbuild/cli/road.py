@@ -9,6 +9,7 @@ import click
 
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.errors import UsageError
+from envbuild.util.names import Digest, checked, shown
 
 if TYPE_CHECKING:
     from envbuild.lock.inputs import Inputs
@@ -49,6 +50,30 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+digest_option = click.option(
+    "--digest",
+    metavar="sha256:…",
+    help="The digest that the image must have; any other is refused.",
+)
+
+
+def parse_digest(text: str | None) -> str | None:
+    """Check the value of `--digest`.
+
+    Raises:
+        UsageError: it is no digest.
+
+    """
+    if text is None:
+        return None
+    try:
+        return checked(Digest, text)
+    except ValueError:
+        raise UsageError(
+            f"{shown(text)!r} is no digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
+        ) from None
 
 
 def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
