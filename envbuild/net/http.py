@@ -63,7 +63,7 @@ class Answer:
     reason: str
     """Fit for a terminal."""
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Names in lower case; a header that came several times is one, with commas. The values are foreign text."""
 
     @property
     def good(self) -> bool:
@@ -267,7 +267,7 @@ class Client:
                 answer = Answer(
                     status=response.status,
                     reason=shown(response.reason or ""),
-                    headers={name.lower(): value for name, value in response.headers.items()},
+                    headers={name.lower(): response.headers[name] for name in response.headers},
                 )
                 target = response.get_redirect_location()
                 if not target:
