@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.net.download import file_name
 from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
-from envbuild.util.names import FileName, FileUrl, SafeName, Sha256, Version, checked, shown
+from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
 
 PYTORCH = "https://download.pytorch.org/whl"
 _UNREACHABLE = re.compile(
@@ -172,9 +173,8 @@ class _Wheel(BaseModel):
         """The wheel's name; raises ValueError when it is none."""
         place = self.name or self.url or self.path or ""
         if self.url is not None and not self.is_local:
-            checked(FileUrl, self.url)
-        if place is self.url:
-            place = urllib.parse.urlsplit(place).path
+            of_url = file_name(self.url)
+            return of_url if self.name is None else self.name
         return checked(FileName, urllib.parse.unquote(place.rsplit("/", 1)[-1]))
 
 

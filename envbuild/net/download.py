@@ -52,7 +52,11 @@ def file_name(url: str) -> str:
         ValueError: it is no address of a file, carries a login, or its last part is no file name.
 
     """
-    checked(FileUrl, url)
+    try:
+        checked(FileUrl, url)
+    except ValueError:
+        # without the address as it is, which may carry a login
+        raise ValueError(f"{place_of(url)} is no address of a file: https://, http:// or file:///, no login") from None
     # The name is checked after it is decoded: `%2e%2e%2fx` has no slash before.
     return checked(FileName, unquote(urlsplit(url).path.rsplit("/", 1)[-1]))
 

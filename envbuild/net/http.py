@@ -440,7 +440,8 @@ def _no_answer(host: str, error: BaseException, bounds: Bounds) -> NoAnswerError
         return any(isinstance(part, kinds) for part in chain)
 
     proxy = "through the proxy, " if has(exceptions.ProxyError) else ""
-    words = next((_words(part) for part in chain if isinstance(part, OSError) and part.strerror), None)
+    # of the system, or of http.client for a proxy that refuses: `Tunnel connection failed: 407 …`
+    words = next((_words(p) for p in chain if isinstance(p, OSError) and (p.strerror or type(p) is OSError)), None)
     attempts = bounds.attempts
     if has(exceptions.NewConnectionError, ssl.SSLCertVerificationError):
         attempts = 1

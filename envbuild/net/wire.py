@@ -5,6 +5,7 @@ answer has a limit as a whole here, and `time_limit` sets one for the rest.
 """
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -44,7 +45,15 @@ class _WholeHead:
     def getresponse(self) -> urllib3.HTTPResponse:
         sock = self.sock
         with time_limit(self.timeout, lambda: sock.shutdown(socket.SHUT_RDWR)) as passed:
-            answer: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]
+            try:
+                answer: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]
+            except BaseException:
+                # When urllib3 refuses a header, http.client has given the socket to a response that nothing can reach.
+                if (handle := sock.detach()) >= 0:
+                    os.close(handle)
+                if passed.is_set():
+                    raise TimeoutError("the head of the answer took too long") from None
+                raise
         if passed.is_set():
             answer.close()
             raise TimeoutError("the head of the answer took too long")
