@@ -18,10 +18,10 @@ from envbuild.engine.bootstrap import bootstrap_root
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
-from envbuild.lock.index import download
 from envbuild.lock.model import PythonSet, Root
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
+from envbuild.net.download import download
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.processes import followed

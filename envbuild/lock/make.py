@@ -224,6 +224,7 @@ class _Maker:
 
     def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
+        from envbuild.net.http import place_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
@@ -240,9 +241,11 @@ class _Maker:
         for file in files:
             if file.filename.endswith(suffix) and file.sha256:
                 return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
+        refused = files.why_not(suffix)
         raise LockError(
-            f"the index has no source of {sdist.distribution} {sdist.version} with a hash",
-            where=self.settings.index_url,
+            f"the index has no source of {sdist.distribution} {sdist.version} with a hash"
+            + (f" that can be used; it lists {refused}" if refused else ""),
+            where=place_of(self.settings.index_url),
             hint=f"see which versions it lists, or build {sdist.name} from git",
         )
 
@@ -317,7 +320,7 @@ class _Maker:
 
     def _with_requirements_of(self, group: PythonGroup, files: tuple[FileSource, ...]) -> PythonGroup:
         """Add what the compiled wheels will ask for at run time, as their sources' metadata states it."""
-        from envbuild.lock.index import download
+        from envbuild.net.download import download
 
         extra: list[str] = []
         own = {canonicalize_name(c.distribution) for c in self.inputs.components}

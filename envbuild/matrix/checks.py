@@ -329,6 +329,9 @@ def _check_te(
             continue
         # the matrix dates a release by its first upload, not by that of a .post
         yield from _date(where, release, days.get(Version(release.version)) or days.get(version))
+        if not listed[version].wheels:
+            yield Finding(level="error", where=where, text=f"transformer-engine {facts.pypi} has no wheel on the index")
+            continue
         metadata = metadata_of(settings, listed[version].wheels[0])
         refused = _requires_python(matrix, reach, "te", release, metadata.requires_python)
         if refused:

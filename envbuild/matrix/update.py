@@ -29,12 +29,14 @@ from envbuild.matrix.wheels import (
 )
 from envbuild.settings import Settings
 from envbuild.util.git import Reach, empty_repository, run_git
+from envbuild.util.names import Commit, SafeName, checked
+from envbuild.util.quote import comment
 
 TE_REPOSITORY = "https://github.com/NVIDIA/TransformerEngine.git"
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex.git"
 MEGATRON_REPOSITORY = "https://github.com/NVIDIA/Megatron-LM.git"
 _GIT_TIMEOUT_S = 60
-_APEX_TAG = re.compile(r"^\d\d\.\d\d(\.\d\d)?$")
+_APEX_TAG = re.compile(r"[0-9]{2}\.(?:0[1-9]|1[0-2])(?:\.[0-9]{2})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,8 @@ class Proposal:
 
     def toml(self) -> str:
         """Return the release as TOML, what is missing as comments above it."""
-        lines = [f"# to fill in: {text}" for text in self.to_fill_in]
-        lines += [f"# metadata: {text}" for text in self.remarks]
+        lines = [f"# to fill in: {comment(text)}" for text in self.to_fill_in]
+        lines += [f"# metadata: {comment(text)}" for text in self.remarks]
         lines += ["[[release]]", *(f"{key} = {_value(value)}" for key, value in self.release.items() if value)]
         return "\n".join(lines) + "\n"
 
@@ -133,13 +135,18 @@ class _Asking:
 
 
 def _tags(text: str) -> dict[str, str]:
-    """Read `git ls-remote --tags`: an annotated tag's commit is on its `^{}` line."""
+    """Read `git ls-remote --tags`: an annotated tag's commit is on its `^{}` line. Other lines are left out."""
     tags: dict[str, str] = {}
     for line in text.splitlines():
         commit, _, ref = line.partition("\t")
-        if not re.fullmatch(r"[0-9a-f]{40}", commit) or not ref.startswith("refs/tags/"):
+        if not ref.startswith("refs/tags/"):
             continue
         name = ref.removeprefix("refs/tags/")
+        try:
+            checked(Commit, commit)
+            checked(SafeName, name.removesuffix("^{}"))
+        except ValueError:
+            continue
         if name.endswith("^{}"):
             tags[name.removesuffix("^{}")] = commit
         else:
@@ -184,7 +191,7 @@ def _torch_builds(asking: _Asking) -> Iterator[Proposal]:
         cuda = _cuda_of(metadata)
         if cuda is None:
             continue
-        standard = re.findall(r"-std=c\+\+(\d+)", member(asking.settings, wheel, "torch/utils/cpp_extension.py"))
+        standard = re.findall(r"-std=c\+\+([0-9]{2})\b", member(asking.settings, wheel, "torch/utils/cpp_extension.py"))
         platform = next((m[0] for m in re.finditer(r"manylinux(?:_\d+_\d+|\d+)", wheel.filename)), None)
         pythons = sorted(python_tags(distribution), key=Version)
         fixes = {axis: metadata.pin(f"nvidia-{axis}-cu") for axis in ("cudnn", "nccl")}
@@ -371,7 +378,7 @@ def _bundled(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
 def _apex(asking: _Asking) -> Iterator[Proposal]:
     known = {release.version for release in asking.matrix.releases["apex"]}
     for tag, commit in sorted(asking.commits(APEX_REPOSITORY).items()):
-        if _APEX_TAG.match(tag) and tag not in known:
+        if _APEX_TAG.fullmatch(tag) and tag not in known:
             yield Proposal(
                 axis="apex",
                 version=tag,

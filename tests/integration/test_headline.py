@@ -17,10 +17,11 @@ from root_support import build_image, debian_tar
 
 from envbuild.components.base import Tree
 from envbuild.errors import HostError
-from envbuild.lock.index import download, files_of
+from envbuild.lock.index import files_of
 from envbuild.lock.make import uv_wheel
 from envbuild.lock.python import uv_executable
 from envbuild.lock.sources import SourceStore
+from envbuild.net.download import download
 from envbuild.settings import load_settings
 
 HEADLINE = ("--cuda", "12.6", "--te", "2.6", "--gpu", "h100", "--flash-attn-hopper", "auto")

@@ -6,7 +6,8 @@ import pytest
 from index_server import Index, wheel
 
 from envbuild.errors import HostError, LockError
-from envbuild.lock.index import download, files_of
+from envbuild.lock.index import files_of
+from envbuild.net.download import download
 from envbuild.settings import load_settings
 
 DEAD = "http://127.0.0.1:9"
