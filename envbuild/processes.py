@@ -6,6 +6,7 @@ import re
 import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ class Said:
     code: int
     """Its exit code; negative where a signal ended it, as ours does when it goes out of bounds."""
     out: bytes
-    """Its stdout; empty where a function took it as it came."""
+    """Its stdout."""
     err: bytes
     """The last 64 KiB of its stderr."""
     fault: str = ""
@@ -137,7 +138,6 @@ def bounded(
     seconds: float,
     limit: int,
     stdin: bytes = b"",
-    take: Callable[[bytes], object] | None = None,
 ) -> Said:
     """Run `command`, feed it `stdin`, and read what it says until it ends or breaks a bound; then it is killed.
 
@@ -148,7 +148,6 @@ def bounded(
         seconds: how long it may run.
         limit: bytes that it may write to stdout; stderr may have as many, of which the last 64 KiB are kept.
         stdin: what it reads, less than 64 KiB, so that a command which never reads holds up nothing.
-        take: is handed each piece of stdout as it comes, instead of its being kept.
 
     Raises:
         OSError: there is no such program.
@@ -182,12 +181,10 @@ def bounded(
                         counts[key.data] += len(piece)
                         if key.data:
                             err = (err + piece)[-_LAST:]
-                        elif take is None:
+                        else:
                             out += piece
                         if counts[key.data] > limit:
                             fault = f"printed more than {limit:,} bytes"
-                        elif take is not None and not key.data:
-                            take(piece)
                     if left <= 0:
                         fault = fault or f"did not end within {seconds:g} s"
             if not fault:
@@ -199,6 +196,69 @@ def bounded(
             if process.returncode is None:  # not waited for: its number is still its group's
                 end_group(process, first=signal.SIGKILL, patience=5.0)
     return Said(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
+
+
+class Stream:
+    """What a command writes to stdout, read piece by piece until a moment."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", seconds: float) -> None:
+        assert process.stdout  # noqa: S101 - it was asked for
+        self._handle = process.stdout.fileno()
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._handle, selectors.EVENT_READ)
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._rest = memoryview(b"")
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most `count`; none at the end.
+
+        Raises:
+            TimeoutError: the command did not write them in time.
+
+        """
+        if not self._rest:
+            if not self._ready.select(max(0.0, self._deadline - time.monotonic())):
+                raise TimeoutError(f"did not end within {self._seconds:g} s")
+            self._rest = memoryview(os.read(self._handle, 1 << 20))
+        piece, self._rest = self._rest[:count], self._rest[count:]
+        return bytes(piece)
+
+    def close(self) -> None:
+        """Let the selector go."""
+        self._ready.close()
+
+
+@contextlib.contextmanager
+def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
+    """Run `command` and yield its stdout; when the block ends before it does, it is killed.
+
+    Raises:
+        OSError: there is no such program.
+        TimeoutError: it did not end within `seconds`.
+        subprocess.CalledProcessError: the block read all, and the command ended badly; `stderr` has its last 64 KiB.
+
+    """
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        ) as process,
+    ):
+        stream = Stream(process, seconds)
+        try:
+            yield stream
+            if not stream.read(1):
+                process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError("wrote everything and did not end") from None
+        finally:
+            stream.close()
+            if process.returncode is None:
+                end_group(process, first=signal.SIGKILL, patience=5.0)
+                process.returncode = 0  # its end was ours
+        if process.returncode:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read())
 
 
 @dataclass(frozen=True, kw_only=True)

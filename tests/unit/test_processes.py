@@ -6,12 +6,11 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from envbuild import processes
-from envbuild.processes import Maker, Said, bounded, followed
+from envbuild.processes import Maker, Said, bounded, followed, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -113,13 +112,36 @@ def test_a_command_that_reads_nothing_holds_up_nothing():
     assert bounded(["true"], seconds=10, limit=10, stdin=b"x" * 60_000).code == 0
 
 
-def test_what_takes_the_output_may_refuse_it_and_the_command_is_ended(tmp_path):
-    def refuse(piece: bytes) -> None:
-        raise ValueError(piece[:2])
+def test_a_stream_is_read_to_its_end_and_a_bad_end_is_told():
+    with streamed(["sh", "-c", "head -c 3000000 /dev/zero"], seconds=20) as stream:
+        count = 0
+        while piece := stream.read(700_000):
+            count += len(piece)
+    assert count == 3_000_000
 
-    with pytest.raises(ValueError, match="y"):
-        bounded(["sh", "-c", f"echo $$ >{tmp_path}/pid; exec yes"], seconds=60, limit=1 << 40, take=refuse)
-    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    def read_all() -> None:
+        with streamed(["sh", "-c", "echo x; echo no disk >&2; exit 3"], seconds=20) as stream:
+            while stream.read(100):
+                pass
+
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        read_all()
+    assert (caught.value.returncode, caught.value.stderr) == (3, b"no disk\n")
+
+
+@pytest.mark.parametrize("script", ["exec yes", "trap '' TERM; sleep 60"])
+def test_a_stream_that_is_left_is_ended(script, tmp_path):
+    begun = time.monotonic()
+    with streamed(["sh", "-c", f"echo $$ >{tmp_path}/pid; echo first; {script}"], seconds=60) as stream:
+        assert stream.read(3) == b"fir"
+        if "sleep" in script:
+            stream._deadline = 0
+            assert stream.read(100) == b"st\n"
+            with pytest.raises(TimeoutError, match="did not end within 60 s"):
+                stream.read(100)
+            stream._rest = b"x"  # so that leaving the block looks for no more
+    assert time.monotonic() - begun < 10
+    assert processes._started(int((tmp_path / "pid").read_text())) is None
 
 
 HELD_BACK = """
