@@ -407,7 +407,7 @@ def run_smoke(
     logs = settings.cache_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
-    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch, contextlib.ExitStack() as held:
         expectation = Path(scratch) / "expected.json"
         expectation.write_text(json.dumps(expected), encoding="utf-8")
         expectation.chmod(0o644)
@@ -425,6 +425,7 @@ def run_smoke(
                 assert seen.image is not None  # noqa: S101 - a look at an image has it
                 started = _in_container(
                     seen.image,
+                    held,
                     folder=folder,
                     expectation=expectation,
                     arguments=arguments,
@@ -450,7 +451,7 @@ def run_smoke(
     start = collected.start
     return SmokeReport(
         target=_told(seen.told, start),
-        cell_id=str(expected.get("cell_id", "")),
+        cell_id=shown(str(expected.get("cell_id", ""))),
         cell=dict(expected.get("cell", {})),
         lock_digest=expected.get("lock_digest"),
         level=level.value,
@@ -629,6 +630,7 @@ def _on_host(
 
 def _in_container(
     image: "Image",
+    held: contextlib.ExitStack,
     *,
     folder: Path,
     expectation: Path,
@@ -639,7 +641,7 @@ def _in_container(
     timeout_s: float,
 ) -> _Started:
     from envbuild.engine.container import Container, Mount, run_flags
-    from envbuild.engine.guest import guest, start_line
+    from envbuild.engine.guest import guest, remove, start_line
     from envbuild.host import facts
 
     container = Container(
@@ -664,27 +666,25 @@ def _in_container(
     flags, _ = run_flags(facts(settings), container)
     command = ["-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *arguments]
-    with contextlib.ExitStack() as stack:
-        made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
-        name = stack.enter_context(made)
-        process = subprocess.Popen(
-            start_line(settings, name),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        removing = stack.pop_all()
+    made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
+    name = held.enter_context(made)
+    process = subprocess.Popen(
+        start_line(settings, name),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
-    def remove() -> None:
-        removing.close()
+    def end() -> None:
+        remove(settings, name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
         process.kill()
 
-    return _Started(process=process, remove=remove)
+    return _Started(process=process, remove=end)
 
 
 def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: float) -> int | None:

@@ -728,24 +728,6 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "says"),
-    [
-        (125, HostError, "the engine could not start a container: docker: Error: no space left on device"),
-        (1, SmokeError, "its Python does not run: docker: Error: no space left on device"),
-    ],
-)
-def test_an_engine_that_starts_nothing_is_told_by_what_it_said(tmp_path: Path, monkeypatch, code, error, says) -> None:
-    said = "docker: Error: no space left on device\n\nRun 'docker run --help' for more information\n"
-    monkeypatch.setattr("envbuild.engine.container.docker", lambda _: ["docker"])
-    monkeypatch.setattr("envbuild.engine.container.require_image", lambda *_: None)
-    monkeypatch.setattr(
-        smoke.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, "", said)
-    )
-    with pytest.raises(error, match=says):
-        smoke.look(smoke.ImageTarget(reference="envbuild:x"), object())
-
-
-@pytest.mark.parametrize(
     ("script", "says"),
     [
         ("exec yes", "its Python printed more than 16,777,216 bytes"),
