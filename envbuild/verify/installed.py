@@ -39,12 +39,14 @@ _CARRIED_FILES = 200
 _FILES_LIMIT = 600_000
 """Files of the environment whose hashes are kept; the largest that we know has 60,000."""
 _PIECE = 1 << 20
-_DIST_INFO = re.compile(r"(?P<site>.*/(?:site|dist)-packages)/(?P<name>[^/]+)\.dist-info/RECORD")
+# A distribution lies at the top; what lies deeper, as in setuptools' `_vendor`, is another distribution's content.
+_DIST_INFO = re.compile(rf"(?P<site>{VENV}/lib(?:64)?/python[\d.]+/site-packages)/(?P<name>[^/]+)\.dist-info")
 _SITE = re.compile(rf"{VENV}/lib(?:64)?/python[\d.]+/site-packages/")
 # What uv writes as it makes an environment, before anything is installed.
 _OF_THE_ENVIRONMENT = re.compile(
     rf"{VENV}/(?:\.gitignore|\.lock|CACHEDIR\.TAG|pyvenv\.cfg"
-    r"|bin/(?:activate(?:_this)?(?:\.[a-z]+)?|deactivate\.bat|pydoc\.bat|python[\d.]*))"
+    r"|bin/(?:activate(?:_this)?(?:\.[a-z0-9]+)?|deactivate\.bat|pydoc\.bat|python[\d.]*)"
+    r"|bin/__pycache__/activate_this\.cpython-\d+\.pyc)"
 )
 # What the installer writes beside what the wheel brings.
 _BY_INSTALLER = re.compile(r"[^/]+\.dist-info/(?:INSTALLER|REQUESTED|RECORD|direct_url\.json)")
@@ -126,7 +128,8 @@ def _installed(tree: Tree, member: Member) -> int:
     if member.body is None:
         tree.hashes[member.path] = None
         return 0
-    if member.path.endswith(".dist-info/RECORD"):
+    folder, _, name = member.path.rpartition("/")
+    if name == "RECORD" and _DIST_INFO.fullmatch(folder):
         body = _text(member.body, member.path)
         tree.records[member.path] = body.decode("utf-8", "surrogateescape")
         tree.hashes[member.path] = hashlib.sha256(body).digest()
@@ -221,15 +224,15 @@ def hold_to_records(tree: Tree) -> Installed:
     """Hold every file of the environment against the RECORDs of the distributions in it."""
     found, faults = [], []
     for path, text in sorted(tree.records.items()):
-        match = _DIST_INFO.fullmatch(path)
+        match = _DIST_INFO.fullmatch(path.rpartition("/")[0])
         name, _, version = (match["name"] if match else "").rpartition("-")
         if not match or not name:
-            faults.append(f"{shown(path)} is no place for a RECORD")
+            faults.append(f"/{shown(path)} is of a distribution without a version")
             continue
         try:
             rows = read_record(text)
         except ValueError as error:
-            faults.append(f"{shown(path)} is no RECORD: {error}")
+            faults.append(f"/{shown(path)} is no RECORD: {error}")
             continue
         found.append(Distribution(name=canonicalize_name(name), version=version, site=match["site"], rows=rows))
     listed: dict[str, list[bytes | None]] = {}
@@ -258,8 +261,8 @@ def hold_to_records(tree: Tree) -> Installed:
         elif not place.endswith((".pyc", ".dist-info/RECORD", "/RECORD.jws", "/RECORD.p7s")):
             faults.append(f"/{shown(place)} of {shown(by[place])} has no hash in its RECORD")
     unlisted, compiled = _unlisted(tree, listed)
-    without = {path.rpartition("/")[0] for path in tree.hashes if ".dist-info/" in path}
-    without = {folder for folder in without if folder.endswith(".dist-info") and f"{folder}/RECORD" not in tree.records}
+    folders = {path.partition(".dist-info/")[0] + ".dist-info" for path in tree.hashes if ".dist-info/" in path}
+    without = {each for each in folders if _DIST_INFO.fullmatch(each) and f"{each}/RECORD" not in tree.records}
     faults += [f"/{shown(folder)} has no RECORD" for folder in sorted(without)]
     return Installed(
         distributions=tuple(found),
@@ -332,7 +335,8 @@ def _place_in(site: str, path: str) -> str | None:
     """Return where an installer puts a wheel's member; None where it changes it, or puts it beside the packages."""
     top, _, rest = path.partition("/")
     if not top.endswith(".data"):
-        return None if path.endswith(".dist-info/RECORD") else posixpath.normpath(f"{site}/{path}")
+        own = path.count("/") == 1 and path.endswith(".dist-info/RECORD")  # the installer adds lines to it
+        return None if own else posixpath.normpath(f"{site}/{path}")
     kind, _, inner = rest.partition("/")
     if kind in {"purelib", "platlib"}:
         return posixpath.normpath(f"{site}/{inner}")

@@ -103,6 +103,8 @@ def _sound() -> FakeImage:
         sets.append(python_set.model_copy(update={"packages": tuple(packages)}))
     lock = Lock.model_validate(lock.model_dump() | {"python": sets})
     files[f"{SITE}/torch/__pycache__/__init__.cpython-311.pyc"] = b"byte code"
+    files |= {f"opt/venv/bin/{name}": b"#\n" for name in ("activate.ps1", "activate_this.py")}
+    files |= {"opt/venv/bin/__pycache__/activate_this.cpython-311.pyc": b"byte code"}
     files |= {"opt/venv/pyvenv.cfg": b"home = /usr/bin\n", "opt/venv/bin/activate": b"#\n"}
     stated = expected(lock, inputs)
     answer = {
@@ -132,6 +134,7 @@ def wheel(name: str, version: str) -> tuple[str, bytes]:
     members = {
         f"{name}/__init__.py": f"name = {name!r}\n".encode(),
         f"{name}/lib/core.so": b"\x7fELF" + name.encode(),
+        f"{name}/_vendor/six-1.17.0.dist-info/RECORD": b"six.py,,\n",  # not a distribution of the environment
         "shared/__init__.py": f"# of {name}\n".encode(),  # two distributions bring it; the last one's is there
         f"{stem}.data/scripts/{name}-run": b"#!python\nprint(1)\n",
         f"{stem}.data/purelib/{name}_extra.py": b"extra = 1\n",
@@ -150,13 +153,15 @@ def installed(body: bytes) -> dict[str, bytes]:
     """Return what an installer makes of a wheel, by path in the image."""
     rows: dict[str, bytes] = {}
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
-        stem = next(n for n in archive.namelist() if n.endswith("/RECORD")).removesuffix(".dist-info/RECORD")
+        stem = next(n for n in archive.namelist() if n.endswith("/RECORD") and n.count("/") == 1).removesuffix(
+            ".dist-info/RECORD"
+        )
         for name in archive.namelist():
             if "/scripts/" in name:
                 rows["../../../bin/" + name.rpartition("/")[2]] = b"#!/opt/venv/bin/python\nprint(1)\n"
             elif "/purelib/" in name:
                 rows[name.partition("/purelib/")[2]] = archive.read(name)
-            elif not name.endswith("/RECORD"):
+            elif name.count("/") != 1 or not name.endswith("/RECORD"):
                 rows[name] = archive.read(name)
     rows[f"{stem}.dist-info/INSTALLER"] = b"uv"
     rows[f"{stem}.dist-info/REQUESTED"] = b""

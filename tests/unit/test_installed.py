@@ -35,7 +35,7 @@ def against_wheels(image: FakeImage) -> list[str]:
     rows = {}
     for filename, body in image.wheels.items():
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
-            name = next(n for n in archive.namelist() if n.endswith("/RECORD"))
+            name = next(n for n in archive.namelist() if n.endswith("/RECORD") and n.count("/") == 1)
             rows[filename.partition("-")[0]] = read_record(archive.read(name).decode())
     said = []
     for dist in found.distributions:
