@@ -29,20 +29,12 @@ from pydantic import (
 
 from envbuild.errors import DataError, HostError
 from envbuild.matrix.load import read_toml
+from envbuild.util.bounded import read_file, read_text
+from envbuild.util.text import redact
 
-_CREDENTIALS = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s]+)@", re.IGNORECASE)
+__all__ = ["Settings", "config_path", "load_settings", "redact"]
+
 _REGISTRY = re.compile(r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$")
-
-
-def redact(text: str) -> str:
-    """Return `text` with the credentials of every URL in it replaced by `***`."""
-
-    def hide(match: re.Match[str]) -> str:
-        scheme, user = match.groups()
-        # ssh://user@host names an account and holds no secret; a token may stand in the user's place everywhere else.
-        return match.group() if scheme.lower() == "ssh://" and ":" not in user else f"{scheme}***@"
-
-    return _CREDENTIALS.sub(hide, text)
 
 
 def _is_url(text: str) -> bool:
@@ -204,8 +196,8 @@ LIST_KEYS = frozenset({"extra_index_urls", "find_links"})
 """Settings that hold several values; in the environment they are separated by whitespace."""
 
 _NOT_SETTINGS = frozenset(
-    # the file of the settings, and what the shell rendering reads
-    {"ENVBUILD_CONFIG"}
+    # the file of the settings, what shows tracebacks, and what the shell rendering reads
+    {"ENVBUILD_CONFIG", "ENVBUILD_DEBUG"}
     | {f"ENVBUILD_{name}" for name in ("ADOPT_TORCH", "OFFLINE", "PREFIX", "PYTHON", "UV", "WHEELS")}
 )
 
@@ -374,7 +366,7 @@ def _from_pip(env: Mapping[str, str], root: Path) -> Iterator[tuple[str, Any, st
     for file in files:
         parser = configparser.RawConfigParser()
         try:
-            parser.read_string(file.read_text(encoding="utf-8"))
+            parser.read_string(read_text(file))
         except (OSError, UnicodeDecodeError, configparser.Error):
             continue  # absent, or so broken that pip itself would not run
         for key, option in _PIP_KEYS.items():
@@ -412,7 +404,7 @@ def _from_apt(root: Path) -> Iterator[tuple[str, Any, str]]:
         for uri, suite in entries:
             key = suites.get(suite)
             if uri.startswith("mirror+file:"):  # Debian's cloud images: a file of mirrors, the first one preferred
-                listed = _read(root / uri.removeprefix("mirror+file:").lstrip("/")).split()
+                listed = _read(root / uri.removeprefix("mirror+file:").lstrip("/")).split()[:1]
                 uri = listed[0] if listed else ""  # noqa: PLW2901
             if key and _is_url(uri):
                 yield key, uri, str(file)
@@ -430,13 +422,13 @@ def _deb822(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _one_line(text: str) -> Iterator[tuple[str, str]]:
-    for match in re.finditer(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE):
+    for match in re.finditer(r"^[ \t]*deb[ \t]+(?:\[[^\]\n]*\][ \t]+)?(\S+)[ \t]+(\S+)", text, re.MULTILINE):
         yield match.group(1), match.group(2)
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_file(file).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -15,6 +17,7 @@ from envbuild.errors import DataError, UsageError
 from envbuild.matrix.load import explain_validation, read_toml
 from envbuild.matrix.model import AxisName, Model, Source
 from envbuild.paths import data_dir
+from envbuild.util.names import shown
 
 if TYPE_CHECKING:
     from envbuild.patching import Patch
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
 _REF = r"^[A-Za-z0-9_][A-Za-z0-9_./+-]*$"
+_LONGEST = 1000
+"""Characters of a requirement or a version at most."""
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 # What an image has of its own there would be mixed with the repository, or replaced by it.
 _TAKEN = ("/opt/venv", "/opt/envbuild", "/opt/toolchain", "/opt/tools", "/opt/openmpi", "/usr/local/cuda")
@@ -38,10 +43,14 @@ Constraint = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.strip)]
 
 
 def _check_requirement(value: str) -> str:
+    if len(value) > _LONGEST:
+        raise ValueError(f"{shown(value, 60)!r} is too long for a requirement")
     try:
         Requirement(value)
     except InvalidRequirement as error:
         raise ValueError(f"{value!r} is no requirement such as `numpy<2`: {error}") from None
+    except RecursionError:  # of a marker with hundreds of parentheses
+        raise ValueError(f"{shown(value, 60)!r} is nested too deeply for a requirement") from None
     return value
 
 
@@ -53,9 +62,11 @@ def _check_url(value: str) -> str:
 
 def _check_version(value: str) -> str:
     try:
-        Version(value)
+        Version(value[:_LONGEST])
     except InvalidVersion:
-        raise ValueError(f"{value!r} is no version such as 1.2.3") from None
+        raise ValueError(f"{shown(value, 60)!r} is no version such as 1.2.3") from None
+    if len(value) > _LONGEST:
+        raise ValueError(f"{shown(value, 60)!r} is too long for a version")
     return value
 
 
@@ -256,7 +267,7 @@ class Stack(Model):
             ([str(launcher.name) for launcher in self.launchers], "launchers"),
             (list(self.patches), "patches"),
         ):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
             if twice:
                 raise ValueError(f"two {what} are {'of' if what == 'corrections' else 'called'} {twice[0]!r}")
         if "flavor" in self.stated:
@@ -342,6 +353,13 @@ def stack_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (data_dir("matrices") / "stacks").glob("*.toml")))
 
 
+def _can_be_a_path(text: str) -> bool:
+    try:
+        return len(os.fsencode(text)) < 4096 and "\0" not in text  # Linux's PATH_MAX
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+
+
 def load_stack(name_or_file: str) -> Stack:
     """Load a shipped stack by name, or a user's own from a file of the same schema; `@PIN` chooses another of its pins.
 
@@ -350,6 +368,10 @@ def load_stack(name_or_file: str) -> Stack:
         DataError: the file is malformed, or names a patch that does not fit; the message names the key.
 
     """
+    if not _can_be_a_path(name_or_file):
+        raise UsageError(
+            f"there is no stack {shown(name_or_file, 80)!r}", where="--stack", hint="name a stack or a file"
+        )
     name, pin = name_or_file, ""
     if "@" in name and not Path(name).exists():
         name, _, pin = name.rpartition("@")  # a folder may have an @ in its name, too
