@@ -21,6 +21,8 @@ from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing,
 from envbuild.matrix.load import Matrix, read_toml
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.util.below import OutsideError, read_below, read_file
+from envbuild.util.names import shown
 
 Note = Callable[[str], None]
 
@@ -165,8 +167,10 @@ class _Maker:
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
 
     def _miss(self, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
-        why = str(error).splitlines()[0]
-        self.missing.append(Missing(what=what, host=host, why=why, component=component, stages=stages))
+        why = shown(str(error).splitlines()[0], 1000)
+        self.missing.append(
+            Missing(what=shown(what, 2000), host=shown(host), why=why, component=component, stages=stages)
+        )
 
     def _image(self, image: BaseImage) -> BaseImage:
         from envbuild.engine.registry import find_digest, parse_reference
@@ -401,6 +405,10 @@ def write_lock(locked: Locked, folder: Path) -> Path:
     return path
 
 
+_LARGEST_LOCK = 16 * 2**20
+_LARGEST_PYLOCK = 32 * 2**20
+
+
 def read_lock(path: Path) -> Locked:
     """Read a lock (its folder or its `lock.json`).
 
@@ -409,38 +417,66 @@ def read_lock(path: Path) -> Locked:
         LockError: a pylock of it names other packages than lock.json.
 
     """
-    from pydantic import ValidationError
-
-    file = path / "lock.json" if path.is_dir() else path
+    folder = path if path.is_dir() else path.parent
+    name = "lock.json" if path.is_dir() else path.name
     try:
-        lock = Lock.model_validate_json(file.read_bytes())
+        # Of what lies in the folder no link is followed; the folder is the user's to name.
+        body = read_below(folder, name, limit=_LARGEST_LOCK) if path.is_dir() else read_file(path, limit=_LARGEST_LOCK)
     except OSError as error:
         raise DataError(
-            f"the lock cannot be read: {error.strerror}", where=str(file), hint="`envbuild lock` writes one"
+            f"the lock cannot be read: {error.strerror}",
+            where=str(folder / name),
+            hint="`envbuild lock` writes one",
         ) from error
+    except OutsideError as error:
+        raise DataError(f"the lock cannot be read: {error}", where=str(folder / name), hint=_WHOLE) from error
+    return parse_lock(body, lambda pylock: read_below(folder, pylock, limit=_LARGEST_PYLOCK), str(folder))
+
+
+_WHOLE = "take the whole folder as `envbuild lock` wrote it, or lock again"
+
+
+def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locked:
+    """Return the lock whose `lock.json` is `body`; nothing in it is trusted.
+
+    Args:
+        body: what lock.json holds.
+        pylock: returns what the file of that name next to it holds; it may raise OSError or OutsideError.
+        where: the folder or image that it comes from, for messages.
+
+    Raises:
+        DataError: it is malformed.
+        LockError: a pylock of it names other packages than lock.json.
+
+    """
+    from pydantic import ValidationError
+
+    try:
+        lock = Lock.model_validate_json(body)
     except ValidationError as error:
         from envbuild.matrix.load import explain_validation
 
-        raise explain_validation(error, file) from error
-    pylocks = {s.name: _pylock(s, file.parent / f"pylock.{s.name}.toml") for s in lock.python if s.packages}
+        raise explain_validation(error, Path(where) / "lock.json") from error
+    pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where) for s in lock.python if s.packages}
     return Locked(lock=lock, pylocks=pylocks)
 
 
-def _pylock(python_set: PythonSet, file: Path) -> str:
+def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str) -> str:
     """Return the text of a set's pylock, which must name just what the lock's own list names: one digest covers both."""
     from envbuild.lock.python import packages_of
 
-    hint = "take the whole folder as `envbuild lock` wrote it, or lock again"
+    name = f"pylock.{python_set.name}.toml"
+    place = f"{where}/{name}"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read(name).decode("utf-8")
         stated = packages_of(text)
     except OSError as error:
-        raise DataError(f"the lock lacks a file: {error.strerror}", where=str(file), hint=hint) from None
-    except (ValueError, KeyError, LockError) as error:
-        raise DataError(f"this is no pylock: {error}", where=str(file), hint=hint) from None
+        raise DataError(f"a file of the lock cannot be read: {error.strerror}", where=place, hint=_WHOLE) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LockError) as error:
+        raise DataError(f"this is no pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
     differing = sorted({p.name for p in set(stated) ^ set(python_set.packages)})
     if differing:
         raise LockError(
-            f"this file names other packages than the lock: {', '.join(differing[:5])}", where=str(file), hint=hint
+            f"this file names other packages than the lock: {', '.join(differing[:5])}", where=place, hint=_WHOLE
         )
     return text

@@ -1,35 +1,79 @@
-"""A lock: a cell with every input by hash, as `lock.toml` and its `pylock.<name>.toml` files state it."""
+"""A lock: a cell with every input by hash, as `lock.json` and its `pylock.<name>.toml` files state it.
+
+People send each other locks, and a foreign image carries one. So every value is checked here, when it is loaded: nothing
+of it can name a file outside a folder, an option of a program, or a line of a script.
+"""
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field, model_validator
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.model import Model
+from envbuild.util.names import (
+    ArchivePath,
+    Commit,
+    Digest,
+    FileName,
+    FileUrl,
+    ImageReference,
+    Line,
+    OsPackageName,
+    OsVersion,
+    SafeName,
+    Sha256,
+    SourceUrl,
+    TreePath,
+    Version,
+)
 
-LOCK_VERSION = 1
-Sha256 = str
+LOCK_VERSION: Literal[1] = 1
+# 2100-01-01: a later date is no SOURCE_DATE_EPOCH.
+_LAST_EPOCH = 4_102_444_800
+_MANY = 10_000
+
+
+def _check_requirement(value: str) -> str:
+    try:
+        parsed = Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError(f"{value[:80]!r} is not a requirement such as numpy<2: {error}") from None
+    if parsed.url is not None:
+        raise ValueError(f"{value[:80]!r} names an address; a lock takes packages from an index")
+    return value
+
+
+AxisKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+PackageName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,126}[a-z0-9])?$")]
+"""A distribution, its name normalised (PEP 503)."""
+RequirementLine = Annotated[Line, AfterValidator(_check_requirement)]
+Epoch = Annotated[int, Field(ge=0, le=_LAST_EPOCH, strict=True)]
 
 
 class OsPackage(Model):
     """One OS package at a version, by the hash of its .deb."""
 
-    name: str
-    version: str
-    arch: str = "amd64"
-    sha256: Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
-    filename: str
+    name: OsPackageName
+    version: OsVersion
+    arch: Literal["amd64", "all"] = "amd64"
+    sha256: Sha256
+    filename: ArchivePath
     """Path below the archive's root, e.g. pool/main/g/gcc-12/gcc-12_12.2.0-14_amd64.deb."""
 
 
 class Submodule(Model):
-    path: str
-    url: str
-    commit: str
-    tree: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """A link of a source tree to a commit of another repository."""
+
+    path: TreePath
+    url: SourceUrl | Literal[""]
+    """Empty for one that the build does not read and whose address is unknown."""
+    commit: Commit
+    tree: Commit | None = None
     """git tree id of its checkout; None while nobody has seen it."""
     used: bool = True
     """Whether the build reads it. One that it does not is a link that the tree's id covers, and is not fetched."""
@@ -38,68 +82,98 @@ class Submodule(Model):
 class GitSource(Model):
     """A source tree: the commit says which, the tree id says what."""
 
-    name: str
-    url: str
-    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    tree: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    name: SafeName
+    url: SourceUrl
+    commit: Commit
+    tree: Commit | None = None
     """git tree id of the checkout without submodules; None while nobody has seen it."""
-    submodules: tuple[Submodule, ...] = ()
+    submodules: tuple[Submodule, ...] = Field(default=(), max_length=1000)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _once("submodule", (s.path for s in self.submodules))
+        for submodule in self.submodules:
+            if submodule.used and not submodule.url:
+                raise ValueError(f"the submodule {submodule.path} is read by the build and has no address")
+        return self
 
 
 class FileSource(Model):
     """A file by URL and hash: an sdist, uv's own wheel, a Python build."""
 
-    name: str
-    url: str
-    sha256: Sha256 | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    name: SafeName
+    url: FileUrl
+    sha256: Sha256 | None = None
 
 
 class BaseImage(Model):
     """An image that a stage starts from."""
 
     stage: Literal["base", "devel"]
-    reference: str
-    digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    reference: ImageReference
+    digest: Digest | None = None
 
 
 class Root(Model):
     """A Debian root that envbuild bootstraps itself, from exactly these packages."""
 
-    suite: str
-    epoch: int = 0
+    suite: SafeName
+    epoch: Epoch = 0
     """No file in the root is newer; the suite's own release date, so that locks of other days share the root."""
-    packages: tuple[OsPackage, ...] = ()
+    packages: tuple[OsPackage, ...] = Field(default=(), max_length=_MANY)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _once("OS package", (f"{p.name}:{p.arch}" for p in self.packages))
+        return self
 
 
 class PythonPackage(Model):
     """One distribution of the environment, as a pylock names it."""
 
-    name: str
-    version: str
-    hashes: tuple[Sha256, ...]
+    name: PackageName
+    version: Version
+    hashes: tuple[Sha256, ...] = Field(min_length=1, max_length=1000)
     """sha256 of each file that may satisfy it on this platform."""
 
 
 class PythonSet(Model):
     """One group of distributions that is installed in one step; the files are in `pylock.<name>.toml`."""
 
-    name: str
-    requirements: tuple[str, ...]
-    packages: tuple[PythonPackage, ...] = ()
-    index: str | None = None
+    name: Literal["torch", "env", "tools", "toolchain"]
+    requirements: tuple[RequirementLine, ...] = Field(max_length=_MANY)
+    packages: tuple[PythonPackage, ...] = Field(default=(), max_length=_MANY)
+    index: FileUrl | None = None
     """An index beside PyPI that the set needs (PyTorch's own, for a variant)."""
-    local_wheels: tuple[str, ...] = ()
+    local_wheels: tuple[FileName, ...] = Field(default=(), max_length=_MANY)
     """Wheels that come from a find-links folder; the build takes them from the `wheels` context."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _once(f"package of the set {self.name}", (p.name for p in self.packages))
+        return self
 
 
 class OsSet(Model):
     """OS packages that one stage adds, exactly."""
 
     name: Literal["runtime", "builder"]
-    wanted: tuple[str, ...]
-    packages: tuple[OsPackage, ...] = ()
-    renewed: tuple[OsPackage, ...] = Field(default=(), exclude_if=lambda renewed: not renewed)
+    wanted: tuple[OsPackageName, ...] = Field(max_length=_MANY)
+    packages: tuple[OsPackage, ...] = Field(default=(), max_length=_MANY)
+    renewed: tuple[OsPackage, ...] = Field(default=(), exclude_if=lambda renewed: not renewed, max_length=_MANY)
     """What a base image that others made may hold, and must then hold at these versions for `packages` to fit."""
+
+
+def _once(what: str, names: Iterable[str]) -> None:
+    """Raise ValueError when one of `names` comes twice."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"the lock names the {what} {twice[0]!r} twice")
+
+
+def _fits(package: PythonPackage, release: str) -> bool:
+    """Return whether the package is of the release: PyPI's files carry no local label, a variant's index' do."""
+    return package.version.partition("+")[0] == release.partition("+")[0]
 
 
 def os_packages(root: Root | None, sets: Iterable[OsSet]) -> tuple[OsPackage, ...]:
@@ -111,39 +185,75 @@ def os_packages(root: Root | None, sets: Iterable[OsSet]) -> tuple[OsPackage, ..
 class Missing(Model):
     """An input whose hash nobody could fetch yet, and the host that holds it."""
 
-    what: str
-    host: str
-    why: str = ""
-    component: str = ""
+    what: Line
+    host: Line
+    why: Line = ""
+    component: Line = ""
     """The component whose source tree it is, when it is one."""
-    stages: tuple[str, ...] = Field(default=(), exclude_if=lambda stages: not stages)
+    stages: tuple[SafeName, ...] = Field(default=(), exclude_if=lambda stages: not stages)
     """The stages of the Dockerfile that take it from outside; where all of them are replaced, nothing lacks."""
+
+
+# The axes that every cell has: a plan reads them without asking.
+_ALWAYS = ("abi", "base", "cuda", "glibc", "os", "python", "torch")
 
 
 class Lock(Model):
     """Everything that an image is made of. Two images of one lock are equal, byte for byte."""
 
-    version: int = LOCK_VERSION
-    cell: dict[str, str]
-    commits: dict[str, str] = {}
-    matrix: str
+    version: Literal[1] = LOCK_VERSION
+    cell: dict[AxisKey, Version] = Field(max_length=64)
+    commits: dict[AxisKey, Commit] = Field(default={}, max_length=64)
+    matrix: Digest
     flavor: Literal["runtime", "devel"] = "runtime"
-    stack: str | None = None
+    stack: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}(@[a-z0-9][a-z0-9.-]{0,99})?$")] | None = None
     stack_digest: Sha256 | None = None
     """Hash over what the stack puts into the image: its patches, steps and environment are in no other field."""
     te_source: Literal["pypi", "git"] = "pypi"
-    components: tuple[str, ...] = ()
+    components: tuple[SafeName, ...] = Field(default=(), max_length=1000)
     """What the build compiles from source, in order: te, apex, flash-attn, flash-attn-hopper."""
-    epoch: int
+    epoch: Epoch
     """SOURCE_DATE_EPOCH, seconds since 1970-01-01 UTC."""
     uv: FileSource
-    images: tuple[BaseImage, ...] = ()
+    images: tuple[BaseImage, ...] = Field(default=(), max_length=2)
     root: Root | None = None
-    os: tuple[OsSet, ...] = ()
-    python: tuple[PythonSet, ...] = ()
-    sources: tuple[GitSource, ...] = ()
-    files: tuple[FileSource, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    os: tuple[OsSet, ...] = Field(default=(), max_length=2)
+    python: tuple[PythonSet, ...] = Field(default=(), max_length=4)
+    sources: tuple[GitSource, ...] = Field(default=(), max_length=1000)
+    files: tuple[FileSource, ...] = Field(default=(), max_length=1000)
+    missing: tuple[Missing, ...] = Field(default=(), max_length=_MANY)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _once("image", (i.stage for i in self.images))
+        _once("set of OS packages", (s.name for s in self.os))
+        _once("set of Python packages", (s.name for s in self.python))
+        _once("source", [*(s.name for s in self.sources), *(f.name for f in self.files)])
+        _once("component", self.components)
+        if absent := [axis for axis in _ALWAYS if axis not in self.cell]:
+            raise ValueError(f"the cell has no {absent[0]}")
+        if (self.root is None) == (not self.images):
+            raise ValueError("a lock has either a root or base images")
+        if (self.stack is None) != (self.stack_digest is None):
+            raise ValueError("`stack` and `stack_digest` go together")
+        self._check_fit()
+        return self
+
+    def _check_fit(self) -> None:
+        """Raise ValueError where the packages or sources are not those of the cell."""
+        for axis, distribution in (("torch", "torch"), ("megatron", "megatron-core")):
+            for python_set in self.python:
+                for package in python_set.packages:
+                    if package.name == distribution and axis in self.cell and not _fits(package, self.cell[axis]):
+                        raise ValueError(
+                            f"the cell has {axis} {self.cell[axis]}, the set {python_set.name} pins {distribution} {package.version}"
+                        )
+        for axis, commit in self.commits.items():
+            if axis not in self.cell:
+                raise ValueError(f"`commits` names {axis}, which the cell does not have")
+            source = self.source(axis)
+            if isinstance(source, GitSource) and source.commit != commit:
+                raise ValueError(f"`commits` has {axis} at {commit}, `sources` has it at {source.commit}")
 
     @property
     def as_cell(self) -> Cell:
@@ -157,8 +267,40 @@ class Lock(Model):
 
     @property
     def complete(self) -> bool:
-        """Whether every input is pinned by hash."""
-        return not self.missing
+        """Whether every input is pinned by hash. It follows from the content; what `missing` states can only add to it."""
+        return not self.missing and not self.unpinned
+
+    @property
+    def unpinned(self) -> tuple[Missing, ...]:
+        """The inputs that have no hash in this lock, whatever `missing` says of them."""
+        return tuple(self._unpinned())
+
+    def _unpinned(self) -> Iterator[Missing]:
+        bases = tuple(image.stage for image in self.images) or ("base",)
+
+        def no_hash(what: str, *stages: str) -> Missing:
+            return Missing(what=what, host="unknown", why="the lock has no hash of it", stages=stages)
+
+        for image in self.images:
+            if image.digest is None:
+                yield no_hash(f"digest of {image.reference} ({image.stage})", image.stage)
+        if self.root is not None and not self.root.packages:
+            yield no_hash(f"OS packages of the root {self.root.suite}", "base")
+        for os_set in self.os:
+            if os_set.wanted and not os_set.packages:
+                yield no_hash(f"OS packages: {', '.join(os_set.wanted)}"[:1000], *bases)
+        for python_set in self.python:
+            if python_set.requirements and not python_set.packages:
+                within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(
+                    python_set.name, ()
+                )
+                yield no_hash(f"{python_set.name} packages: {', '.join(python_set.requirements)}"[:1000], *within)
+        for file in (self.uv, *self.files):
+            if file.sha256 is None:
+                yield no_hash(f"hash of {file.url.rsplit('/', 1)[-1]}", f"src-{file.name}")
+        for source in self.sources:
+            if source.tree is None or any(s.used and s.tree is None for s in source.submodules):
+                yield no_hash(f"source tree of {source.name} at {source.commit}", f"src-{source.name}")
 
     @property
     def digest(self) -> str:
@@ -173,7 +315,10 @@ class Lock(Model):
         """Return what has no hash and is needed all the same where the stages `replaced` come from elsewhere."""
         made_on = {"runtime": "base", "builder": "devel"}
         given = {*replaced, *(made_on[stage] for stage in replaced if stage in made_on)}
-        return tuple(m for m in self.missing if not m.stages or not given.issuperset(m.stages))
+        # A statement without stages is of all that it does not name; the others speak of their own stages.
+        stated = {m.stages for m in self.missing}
+        unstated = () if () in stated else tuple(m for m in self.unpinned if m.stages not in stated)
+        return tuple(m for m in (*self.missing, *unstated) if not m.stages or not given.issuperset(m.stages))
 
     def python_set(self, name: str) -> PythonSet | None:
         """Return the set `name`, or None when this cell has none."""

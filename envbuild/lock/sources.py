@@ -309,7 +309,7 @@ def _as_source(source: GitSource, submodule: Submodule) -> GitSource:
     inner = f"{submodule.path}/"
     nested = (s for s in source.submodules if s.path.startswith(inner))
     return GitSource(
-        name=f"{source.name}/{submodule.path}",
+        name=f"{source.name}-{submodule.path.replace('/', '-')}"[:128],
         url=submodule.url,
         commit=submodule.commit,
         tree=submodule.tree,

@@ -1,12 +1,9 @@
 """Plan -> an Apptainer definition that converts the built image."""
 
-from envbuild.plan.dockerfile import OF_CONTAINERS, template
+from envbuild.plan.dockerfile import OF_CONTAINERS, rendered
 from envbuild.plan.plan import Plan
 
 
 def definition(plan: Plan) -> str:
     """Return the definition: the image of the plan as a SIF, tested against the lock as it is made."""
-    text: str = template("apptainer.j2").render(
-        plan=plan, tag=plan.tag, archive=f"{plan.cell.id}.tar", of_containers=OF_CONTAINERS
-    )
-    return text
+    return rendered("apptainer.j2", plan=plan, tag=plan.tag, archive=f"{plan.cell.id}.tar", of_containers=OF_CONTAINERS)

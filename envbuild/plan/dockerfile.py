@@ -1,14 +1,17 @@
 """Plan -> Dockerfile and bake file."""
 
 import json
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from envbuild.errors import LockError
 from envbuild.paths import data_dir
 from envbuild.plan.plan import Plan
+from envbuild.util import quote
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 
 _SEARCHED = ("PATH", "LD_LIBRARY_PATH")
@@ -16,17 +19,11 @@ OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 """Variables that the NVIDIA container toolkit reads, and nothing in the image."""
 
 
-def envquote(value: str) -> str:
-    """Quote a value for ENV and LABEL, so that nothing in it is expanded or split."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
-    return f'"{escaped}"'
-
-
 def envpath(value: str, name: str) -> str:
     """Quote the value of a variable for ENV; a search path that ends in itself goes on with what the base image has."""
     if name in _SEARCHED and value.endswith(f":${name}"):
-        return envquote(value.removesuffix(f"${name}"))[:-1] + f'${name}"'
-    return envquote(value)
+        return quote.dockerfile_env(value.removesuffix(f"${name}"))[:-1] + f'${name}"'
+    return quote.dockerfile_env(value)
 
 
 def shellpath(value: str, name: str) -> str:
@@ -34,10 +31,33 @@ def shellpath(value: str, name: str) -> str:
     return envpath(value, name).replace("`", "\\`")
 
 
+def _words(values: Iterable[str]) -> str:
+    return " ".join(map(quote.plain, values))
+
+
+def _commas(values: Iterable[str]) -> str:
+    return ",".join(map(quote.plain, values))
+
+
+def _globs(values: Iterable[str]) -> str:
+    return " ".join(map(quote.shell_glob, values))
+
+
+def _heredoc(text: str) -> str:
+    return quote.heredoc(text, "envbuild_end")
+
+
+def _finalize(value: object) -> object:
+    """Return what an expression of a template writes: text that a quoting function made, or a value that needs none."""
+    from markupsafe import Markup
+
+    return value if hasattr(value, "__html__") else Markup(quote.plain(str(value)))  # noqa: S704
+
+
 @cache
-def template(name: str) -> "Template":
-    """Return a template of dockerfiles/."""
+def _templates() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     env = Environment(
         loader=FileSystemLoader(data_dir("dockerfiles")),
@@ -45,18 +65,51 @@ def template(name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701
+        # Markup is what a quoting function made. Whatever else a template writes goes through `_finalize` first, so that
+        # no value is written as it is.
+        autoescape=True,
+        finalize=_finalize,
     )
-    env.filters["envquote"] = envquote
-    env.filters["envpath"] = envpath
-    env.filters["shellpath"] = shellpath
-    return env.get_template(name)
+
+    def quoting(function: Callable[..., str]) -> Callable[..., Markup]:
+        return lambda *values: Markup(function(*values))  # noqa: S704
+
+    filters: dict[str, Callable[..., str]] = {
+        "comment": quote.comment,
+        "word": quote.dockerfile_word,
+        "envquote": quote.dockerfile_env,
+        "envpath": envpath,
+        "shellpath": shellpath,
+        "words": _words,
+        "commas": _commas,
+        "globs": _globs,
+        "heredoc": _heredoc,
+        "pattern": quote.sed_pattern,
+    }
+    env.filters |= {name: quoting(function) for name, function in filters.items()}
+    return env
+
+
+def rendered(template: str, **values: object) -> str:
+    """Return the text of a template of dockerfiles/.
+
+    Raises:
+        LockError: a value cannot be written into this format: a lock or a stack that no envbuild made.
+
+    """
+    try:
+        return _templates().get_template(template).render(**values)
+    except ValueError as error:
+        raise LockError(
+            f"a value of the lock or stack cannot be written into the build: {error}",
+            where=template,
+            hint="do not build it; ask where the lock or the stack comes from",
+        ) from error
 
 
 def dockerfile(plan: Plan) -> str:
     """Return the Dockerfile: one self-contained text, the same for the same lock everywhere."""
-    text: str = template("Dockerfile.j2").render(plan=plan)
-    return text
+    return rendered("Dockerfile.j2", plan=plan)
 
 
 def bake(plan: Plan, *, dockerfile_name: str = "Dockerfile") -> str:
@@ -66,7 +119,7 @@ def bake(plan: Plan, *, dockerfile_name: str = "Dockerfile") -> str:
         "image": {
             **common,
             "target": "image",
-            "tags": [plan.tag],
+            "tags": [quote.bake(plan.tag)],
             "attest": ["type=provenance,disabled=true"],
         }
     }

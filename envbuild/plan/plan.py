@@ -129,11 +129,12 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     """Lay out the build of a lock. Pure: no network, no clock, no engine.
 
     Raises:
-        LockError: the stack is not the one that was locked.
+        LockError: the stack is not the one that was locked, or the lock does not hold what its cell is made of.
 
     """
     lock = locked.lock
     cell = lock.as_cell
+    _require_known(matrix, lock)
     if stack is not None and lock.stack_digest not in {None, stack.digest()}:
         shipped = stack.name.partition("@")[0] in stack_names()
         own = "; or name the file that it was made from: --stack FILE" if shipped else ""
@@ -143,6 +144,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
             hint=f"lock it again: envbuild lock with the same flags{own}",
         )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
+    _require_inputs(lock, inputs)
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in RECIPES}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
@@ -173,6 +175,50 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         mpi=mpi,
         brought=inputs.brought,
     )
+
+
+def _unfit(lock: Lock, what: str) -> LockError:
+    return LockError(
+        f"the lock does not fit its cell: {what}",
+        where=f"lock {lock.digest[:19]}",
+        hint="build with the envbuild that made the lock, or lock again: envbuild lock with the same flags",
+    )
+
+
+def _require_known(matrix: Matrix, lock: Lock) -> None:
+    """Raise LockError where the cell has a release that the matrix does not list."""
+    for axis, version in lock.cell.items():
+        if axis not in matrix.axes:
+            raise _unfit(lock, f"the matrix has no axis {axis}")
+        if not matrix.has(axis, version) and not matrix.axes[axis].open:
+            raise _unfit(lock, f"the matrix lists no {axis} {version}")
+        known = matrix.release(axis, version).commit if matrix.has(axis, version) else None
+        if known and lock.commits.get(axis, known) != known:
+            raise _unfit(lock, f"{axis} {version} is the commit {known}, the lock has {lock.commits[axis]}")
+
+
+def _require_inputs(lock: Lock, inputs: Inputs) -> None:
+    """Raise LockError where the lock has not what the build of its cell takes."""
+    compiled = tuple(c.axis for c in inputs.components)
+    if lock.components != compiled:
+        raise _unfit(
+            lock, f"it compiles {', '.join(lock.components) or 'nothing'}, the cell {', '.join(compiled) or 'nothing'}"
+        )
+    if {i.stage for i in lock.images} != {i.stage for i in inputs.images}:
+        raise _unfit(lock, "it starts from other base images")
+    if (lock.root.suite if lock.root else None) != inputs.root_suite:
+        raise _unfit(lock, f"its root is {lock.root.suite if lock.root else 'none'}, the cell's is {inputs.root_suite}")
+    for group in inputs.python:
+        if group.requirements and lock.python_set(group.name) is None:
+            raise _unfit(lock, f"it has no {group.name} packages")
+    for wanted in inputs.trees:
+        source = lock.source(wanted.name)
+        if not isinstance(source, GitSource) or source.commit != wanted.commit:
+            found = source.commit if isinstance(source, GitSource) else "none"
+            raise _unfit(lock, f"the source of {wanted.name} is at {wanted.commit}, the lock has {found}")
+    for name in (*(s.name for s in inputs.sdists), *(f.name for f in inputs.files)):
+        if not isinstance(lock.source(name), FileSource):
+            raise _unfit(lock, f"it has no source of {name}")
 
 
 def _mpi_facts(matrix: Matrix, cell: Cell) -> MpiFacts | None:
@@ -458,7 +504,8 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
             "version": lock.cell["megatron"],
             "module": "megatron.core",
         }
-    packages = {p.name: p.version for name in ("torch", "env") for p in ((lock.python_set(name) or _NO_SET).packages)}
+    sets = [found for found in map(lock.python_set, ("torch", "env")) if found]
+    packages = {package.name: package.version for each in sets for package in each.packages}
     return {
         "cell_id": lock.as_cell.id,
         "lock_digest": lock.digest,
@@ -470,7 +517,6 @@ def expected(lock: Lock, inputs: Inputs) -> dict[str, Any]:
     }
 
 
-_NO_SET = PythonSet(name="none", requirements=())
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

@@ -3,16 +3,18 @@
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from markupsafe import Markup
 
 from envbuild.errors import UsageError
 from envbuild.lock.model import Lock
 from envbuild.matrix.spec import version_key
 from envbuild.paths import data_dir
-from envbuild.plan.dockerfile import OF_CONTAINERS, template
+from envbuild.plan.dockerfile import OF_CONTAINERS, rendered
 from envbuild.plan.plan import Plan
+from envbuild.util import quote
 
 HOST_BRINGS = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
@@ -41,7 +43,8 @@ def script(plan: Plan) -> str:
     moved, repository = _moved(plan), _repository(plan)
     paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME", "/tmp/envbuild-": "$state/tmp/"}  # noqa: S108
     lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
-    text: str = template("shell.j2").render(
+    return rendered(
+        "shell.j2",
         plan=plan,
         missing=plan.lock.lacking(HOST_BRINGS),
         torch=_torch(plan.lock),
@@ -54,9 +57,8 @@ def script(plan: Plan) -> str:
         keys=_keys(plan),
         environment={n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE},
         here=_expander(paths, repository),
-        sh=shlex.quote,
+        sh=lambda value: Markup(quote.shell(value)),  # noqa: S704
     )
-    return text
 
 
 def _torch(lock: Lock) -> str:
@@ -78,32 +80,32 @@ def _toolkit(plan: Plan) -> str | None:
     return ".".join(str(n) for n in parsed.release[:2]) if parsed else cell["cuda"]
 
 
-def _moved(plan: Plan) -> dict[str, str]:
+def _moved(plan: Plan) -> dict[str, Markup]:
     """Return where the image's own folders lie on a host, as shell text."""
-    return {plan.mpi.prefix: "$prefix/mpi"} if plan.mpi and plan.mpi.prefix else {}
+    return {plan.mpi.prefix: Markup("$prefix/mpi")} if plan.mpi and plan.mpi.prefix else {}
 
 
-def _repository(plan: Plan) -> tuple[str, str] | None:
+def _repository(plan: Plan) -> tuple[str, Markup] | None:
     """Return what finds the repository's path where it is a whole one, for `sed -E` and for `re`, and its folder as shell text."""
     if not plan.stack:
         return None
     path = plan.stack.repository.path
     name = path.rsplit("/", 1)[-1]
     whole = r"(^|[^A-Za-z0-9._/-]|-[IL])" + path.replace(".", r"\.") + r"(/|[^A-Za-z0-9._-]|$)"
-    return whole, f"$prefix/{'repository-' if name in _OWN else ''}{name}"
+    return whole, Markup("$prefix/{}{}").format("repository-" if name in _OWN else "", quote.plain(name))
 
 
-def _expander(paths: Mapping[str, str], repository: tuple[str, str] | None) -> Callable[[str], str]:
+def _expander(paths: Mapping[str, str], repository: tuple[str, str] | None) -> Callable[[str], Markup]:
     """Return what gives a value as a double-quoted word in which the image's paths are those of the host."""
 
-    def here(value: str) -> str:
-        quoted = re.sub(r'([\\"$`])', r"\\\1", value)
+    def here(value: str) -> Markup:
+        quoted = quote.shell_double(value)
         # twice: of two paths in a row, the first takes the character between them
         for whole, folder in (repository, repository) if repository else ():
             quoted = re.sub(whole, rf"\1{folder}\2", quoted)
         for image, host in paths.items():
             quoted = quoted.replace(image, host)
-        return f'"{quoted}"'
+        return Markup(f'"{quoted}"')  # noqa: S704
 
     return here
 

@@ -93,10 +93,30 @@ def read_below(folder: Path, relative: str, *, limit: int) -> bytes:
         OSError: it cannot be read.
 
     """
-    with os.fdopen(open_below(folder, relative), "rb") as file:
+    return _read(open_below(folder, relative), relative, limit)
+
+
+def read_file(path: Path, *, limit: int) -> bytes:
+    """Return the bytes of a file that the user named: it may be a link, and it is no device and no FIFO.
+
+    Raises:
+        OutsideError: it is no regular file, or has more than `limit` bytes.
+        OSError: it cannot be read.
+
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        raise OutsideError(f"{path.name} is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}")
+    return _read(handle, path.name, limit)
+
+
+def _read(handle: int, name: str, limit: int) -> bytes:
+    with os.fdopen(handle, "rb") as file:
         body = file.read(limit + 1)
     if len(body) > limit:
-        raise OutsideError(f"{relative} has more than {limit} bytes")
+        raise OutsideError(f"{name} has more than {limit} bytes")
     return body
 
 

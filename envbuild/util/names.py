@@ -52,13 +52,13 @@ FileName = Annotated[str, _matching(_FILE_NAME, "a file name of letters, digits 
 TreePath = Annotated[str, AfterValidator(_check_tree_path)]
 """A path relative to a source tree, such as a submodule's: no `..`, no `.git`, no leading slash or dash."""
 
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}\Z")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 """A git commit or tree, all 40 digits."""
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\Z")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A sha256 in hex."""
 
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 """A digest as registries write it."""
 
 SourceUrl = Annotated[
@@ -87,6 +87,25 @@ OsVersion = Annotated[str, _matching(r"[0-9A-Za-z][0-9A-Za-z.+~:-]{0,127}", "the
 
 Version = Annotated[str, _matching(r"[0-9A-Za-z][0-9A-Za-z._+!-]{0,127}", "a version")]
 """A version of a distribution, or a release of the matrix."""
+
+ImageReference = Annotated[
+    str,
+    Field(max_length=400),
+    _matching(
+        rf"(?:{_HOST}/)?[a-z0-9]+(?:(?:\.|_{{1,2}}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{{1,2}}|-+)[a-z0-9]+)*)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?",
+        "the name of an image: registry.example.org/team/image:tag",
+    ),
+]
+"""An image by name and tag, without a digest."""
+
+ArchivePath = Annotated[
+    str,
+    _matching(
+        r"(?:[A-Za-z0-9_+~%:][A-Za-z0-9._+~%:-]{0,254}/){0,16}[A-Za-z0-9_+~%:][A-Za-z0-9._+~%:-]{0,254}",
+        "the path of a file below an archive's root",
+    ),
+]
+"""Where a .deb lies below the root of its archive; no part of it starts with a dot."""
 
 Line = Annotated[str, Field(max_length=2000), AfterValidator(_check_line)]
 """Text that people read, in one line."""

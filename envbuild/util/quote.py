@@ -9,17 +9,21 @@ import shlex
 from envbuild.util.names import is_one_line, shown
 
 _WORD = re.compile(r"[A-Za-z0-9_./:@+=,~%#!*\[\]?&;()-]*", re.ASCII)
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=,~%#-]*", re.ASCII)
+_GLOB = re.compile(r"[A-Za-z0-9_.+*?\[\]/-]+", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=~%#-]*", re.ASCII)
 
 
 def _one_line(value: str, what: str) -> str:
-    if not is_one_line(value):
+    if not is_one_line(value.replace("\t", " ")):
         raise ValueError(f"{shown(value, 80)!r} holds a line break or a control character, which {what} cannot have")
     return value
 
 
 def plain(value: str) -> str:
-    """Return a value that no format here would read as anything else: letters, digits and `_./:@+=,~%#-`."""
+    """Return a value that no format here would read as anything else: letters, digits and `_./:@+=~%#-`.
+
+    No comma among them, which would add an option to `--mount`.
+    """
     if not _PLAIN.fullmatch(value):
         raise ValueError(f"{shown(value, 80)!r} holds a character that must be quoted")
     return value
@@ -33,6 +37,25 @@ def comment(value: str) -> str:
 def shell(value: str) -> str:
     """Return a value as one word of a POSIX shell, in one line."""
     return shlex.quote(_one_line(value, "a word of a script"))
+
+
+def shell_double(value: str) -> str:
+    """Return a value for a place between double quotes of a POSIX shell, in one line."""
+    return re.sub(r'([\\"$`])', r"\\\1", _one_line(value, "a word of a script"))
+
+
+def shell_glob(value: str) -> str:
+    """Return a path in which a shell expands `*`, `?` and `[…]` and nothing else."""
+    if not _GLOB.fullmatch(value) or value.startswith("-"):
+        raise ValueError(f"{shown(value, 80)!r} is no path with *, ? and [ ] alone")
+    return value
+
+
+def sed_pattern(value: str) -> str:
+    """Return a regular expression for `s#…#…#` of sed between single quotes."""
+    if "#" in value or "'" in value or not is_one_line(value):
+        raise ValueError(f"{shown(value, 80)!r} cannot be a pattern of sed")
+    return value
 
 
 def dockerfile_env(value: str) -> str:

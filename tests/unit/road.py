@@ -2,6 +2,8 @@
 
 import hashlib
 
+from packaging.utils import canonicalize_name
+
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import Locked, unlocked
 from envbuild.lock.model import Lock, OsPackage, PythonPackage, PythonSet
@@ -45,6 +47,7 @@ def complete(inputs: Inputs, *, overrides: dict[str, str] | None = None) -> Lock
         name, _, version = requirement.partition("==")
         name = name.split("[")[0].split("<")[0].split(">")[0]
         version = versions.get(name, version or "1.0")
+        name = canonicalize_name(name)
         return PythonPackage(name=name, version=version, hashes=(sha(f"{name}=={version}"),))
 
     lock = Lock.model_validate(
@@ -55,7 +58,10 @@ def complete(inputs: Inputs, *, overrides: dict[str, str] | None = None) -> Lock
             "root": bare.root.model_copy(update={"packages": (os_package("libc6"),)}) if bare.root else None,
             "os": tuple(s.model_copy(update={"packages": tuple(os_package(n) for n in s.wanted)}) for s in bare.os),
             "python": tuple(
-                s.model_copy(update={"packages": tuple(python_package(r) for r in s.requirements)}) for s in bare.python
+                s.model_copy(
+                    update={"packages": tuple({p.name: p for p in map(python_package, s.requirements)}.values())}
+                )
+                for s in bare.python
             ),
             "sources": tuple(s.model_copy(update={"tree": sha(s.commit)[:40]}) for s in bare.sources),
             "files": tuple(f.model_copy(update={"sha256": sha(f.url)}) for f in bare.files),

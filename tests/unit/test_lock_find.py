@@ -63,7 +63,7 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
             LockError,
             "other packages than the lock: torch",
         ),
-        (lambda f: f.unlink(), DataError, "the lock lacks a file"),
+        (lambda f: f.unlink(), DataError, "a file of the lock cannot be read"),
         (lambda f: f.write_bytes(b"\xff"), DataError, "this is no pylock"),
     ],
     ids=["edited", "deleted", "not text"],
