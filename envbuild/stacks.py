@@ -1,5 +1,6 @@
 """Stacks: a training repository at a pin, with its packages, patches, environment, launchers and proof, as data."""
 
+import errno
 import hashlib
 import json
 import os
@@ -355,9 +356,17 @@ def stack_names() -> tuple[str, ...]:
 
 def _can_be_a_path(text: str) -> bool:
     try:
-        return len(os.fsencode(text)) < 4096 and "\0" not in text  # Linux's PATH_MAX
-    except UnicodeEncodeError:  # half a surrogate pair
+        os.stat(text)
+    except (ValueError, UnicodeEncodeError):  # a NUL, half a surrogate pair
         return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def _exists(path: Path) -> bool:
+    """Return whether `path` is there; what is no regular file is refused when it is read."""
+    return path.exists() and not path.is_dir()
 
 
 def load_stack(name_or_file: str) -> Stack:
@@ -377,11 +386,11 @@ def load_stack(name_or_file: str) -> Stack:
         name, _, pin = name.rpartition("@")  # a folder may have an @ in its name, too
     own = Path(name)
     path = own if own.suffix == ".toml" else data_dir("matrices") / "stacks" / f"{name}.toml"
-    if not path.is_file():
-        what = f"there is no stack {name!r}"
+    if not _exists(path):
+        what = f"there is no stack {shown(name, 80)!r}"
         if own.is_dir():
             what = f"{name} is a folder, not a stack file"
-        elif own.is_file():
+        elif own.suffix != ".toml" and own.is_file():
             what = f"the name of {name} does not end in .toml"
         hint = "stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)"
         raise UsageError(what, where="--stack", hint=hint)
