@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -356,7 +355,7 @@ def stack_names() -> tuple[str, ...]:
 
 def _can_be_a_path(text: str) -> bool:
     try:
-        os.stat(text)
+        Path(text).stat()
     except (ValueError, UnicodeEncodeError):  # a NUL, half a surrogate pair
         return False
     except OSError as error:
