@@ -5,6 +5,7 @@ the same thing (uv's and pip's configuration, proxy variables, apt's sources), t
 """
 
 import configparser
+import contextlib
 import difflib
 import os
 import pwd
@@ -30,6 +31,7 @@ from pydantic import (
 from envbuild.errors import DataError, HostError
 from envbuild.matrix.load import read_toml
 from envbuild.util.bounded import read_file, read_text
+from envbuild.util.names import shown
 from envbuild.util.text import redact
 
 __all__ = ["Settings", "config_path", "load_settings", "redact"]
@@ -70,15 +72,17 @@ def _path_text(value: Any, info: ValidationInfo) -> Any:
 
 
 def _folder(value: Path) -> Path:
-    if not value.is_dir():
-        raise ValueError(f"there is no folder {value}")
-    return value
+    with contextlib.suppress(OSError):  # a name that no folder can have
+        if value.is_dir():
+            return value
+    raise ValueError(f"there is no folder {shown(str(value))}")
 
 
 def _file(value: Path) -> Path:
-    if not value.is_file():
-        raise ValueError(f"there is no file {value}")
-    return value
+    with contextlib.suppress(OSError):
+        if value.is_file():
+            return value
+    raise ValueError(f"there is no file {shown(str(value))}")
 
 
 def _link(value: str, info: ValidationInfo) -> str:
@@ -290,7 +294,7 @@ def _message(error: ValidationError) -> str:
 
 
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, Settings.model_fields, n=1)
+    close = difflib.get_close_matches(key[:60], Settings.model_fields, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
@@ -299,7 +303,7 @@ def _from_file(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     for key in raw:
         if key not in Settings.model_fields:
             raise DataError(
-                f"{key!r} is not a setting",
+                f"{shown(key, 60)!r} is not a setting",
                 where=str(path),
                 hint=f"{_nearest(key)}docs/settings.md lists the settings: {', '.join(Settings.model_fields)}",
             )
