@@ -156,9 +156,14 @@ class Evidence(_Model):
 
 
 def content_id(record: Mapping[str, Any]) -> str:
-    """Return the hash over everything in a record but its `id`."""
+    """Return the hash over everything in a record but its `id`.
+
+    Raises:
+        ValueError: it holds an infinite number, which JSON lacks, or half a surrogate pair.
+
+    """
     body = {key: value for key, value in record.items() if key != "id"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 

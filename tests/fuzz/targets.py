@@ -219,7 +219,8 @@ def _read_patch(kind: str, body: bytes) -> None:
     from envbuild.patching import apply_hunks, parse_diff
 
     for path, hunks in parse_diff(body, where="x.patch").items():
-        apply_hunks(_FILE, hunks, where=path)
+        with contextlib.suppress(EnvbuildError):  # a diff of another file
+            apply_hunks(_FILE, hunks, where=path)
 
 
 def _patch_seeds() -> list[Seed]:
