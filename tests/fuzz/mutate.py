@@ -299,7 +299,9 @@ def _changed(generator: random.Random, tree: Any) -> Any:
         there = place in other if isinstance(other, dict) else place < len(other)
         parent[key] = copy.deepcopy(other[place]) if there else None
     elif kind == 6 and isinstance(value, list) and value:
-        parent[key] = (value * generator.choice((2, 50, 3000 // len(value) + 1)))[:3000]
+        # an input that is cut later must not cost memory of its own
+        most = max(1, LONGEST // max(1, len(json.dumps(value, default=str))))
+        parent[key] = (value * min(most, generator.choice((2, 50, 3000 // len(value) + 1))))[:3000]
     elif kind == 7 and isinstance(parent, dict):
         parent[generator.choice([*ODD_TEXTS[:20], "x", str(key) + "x"])] = parent.pop(key)
     elif kind == 8 and isinstance(value, str):
