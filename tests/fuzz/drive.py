@@ -32,7 +32,7 @@ GROWTH_MIB = 500
 """What the process may grow by, at one input or over a whole share."""
 _ADDRESS_SPACE = 4 << 30
 """Beyond this an allocation fails, so that a reader that eats memory does not take the machine with it."""
-SHARE = 20_000
+SHARE = 5_000
 """Executions of one process."""
 _MOST_KEPT = 40
 """Failures of a share that are kept one by one; a reader that fails always is not run for hours."""
