@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
 from envbuild.engine.registry import find_digest, pull_verified, push
 from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.lock.files import Locked, write_lock
 from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.make import Locked, current_os, make_lock, write_lock
+from envbuild.lock.make import current_os, make_lock
 from envbuild.lock.model import Lock, Missing, os_packages
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix

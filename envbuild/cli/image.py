@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
     from envbuild.engine.build import Built
-    from envbuild.lock.make import Locked
+    from envbuild.lock.files import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
@@ -165,8 +165,8 @@ def _with_lock(
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
     from envbuild.engine.build import find_built
+    from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
-    from envbuild.lock.make import read_lock
     from envbuild.pipeline import UnreachableError, lock_for, require_sources
     from envbuild.plan.plan import plan_of
 
@@ -404,7 +404,7 @@ def pull(tag: str | None, as_json: bool, lock_file: Path | None, sources: tuple[
     """
     from envbuild.engine.build import engine_client
     from envbuild.errors import DataError, HostError
-    from envbuild.lock.make import read_lock
+    from envbuild.lock.files import read_lock
     from envbuild.pipeline import lock_for, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
 

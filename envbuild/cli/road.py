@@ -69,7 +69,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     matrix, settings = load_matrix(), load_settings()
     pinned = None
     if lock_file is not None:
-        from envbuild.lock.make import read_lock
+        from envbuild.lock.files import read_lock
 
         pinned = read_lock(lock_file).lock
     request = request_from(flags, lock=pinned.pins if pinned else None)

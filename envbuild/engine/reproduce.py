@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from envbuild.engine.build import Builder, Built, Change
 from envbuild.errors import HostError, LockError, UsageError
-from envbuild.lock.make import Locked, Note, read_lock
+from envbuild.lock.files import Locked, read_lock
+from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.settings import Settings

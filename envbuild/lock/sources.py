@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
+from envbuild.components.base import Tree
 from envbuild.errors import DataError, HostError, LockError
-from envbuild.lock.inputs import TreeInput
 from envbuild.lock.model import GitSource, Submodule
 from envbuild.settings import Settings, redact
 
@@ -35,7 +35,7 @@ class SourceStore:
     def _trees(self) -> Path:
         return self.settings.cache_dir / "git" / "trees"
 
-    def pin(self, wanted: TreeInput) -> GitSource:
+    def pin(self, wanted: Tree) -> GitSource:
         """Return `wanted` with its tree id and the pins of its submodules.
 
         Raises:
@@ -82,7 +82,7 @@ class SourceStore:
             self._git("read-tree", commit, env=env)
             self._git("checkout-index", "--all", env=env, cwd=folder)
 
-    def _submodules(self, source: TreeInput) -> tuple[Submodule, ...]:
+    def _submodules(self, source: Tree) -> tuple[Submodule, ...]:
         listing = self._git("ls-tree", "-r", "-z", source.commit)
         links = {}
         for entry in filter(None, listing.split("\0")):
@@ -115,7 +115,7 @@ class SourceStore:
             self._have(f"{source.name}/{path}", url, commit)
             tree = self._git("rev-parse", f"{commit}^{{tree}}").strip()
             found.append(Submodule(path=path, url=url, commit=commit, tree=tree))
-            nested = self._submodules(TreeInput(name=f"{source.name}/{path}", url=url, commit=commit))
+            nested = self._submodules(Tree(name=f"{source.name}/{path}", url=url, commit=commit))
             found += [n.model_copy(update={"path": f"{path}/{n.path}"}) for n in nested]
         return tuple(found)
 

@@ -10,9 +10,10 @@ import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import DataError
-from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, PackagesFile, Release, Rule, RuleFile
+from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
 from envbuild.util.bounded import read_file, read_text
+from envbuild.util.model import NoFacts
 from envbuild.util.names import shown
 
 RULES_FILE = "rules.toml"

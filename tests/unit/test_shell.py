@@ -14,7 +14,8 @@ from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.files import Locked
+from envbuild.lock.make import unlocked
 from envbuild.lock.model import GitSource, Missing, Submodule
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
