@@ -18,12 +18,13 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
-import tomli
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from envbuild.errors import DataError, EnvbuildError, PatchError, UsageError
+from envbuild.matrix.load import read_toml
 from envbuild.paths import data_dir
 from envbuild.util.below import OutsideError, read_below
+from envbuild.util.bounded import read_file
 from envbuild.util.git import empty_repository, head_of, object_kind, objects_of
 from envbuild.util.names import shown
 
@@ -177,13 +178,12 @@ def load_patches(root: Path | None = None) -> dict[str, Patch]:
 
 def _load_manifest(path: Path) -> list[Patch]:
     try:
-        manifest = _Manifest.model_validate(tomli.loads(path.read_text("utf-8")))
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"the patch manifest is no TOML: {error}", where=str(path)) from error
+        manifest = _Manifest.model_validate(read_toml(path))
     except ValidationError as error:
         # a misspelt key is two errors, and the other one says only that its right spelling is missing
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        key = ".".join(str(part) for part in first["loc"])
+        errors = error.errors(include_url=False, include_input=False)
+        first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
+        key = ".".join(shown(str(part), 60) for part in first["loc"])
         problem = f"unknown key {key}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
         raise DataError(
             f"the patch manifest does not load: {problem}",
@@ -197,7 +197,12 @@ def _load_manifest(path: Path) -> list[Patch]:
         file = path.with_name(f"{entry.name}.patch")
         if not file.is_file():
             raise DataError(f"patch {entry.name} has no diff", where=str(file), hint="write it, or drop the entry")
-        head = {"target": manifest.target, "repo": manifest.repo, "diff": file.read_bytes()}
+        try:
+            head = {"target": manifest.target, "repo": manifest.repo, "diff": read_file(file)}
+        except OSError as error:
+            raise DataError(
+                f"the diff of patch {entry.name} cannot be read: {error.strerror}", where=str(file)
+            ) from None
         patch = Patch.model_validate({**dict(entry), **head})
         touched = set(patch.hunks)
         if touched != {f.path for f in patch.files}:
@@ -320,7 +325,7 @@ class Hunk:
     new: tuple[bytes, ...]
 
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
 
 def parse_diff(diff: bytes, *, where: str) -> dict[str, tuple[Hunk, ...]]:

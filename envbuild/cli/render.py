@@ -55,6 +55,7 @@ def render(
         },
         as_json=as_json,
         human=lambda: text.rstrip("\n"),
+        exact=True,
     )
 
 
