@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,14 +21,19 @@ from typing import Annotated, Literal, Self
 import tomli
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from envbuild.errors import DataError, PatchError, UsageError
+from envbuild.errors import DataError, EnvbuildError, PatchError, UsageError
 from envbuild.paths import data_dir
+from envbuild.util.below import OutsideError, read_below
+from envbuild.util.git import empty_repository, head_of, object_kind, objects_of
+from envbuild.util.names import shown
 
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 ObjectId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 # no quoting is needed for such a path anywhere: in a diff's header, in a shell, on any file system
 TreePath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*$")]
+
+_FILE_LIMIT = 2**26  # bytes; a file that a patch changes is source text
 
 
 class _Data(BaseModel):
@@ -566,18 +570,20 @@ def _other_image(root: Path, patch: Patch, file: PatchedFile, content: bytes) ->
 
 
 def _head_blob(root: Path, path: str) -> str | None:
-    """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say."""
-    if not (root / ".git").exists():
+    """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say.
+
+    The tree may be anybody's, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
+    and its objects by a repository of ours.
+    """
+    commit, objects = head_of(root), objects_of(root)
+    if commit is None or objects is None:
         return None
-    # the index is not touched, and a checkout of another user's is only read
-    command = ["git", "-c", "safe.directory=*", "-C", str(root), "rev-parse", "--verify", "--quiet", f"HEAD:./{path}"]
     try:
-        # of this tree, and not of the one whose hook may run this
-        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        with empty_repository() as ours:
+            found = object_kind(ours, f"{commit}:{path}", borrowed=(objects,), limit_s=30)
+    except (EnvbuildError, OSError):
         return None
-    return done.stdout.strip() or None
+    return found[0] if found else None
 
 
 def _read(root: Path, path: str) -> _Read:
@@ -589,7 +595,7 @@ def _read(root: Path, path: str) -> _Read:
             to = os.path.realpath(place)
             out = "" if Path(to).is_relative_to(root) else ", out of the tree"
             raise PatchError(
-                f"{place.relative_to(root)} is a symbolic link to {to}{out}",
+                f"{place.relative_to(root)} is a symbolic link to {shown(to)}{out}",
                 where=str(root / path),
                 hint="patches change only files that lie in the tree themselves: put a copy there",
             )
@@ -597,7 +603,9 @@ def _read(root: Path, path: str) -> _Read:
         status = place.stat()
         if not stat.S_ISREG(status.st_mode):
             raise PatchError(f"{path} is no file", where=str(place))
-        return _Read(content=place.read_bytes(), mode=stat.S_IMODE(status.st_mode))
+        return _Read(content=read_below(root, path, limit=_FILE_LIMIT), mode=stat.S_IMODE(status.st_mode))
+    except OutsideError as error:
+        raise PatchError(f"{path} cannot be patched: {error}", where=str(place)) from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PatchError(
             f"{path} is missing", where=str(place), hint="name the root of the repository, as its revision has it"
@@ -840,7 +848,9 @@ def check_upstream(tree: Path, patches: Iterable[Patch]) -> tuple[UpstreamReport
         sign = rule.fixed_when_present or rule.fixed_when_absent
         state: Literal["needed", "fixed", "gone"]
         try:
-            present = str(sign).encode() in (tree / rule.path).read_bytes()
+            present = str(sign).encode() in read_below(tree, rule.path, limit=_FILE_LIMIT)
+        except OutsideError as error:
+            raise PatchError(f"{rule.path} cannot be read: {error}", where=str(tree / rule.path)) from error
         except (FileNotFoundError, NotADirectoryError):
             state, text = "gone", f"{rule.ref} has no {rule.path} any more"
         except OSError as error:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -148,6 +148,9 @@ class Settings(BaseModel):
     sources: ExistingFolder | None = Field(
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
+    git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
+        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
+    )
     debs: ExistingFolder | None = Field(
         None,
         description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
@@ -200,7 +203,7 @@ class Settings(BaseModel):
         yield from self.redacted().items()
 
 
-LIST_KEYS = frozenset({"extra_index_urls", "find_links"})
+LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols"})
 """Settings that hold several values; in the environment they are separated by whitespace."""
 
 _NOT_SETTINGS = frozenset(

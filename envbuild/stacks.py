@@ -11,10 +11,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from envbuild.components.base import Wheel
 from envbuild.errors import DataError, UsageError
 from envbuild.matrix.load import explain_validation, read_toml
-from envbuild.matrix.model import AxisName, Model, Source
+from envbuild.matrix.model import AxisName, Source
 from envbuild.paths import data_dir
+from envbuild.util.model import Model
 
 if TYPE_CHECKING:
     from envbuild.patching import Patch
@@ -335,6 +337,33 @@ def tools_of(stack: Stack) -> dict[str, str]:
                 f"there is no tool {name!r}", where=f"stack {stack.name}: tools", hint="the tools: " + ", ".join(known)
             )
     return {name: (folder / name).read_text(encoding="utf-8") for name in stack.tools}
+
+
+def wheels_of(stack: Stack, mpi_prefix: str | None) -> tuple[Wheel, ...]:
+    """Return how the distributions that a stack builds from source are compiled.
+
+    Args:
+        stack: the stack.
+        mpi_prefix: where the cell's MPI lies when the build compiles it; None when the OS brings it.
+
+    """
+    return tuple(
+        Wheel(
+            axis=build.name,
+            distribution=build.name,
+            module=build.module,
+            extensions=build.extensions,
+            nvcc=build.nvcc,
+            job_gib=2.0,
+            environment=build.environment
+            | ({"MPICC": f"{mpi_prefix}/bin/mpicc" if mpi_prefix else "mpicc"} if build.mpi else {}),
+            tools=("packaging", "wheel", *build.tools),
+            version=build.version or str(build.commit)[:12],
+            alone=True,
+            mpi=build.mpi,
+        )
+        for build in stack.builds
+    )
 
 
 def stack_names() -> tuple[str, ...]:

@@ -1,7 +1,10 @@
-"""Prebuilt images in a registry: which digest a reference has there, a pull checked by digest, a push that says its digest."""
+"""Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
 
+import contextlib
 import hashlib
 import re
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,9 @@ _HUB = "docker.io"
 _HUB_API = "registry-1.docker.io"
 # The name under which `docker login` keeps Docker Hub's credentials.
 _HUB_LOGIN = "https://index.docker.io/v1/"
+# What the engine says last tells what went wrong; a registry may have it say much more.
+_SAID_LINES = 400
+_SAID = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +145,23 @@ def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> s
     return digest
 
 
-def pull_verified(client: "DockerClient", reference: str, digest: str) -> str:
+def pull_verified(
+    client: "DockerClient", reference: str, digest: str, *, check: Callable[[str], object] | None = None
+) -> str:
     """Pull `reference` at exactly `digest`, give it its tag, and return it as `repository@digest`.
 
-    The engine checks each byte against the digest; a tag that has moved in the registry since makes no difference.
+    The engine checks each byte against the digest; a tag that has moved in the registry since makes no difference. Who
+    named the digest is the caller's to know: one that the registry named itself proves nothing of what the image holds.
+
+    Args:
+        client: the engine.
+        reference: where the image is.
+        digest: the digest to pull.
+        check: looks at the pulled image, by the name that this returns, before it gets its tag. When it raises, nothing
+            is tagged, and an image that was not in the engine before is removed.
 
     Raises:
-        LockError: `digest` is no digest, or the registry does not hold it.
+        LockError: `digest` is no digest, the registry does not hold it, or what it sends is damaged.
         HostError: the registry cannot be reached or refuses, or the engine gave another image.
         UsageError: `reference` is no image reference, or names another digest itself.
 
@@ -158,16 +174,35 @@ def pull_verified(client: "DockerClient", reference: str, digest: str) -> str:
     if ref.digest not in {None, digest}:
         raise UsageError(f"{reference} names another digest than {digest}")
     pinned = f"{ref.repository}@{digest}"
-    _docker(client, ref, f"pulling {pinned}", "pull", "--quiet", pinned)
     try:
-        held = client.image.inspect(pinned).repo_digests
+        client.image.inspect(pinned)
+        had = True
+    except DockerException:
+        had = False
+    try:
+        _docker(client, ref, f"pulling {pinned}", "pull", "--quiet", pinned)
+        _require_held(client, ref, pinned)
+        if check is not None:
+            check(pinned)
         if ref.digest is None:
             client.image.tag(pinned, f"{ref.repository}:{ref.tag}")
+    except BaseException:
+        if not had:
+            with contextlib.suppress(DockerException):
+                client.image.remove(pinned)
+        raise
+    return pinned
+
+
+def _require_held(client: "DockerClient", ref: Reference, pinned: str) -> None:
+    from python_on_whales.exceptions import DockerException
+
+    try:
+        held = client.image.inspect(pinned).repo_digests
     except DockerException as error:
         raise _engine_failure(error.stderr or "", ref, f"pulling {pinned}") from None
-    if not any(entry.endswith(f"@{digest}") for entry in held):
-        raise HostError(f"the engine pulled another image than {pinned}", where=", ".join(held))
-    return pinned
+    if not any(entry.endswith(pinned[pinned.index("@") :]) for entry in held):
+        raise HostError(f"the engine pulled another image than {pinned}", where=shown(", ".join(held)))
 
 
 def push(client: "DockerClient", reference: str) -> str:
@@ -186,13 +221,13 @@ def push(client: "DockerClient", reference: str) -> str:
     # The engine ends with `TAG: digest: sha256:… size: N`.
     found = re.findall(r"digest: (sha256:[0-9a-f]{64})", said)
     if not found:
-        raise HostError(f"the engine pushed {name} and named no digest", where=said.strip()[-200:])
+        raise HostError(f"the engine pushed {name} and named no digest", where=shown(said.strip()[-200:]))
     return str(found[-1])
 
 
 def _docker(client: "DockerClient", ref: Reference, doing: str, *words: str) -> str:
-    """Run `docker image` with these words and return what it said; interrupted, it ends before this raises."""
-    said: list[str] = []
+    """Run `docker image` with these words and return the end of what it said; interrupted, it ends before this raises."""
+    said: deque[str] = deque(maxlen=_SAID_LINES)
     if followed([*client.client_config.docker_cmd, "image", *words], feed=said.append, stdout=True):
         raise _engine_failure("".join(said), ref, doing)
     return "".join(said)
@@ -238,16 +273,45 @@ def _no_access(ref: Reference) -> HostError:
     )
 
 
+# How the engine says that what it was sent is not what the manifest, or the digest that was asked for, describes.
+_DAMAGED = re.compile(
+    r"unexpected commit digest|short read|unexpected EOF|failed size validation|could not fetch content descriptor"
+    r"|wrong diff id|archive/tar|invalid checksum|corrupt|does not match (?:the )?digest"
+    r"|unsupported media type|unexpected media type|invalid (?:tar|gzip|zstd|manifest)|magic number mismatch",
+    re.IGNORECASE,
+)
+
+
 def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
     """Return our error for docker's, by what docker says."""
     text = said.strip()
     last = text.splitlines()[-1].strip() if text else "docker gave no reason"
+    last = shown(last if len(last) <= _SAID else f"…{last[-_SAID:]}", 2 * _SAID)  # the reason stands at its end
+    # The image's own name is no part of what is wrong: `team/not-denied` refuses nothing.
+    text = text.replace(ref.repository, "")
+    if re.search(r"no space left on device", text, re.IGNORECASE):
+        return HostError(
+            "the disk is full where the engine keeps images",
+            where=doing,
+            hint="free some (docker builder prune, docker image prune) and run again",
+        )
     if re.search(r"no such image|image .* does not exist|tag does not exist", text, re.IGNORECASE):
         return UsageError(f"the engine has no image {ref.repository}:{ref.tag}", where=doing, hint="build it first")
-    if re.search(r"unauthorized|authentication required|no basic auth|denied|forbidden", text, re.IGNORECASE):
-        return _no_access(ref)
     if re.search(r"cannot connect to the docker daemon|docker API at", text, re.IGNORECASE):
         return HostError("no Docker engine answers", where=last, hint="start it, or run scripts/install-engine")
+    if doing.startswith("pulling") and _DAMAGED.search(text):
+        return LockError(
+            f"what the registry {ref.host} sends is damaged, or is not what the image's digest says: {last}",
+            where=doing,
+            hint="try once more, as a broken connection looks alike; then have the image pushed again, or build it here: "
+            "envbuild image --no-pull",
+        )
+    if re.search(r"unauthorized|authentication required|no basic auth|denied|forbidden", text, re.IGNORECASE):
+        return _no_access(ref)
     if re.search(r"manifest unknown|not found", text, re.IGNORECASE):
-        return LockError(f"the registry {ref.host} does not hold this image", where=doing, hint="build it instead")
+        return LockError(
+            f"the registry {ref.host} does not hold this image",
+            where=doing,
+            hint="build it here: envbuild image --no-pull",
+        )
     return HostError(f"{doing} failed: {last}", hint=f"check that this machine reaches {ref.host}")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from envbuild.engine.registry import find_digest
 from envbuild.errors import HostError, LockError
+from envbuild.lock.files import Locked
 from envbuild.lock.index import files_of
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.make import Locked, Note, current_os
+from envbuild.lock.make import Note, current_os
 from envbuild.lock.model import os_packages
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
@@ -52,7 +53,7 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
             download(settings, file.url, file.sha256, settings.cache_dir / "files")
         except LockError as error:
             faults.append(str(error.what))
-    store = SourceStore(settings=settings)
+    store = SourceStore(settings=settings, note=note)
     for source in lock.sources:
         note(f"checking the source of {source.name}")
         try:

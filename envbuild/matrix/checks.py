@@ -9,21 +9,21 @@ from typing import Literal
 
 from packaging.version import Version
 
+from envbuild.components.flash_attn import FlashAttnFacts
+from envbuild.components.megatron import MegatronFacts
+from envbuild.components.te import TeFacts
+from envbuild.components.torch import TorchFacts
 from envbuild.errors import HostError, LockError
 from envbuild.matrix.clauses import Cause, Clause, Clauses, compile_matrix
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import (
     Axis,
     AxisName,
-    FlashAttnFacts,
-    MegatronFacts,
     NvccFacts,
     Release,
     Rule,
     Source,
     Spec,
-    TeFacts,
-    TorchFacts,
 )
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key

@@ -10,8 +10,9 @@ import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import DataError
-from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, PackagesFile, Release, Rule, RuleFile
+from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
+from envbuild.util.model import NoFacts
 
 RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"

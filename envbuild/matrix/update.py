@@ -6,9 +6,7 @@ already is never touched: a release of the same version, or one that a person wr
 
 import datetime as dt
 import json
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
@@ -30,7 +28,8 @@ from envbuild.matrix.wheels import (
     uploads,
 )
 from envbuild.settings import Settings
-from envbuild.util.names import Commit, SafeName, checked
+from envbuild.util.git import Reach, empty_repository, run_git
+from envbuild.util.names import SafeName, checked
 from envbuild.util.quote import comment
 
 TE_REPOSITORY = "https://github.com/NVIDIA/TransformerEngine.git"
@@ -116,30 +115,23 @@ class _Asking:
         """Return tag -> commit of `repository`; {} and a remark when it cannot be asked."""
         if repository not in self.tags:
             self.tags[repository] = {}
+            reach = Reach(
+                ca_bundle=self.settings.ca_bundle,
+                https_proxy=self.settings.https_proxy,
+                no_proxy=self.settings.no_proxy,
+            )
             try:
-                answer = subprocess.run(
-                    ["git", "ls-remote", "--tags", repository],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    timeout=_GIT_TIMEOUT_S,
-                    env=_git_environment(self.settings),
-                )
-            except (OSError, subprocess.SubprocessError):
+                with empty_repository() as ours:
+                    answer = run_git(
+                        ours, "ls-remote", "--tags", operands=(repository,), reach=reach, limit_s=_GIT_TIMEOUT_S
+                    )
+            except (EnvbuildError, OSError):
                 self.unreachable.append(repository)
             else:
-                self.tags[repository] = _tags(answer.stdout)
+                if answer.code:
+                    self.unreachable.append(repository)
+                self.tags[repository] = _tags(answer.stdout.decode("utf-8", "replace"))
         return self.tags[repository]
-
-
-def _git_environment(settings: Settings) -> dict[str, str]:
-    # a question without a terminal would wait for a password for ever
-    extra = {"GIT_TERMINAL_PROMPT": "0"}
-    if settings.ca_bundle:
-        extra["GIT_SSL_CAINFO"] = str(settings.ca_bundle)
-    if settings.https_proxy:
-        extra["https_proxy"] = settings.https_proxy
-    return {**os.environ, **extra}
 
 
 def _tags(text: str) -> dict[str, str]:
@@ -147,9 +139,10 @@ def _tags(text: str) -> dict[str, str]:
     tags: dict[str, str] = {}
     for line in text.splitlines():
         commit, _, ref = line.partition("\t")
+        if not re.fullmatch(r"[0-9a-f]{40}", commit) or not ref.startswith("refs/tags/"):
+            continue
         name = ref.removeprefix("refs/tags/")
         try:
-            checked(Commit, commit)
             checked(SafeName, name.removesuffix("^{}"))
         except ValueError:
             continue

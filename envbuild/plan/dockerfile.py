@@ -35,6 +35,10 @@ def _words(values: Iterable[str]) -> str:
     return " ".join(map(quote.plain, values))
 
 
+def _commas(values: Iterable[str]) -> str:
+    return ",".join(map(quote.plain, values))
+
+
 def _globs(values: Iterable[str]) -> str:
     return " ".join(map(quote.shell_glob, values))
 
@@ -77,6 +81,7 @@ def _templates() -> "Environment":
         "envpath": envpath,
         "shellpath": shellpath,
         "words": _words,
+        "commas": _commas,
         "globs": _globs,
         "heredoc": _heredoc,
         "pattern": quote.sed_pattern,

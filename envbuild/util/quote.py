@@ -10,7 +10,7 @@ from envbuild.util.names import is_one_line, shown
 
 _WORD = re.compile(r"[A-Za-z0-9_./:@+=,~%#!*\[\]?&;()-]*", re.ASCII)
 _GLOB = re.compile(r"[A-Za-z0-9_.+*?\[\]/-]+", re.ASCII)
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=,~%#-]*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=~%#-]*", re.ASCII)
 
 
 def _one_line(value: str, what: str) -> str:
@@ -20,7 +20,10 @@ def _one_line(value: str, what: str) -> str:
 
 
 def plain(value: str) -> str:
-    """Return a value that no format here would read as anything else: letters, digits and `_./:@+=,~%#-`."""
+    """Return a value that no format here would read as anything else: letters, digits and `_./:@+=~%#-`.
+
+    No comma among them, which would add an option to `--mount`.
+    """
     if not _PLAIN.fullmatch(value):
         raise ValueError(f"{shown(value, 80)!r} holds a character that must be quoted")
     return value

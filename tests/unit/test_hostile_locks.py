@@ -1,0 +1,266 @@
+"""A lock or a stack of somebody else: whatever its fields hold, it is refused or it stays a value."""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tomli
+from hostile import MARK, OTHERS, TEXTS, leaves, outside_of_documents, put, put_unchecked
+from pydantic import ValidationError
+from road import complete, inputs_for_stack
+
+from envbuild.errors import DataError, EnvbuildError
+from envbuild.lock.files import Locked, read_lock
+from envbuild.lock.model import Lock
+from envbuild.matrix.load import load_matrix
+from envbuild.paths import data_dir
+from envbuild.plan.apptainer import definition
+from envbuild.plan.dockerfile import bake, dockerfile
+from envbuild.plan.plan import plan_of
+from envbuild.plan.shell import script
+from envbuild.stacks import Stack, load_stack
+from envbuild.util.quote import plain
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = {
+    "plain": (next((ROOT / "matrices/locks").iterdir()), None),
+    "stack": (ROOT / "docs/gpu/deepspeed", ROOT / "docs/gpu/deepspeed.toml"),
+}
+FORMATS = {"dockerfile": dockerfile, "bake": bake, "apptainer": definition, "shell": script}
+
+
+def rendered(locked, stack, formats=tuple(FORMATS)):
+    plan = plan_of(load_matrix(), locked, stack)
+    return {name: FORMATS[name](plan) for name in formats}
+
+
+def is_plain(value):
+    try:
+        return bool(plain(value))
+    except ValueError:
+        return False
+
+
+def assert_same_build(texts, good, place, value):
+    """The texts may differ in values and hold less, and nothing more that an engine or a shell runs."""
+    for name, text in texts.items():
+        if name == "bake":
+            assert json.loads(text).keys() == json.loads(good[name]).keys()
+            continue
+        known = Counter(map(_opening, outside_of_documents(good[name])))
+        lines = outside_of_documents(text)
+        added = Counter(map(_opening, lines)) - known
+        assert not [word for word in added if word and not word.startswith("#")], (name, place, value, added)
+        if is_plain(value):
+            continue  # nothing in it could be more than a value
+        for line in lines:
+            if MARK in line and not line.lstrip().startswith("#"):
+                # FROM and ADD know no quotes; a word that a quoting function let through is one word there
+                assert _opening(line) in {"FROM", "ADD"} or _in_quotes(line, line.index(MARK)), (
+                    name,
+                    place,
+                    value,
+                    line,
+                )
+
+
+def _opening(line):
+    """Return the instruction or command that a line begins with, a value after `=` aside."""
+    return line.split(" ")[0].partition("=")[0]
+
+
+def _in_quotes(line, end):
+    quote, escaped = "", False
+    for character in line[:end]:
+        if escaped:
+            escaped = False
+        elif character == "\\" and quote != "'":
+            escaped = True
+        elif not quote and character in "'\"":
+            quote = character
+        elif character == quote:
+            quote = ""
+    return bool(quote)
+
+
+@pytest.fixture(params=LOCKS, scope="module")
+def example(request):
+    folder, file = LOCKS[request.param]
+    locked = read_lock(folder)
+    stack = load_stack(str(file)) if file else None
+    return folder, locked, stack, rendered(locked, stack)
+
+
+def test_a_hostile_field_of_a_lock_is_refused_or_stays_a_value(example):
+    folder, locked, stack, good = example
+    whole = json.loads((folder / "lock.json").read_text())
+    accepted = 0
+    for place in leaves(whole):
+        if place[0] == "missing" and place[1:2] not in {(), (0,)}:
+            continue  # notes in any words: all of a kind
+        for value in (*TEXTS, *OTHERS):
+            try:
+                lock = Lock.model_validate_json(json.dumps(put(whole, place, value)))
+                formats = tuple(FORMATS) if value in TEXTS[:8] else ("dockerfile", "shell")
+                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), stack, formats)
+            except (EnvbuildError, ValidationError):
+                continue
+            accepted += 1
+            if isinstance(value, str):
+                assert_same_build(texts, good, place, value)
+    assert accepted  # a note such as `why` may hold any line, so the test reaches the renderers
+
+
+def test_what_is_said_of_a_hostile_lock_is_short_and_plain(example, tmp_path):
+    folder, _, _, _ = example
+    whole = json.loads((folder / "lock.json").read_text())
+    for place in (("uv", "url"), ("cell", "torch"), ("sources", 0, "name"), ("matrix",)):
+        for value in TEXTS:
+            (tmp_path / "lock.json").write_text(json.dumps(put(whole, place, value)))
+            with pytest.raises(DataError) as caught:
+                read_lock(tmp_path)
+            assert len(str(caught.value)) < 2000
+            assert "\x1b" not in str(caught.value)
+
+
+def test_a_hostile_name_of_a_field_is_refused(example, tmp_path):
+    folder, _, stack, _ = example
+    whole = json.loads((folder / "lock.json").read_text())
+    for file in folder.glob("pylock.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for value in TEXTS:
+        for key in ("cell", "commits"):
+            changed = whole | {key: {**whole.get(key, {}), value: "1"}}
+            (tmp_path / "lock.json").write_text(json.dumps(changed))
+            with pytest.raises(EnvbuildError):
+                rendered(read_lock(tmp_path), stack)
+
+
+def test_the_renderers_do_not_rely_on_the_model(example):
+    """The same values, put into the model behind its validators: a template quotes or refuses each of them."""
+    _, locked, stack, good = example
+    whole = locked.lock.model_dump()
+    places = [
+        place
+        for place in leaves(whole)
+        if isinstance(_at(whole, place), str) and place not in {("flavor",), ("stack",)}
+    ]
+    assert len(places) > 40
+    for place in places:
+        for value in TEXTS[:8]:
+            lock = put_unchecked(locked.lock, place, value)
+            try:
+                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), stack, ("dockerfile", "shell"))
+            except (EnvbuildError, ValueError):  # an error of pydantic where a later step reads the value again
+                continue
+            assert_same_build(texts, good, place, value)
+
+
+def _at(data, place):
+    for part in place:
+        data = data[part]
+    return data
+
+
+def test_a_hostile_field_of_a_stack_is_refused_or_stays_a_value():
+    raw = tomli.loads((data_dir("matrices") / "stacks" / "llama3-70b.toml").read_text())
+    stack = Stack.model_validate(raw)
+    locked = complete(inputs_for_stack(stack))
+    good = rendered(locked, stack)
+    commands = {"run", "check", "command"}  # what a stack is asked to run
+    accepted = 0
+    for place in leaves(raw):
+        if commands & set(map(str, place)) or place[0] in {
+            "title",
+            "about",
+            "source",
+            "also",
+            "uses",
+            "proof",
+            "launchers",
+        }:
+            continue  # no part of a build
+        for value in TEXTS[:12]:
+            try:
+                other = Stack.model_validate(put(raw, place, value))
+                lock = locked.lock.model_copy(update={"stack_digest": other.digest()})
+                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), other, ("dockerfile", "shell"))
+            except (EnvbuildError, ValueError):
+                continue
+            accepted += 1
+            assert_same_build(texts, good, place, value)
+    assert accepted
+
+
+def test_a_script_with_hostile_notes_still_parses(example, tmp_path):
+    folder, _, stack, _ = example
+    if stack is None:
+        pytest.skip("a complete lock holds no note")
+    whole = json.loads((folder / "lock.json").read_text())
+    for file in folder.glob("pylock.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for value in TEXTS[3:9]:
+        (tmp_path / "lock.json").write_text(json.dumps(put(whole, ("missing", 0, "what"), value)))
+        text = rendered(read_lock(tmp_path), stack)["shell"]
+        subprocess.run(["sh", "-n"], input=text, text=True, check=True)
+
+
+def test_a_lock_that_calls_itself_complete_is_not(tmp_path):
+    """Whether every input has its hash follows from the content; a lock cannot claim it."""
+    folder, _ = LOCKS["plain"]
+    whole = json.loads((folder / "lock.json").read_text())
+    assert read_lock(folder).lock.complete
+    for change in (
+        lambda lock: lock["uv"].pop("sha256"),
+        lambda lock: next(p for p in lock["os"] if p["name"] == "runtime").pop("packages"),
+        lambda lock: lock["root"].pop("packages"),
+        lambda lock: lock["files"][0].pop("sha256"),
+        lambda lock: lock["sources"][0].pop("tree"),
+        lambda lock: lock["python"][0].pop("packages"),
+    ):
+        lock = json.loads(json.dumps(whole))
+        change(lock)
+        for file in folder.glob("pylock.*"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "lock.json").write_text(json.dumps(lock))
+        found = read_lock(tmp_path).lock
+        assert not found.complete
+        assert found.lacking()
+        plan = plan_of(load_matrix(), read_lock(tmp_path))
+        assert plan.labels["io.envbuild.complete"] == "false"
+
+
+def test_a_lock_of_another_cell_than_its_packages_is_refused(tmp_path):
+    folder, _ = LOCKS["plain"]
+    whole = json.loads((folder / "lock.json").read_text())
+    for file in folder.glob("pylock.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for place, value in (
+        (("cell", "torch"), "2.10.0"),
+        (("cell", "apex"), "25.08"),
+        (("cell", "os"), "debian13"),
+        (("cell", "te"), "9.9"),
+        (("version",), 2),
+        (("epoch",), -1),
+        (("epoch",), 2**40),
+        (("components",), ["te"]),
+        (("matrix",), "sha256:x"),
+    ):
+        (tmp_path / "lock.json").write_text(
+            json.dumps(put(whole, place, value) if place[0] in whole else whole | {place[0]: value})
+        )
+        with pytest.raises(EnvbuildError):
+            rendered(read_lock(tmp_path), None)
+
+
+def test_a_pylock_that_is_a_link_is_refused(tmp_path):
+    folder, _ = LOCKS["plain"]
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    pylock = tmp_path / "pylock.torch.toml"
+    pylock.rename(tmp_path / "elsewhere")
+    pylock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EnvbuildError, match="link"):
+        read_lock(tmp_path)
