@@ -27,7 +27,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import _load, load_matrix
 from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import public_version, specifiers, version_key
-from envbuild.plan.dockerfile import dockerfile
+from envbuild.plan.dockerfile import _templates, dockerfile
 from envbuild.plan.plan import plan_of
 
 HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}

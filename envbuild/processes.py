@@ -1,12 +1,25 @@
-"""Processes that lead a session of their own, and end with everything that they started."""
+"""Processes that lead a session of their own, end with everything that they started, and are read within bounds."""
 
 import contextlib
 import os
+import re
+import selectors
 import signal
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Self
+
+_LINE = 1 << 20
+"""Characters of one line; a longer one is handed over in pieces."""
+_LAST = 1 << 16
+"""Bytes that are kept of what a command says on stderr: its end."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_group(
@@ -39,6 +52,8 @@ def followed(
 ) -> int:
     """Run `command`, hand each line of its stderr to `feed` as it comes, and return the exit code.
 
+    A line of more than 1 MiB comes in pieces.
+
     When `feed` raises or Ctrl-C comes, the command is asked to end by SIGTERM and nothing of it runs any more when this raises.
 
     Args:
@@ -64,7 +79,7 @@ def followed(
         said = process.stdout if stdout else process.stderr
         assert said is not None  # noqa: S101 - it was asked for
         try:
-            for line in said:
+            for line in iter(lambda: said.readline(_LINE), ""):
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
@@ -72,3 +87,243 @@ def followed(
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C, SIGTERM and SIGHUP until the block has ended: for a few quick steps that must not stop halfway.
+
+    In a thread other than the main one it does nothing: Python hands no signal to those.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        del frame
+        came.append(number)
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    # None is a handler that was not set from Python; an ignored signal stays ignored, in what is started here as well
+    changed = {n: handler for n, handler in before.items() if handler is not None and handler is not signal.SIG_IGN}
+    for number in changed:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a command said, and how it ended."""
+
+    code: int
+    """Its exit code; negative where a signal ended it, as ours does when it goes out of bounds."""
+    out: bytes
+    """Its stdout."""
+    err: bytes
+    """The last 64 KiB of its stderr."""
+    fault: str = ""
+    """Which bound it broke, as the end of a sentence that starts with its name; empty when it kept them."""
+
+
+def bounded(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    limit: int,
+    stdin: bytes = b"",
+) -> Said:
+    """Run `command`, feed it `stdin`, and read what it says until it ends or breaks a bound; then it is killed.
+
+    Nothing of the command's own session runs any more when this returns or raises.
+
+    Args:
+        command: program and arguments.
+        seconds: how long it may run.
+        limit: bytes that it may write to stdout; stderr may have as many, of which the last 64 KiB are kept.
+        stdin: what it reads, less than 64 KiB, so that a command which never reads holds up nothing.
+
+    Raises:
+        OSError: there is no such program.
+
+    """
+    if len(stdin) >= 1 << 16:
+        raise ValueError("more than a pipe holds")
+    out, err = bytearray(), bytearray()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - all were asked for
+        fault = ""
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(stdin)
+                process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            deadline, counts = time.monotonic() + seconds, [0, 0]
+            with selectors.DefaultSelector() as ready:
+                ready.register(process.stdout, selectors.EVENT_READ, 0)
+                ready.register(process.stderr, selectors.EVENT_READ, 1)
+                while ready.get_map() and not fault:
+                    left = deadline - time.monotonic()
+                    for key, _ in ready.select(max(0.0, left)):
+                        piece = os.read(key.fd, 1 << 18)
+                        if not piece:
+                            ready.unregister(key.fileobj)
+                            continue
+                        counts[key.data] += len(piece)
+                        if key.data:
+                            err = (err + piece)[-_LAST:]
+                        else:
+                            out += piece
+                        if counts[key.data] > limit:
+                            fault = f"printed more than {limit:,} bytes"
+                    if left <= 0:
+                        fault = fault or f"did not end within {seconds:g} s"
+            if not fault:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    fault = f"did not end within {seconds:g} s"
+        finally:
+            if process.returncode is None:  # not waited for: its number is still its group's
+                end_group(process, first=signal.SIGKILL, patience=5.0)
+    return Said(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
+
+
+class Stream:
+    """What a command writes to stdout, read piece by piece until a moment."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", seconds: float) -> None:
+        assert process.stdout  # noqa: S101 - it was asked for
+        self._handle = process.stdout.fileno()
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._handle, selectors.EVENT_READ)
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._rest = memoryview(b"")
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most `count`; none at the end.
+
+        Raises:
+            TimeoutError: the command did not write them in time.
+
+        """
+        if not self._rest:
+            if not self._ready.select(max(0.0, self._deadline - time.monotonic())):
+                raise TimeoutError(f"did not end within {self._seconds:g} s")
+            self._rest = memoryview(os.read(self._handle, 1 << 20))
+        piece, self._rest = self._rest[:count], self._rest[count:]
+        return bytes(piece)
+
+    def close(self) -> None:
+        """Let the selector go."""
+        self._ready.close()
+
+
+@contextlib.contextmanager
+def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
+    """Run `command` and yield its stdout; when the block ends before it does, it is killed.
+
+    Raises:
+        OSError: there is no such program.
+        TimeoutError: it did not end within `seconds`.
+        subprocess.CalledProcessError: the block read all, and the command ended badly; `stderr` has its last 64 KiB.
+
+    """
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        ) as process,
+    ):
+        stream = Stream(process, seconds)
+        try:
+            yield stream
+            if not stream.read(1):
+                process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError("wrote everything and did not end") from None
+        finally:
+            stream.close()
+            if process.returncode is None:
+                end_group(process, first=signal.SIGKILL, patience=5.0)
+                process.returncode = 0  # its end was ours
+        if process.returncode:
+            said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """Who made something that outlives a SIGKILL of its maker, so that a later run knows whether to remove it.
+
+    A process id alone names another process after a while, and in another container or on another machine.
+    """
+
+    boot: str
+    """First 12 digits of the kernel's boot id."""
+    space: int
+    """Number of the process id namespace."""
+    pid: int
+    started: int
+    """Clock ticks from boot to the start of the process."""
+    until: int
+    """Seconds since 1970 after which nobody needs the thing any more, whoever made it."""
+
+    @classmethod
+    def here(cls, *, seconds: float) -> Self:
+        """Return this process; what it makes is of use for `seconds` at most."""
+        boot, space = _place()
+        return cls(
+            boot=boot,
+            space=space,
+            pid=os.getpid(),
+            started=_started(os.getpid()) or 0,
+            until=int(time.time() + seconds),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read what `str` of one gives; None where it is something else."""
+        match = _MAKER.fullmatch(text)
+        if match is None:
+            return None
+        space, pid, started, until = (int(part) for part in match.groups()[1:])
+        return cls(boot=match[1], space=space, pid=pid, started=started, until=until)
+
+    def __str__(self) -> str:
+        """Return it as characters that a name, a label and a tag may hold."""
+        return f"{self.boot}-{self.space}-{self.pid}-{self.started}-{self.until}"
+
+    @property
+    def gone(self) -> bool:
+        """Whether the maker has ended, or its time is over. Of another machine's processes only the latter is known."""
+        if time.time() > self.until:
+            return True
+        return (self.boot, self.space) == _place() and _started(self.pid) != self.started
+
+
+_MAKER = re.compile(r"([0-9a-f]{12})-(\d{1,12})-(\d{1,10})-(\d{1,18})-(\d{1,12})", re.ASCII)
+
+
+def _place() -> tuple[str, int]:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:12]
+    return boot, Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _started(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # the name, in brackets, may hold anything; a zombie (Z) or a dead one (X) does nothing more
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])

@@ -205,18 +205,21 @@ class _Progress:
             self.bar.__exit__(kind, error, trace)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
+        from rich.markup import escape
+
         if event["event"] == "collected":
             self.bar.update(self.task, total=event["total"])
             gpus = event["machine"].get("gpus", [])
             place = f"{len(gpus)} GPU(s), driver {event['machine'].get('driver')}" if gpus else "no GPU"
-            self._say(f"{event['cell_id']}: torch {event['machine']['torch']}, {place}, seed {event['seed']}")
+            text = f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
+            self._say(escape(text))
         elif event["event"] == "begin":
-            self.bar.update(self.task, description=event["id"])
+            self.bar.update(self.task, description=escape(event["id"]))
         elif event["event"] == "test":
             self.bar.advance(self.task)
             if event["outcome"] != "skipped":
                 word = {"passed": "[green]passed[/]", "failed": "[bold red]FAILED[/]"}[event["outcome"]]
-                self._say(f"{word} {event['id'].replace('[', chr(92) + '[')} ({event['seconds']:.1f} s)")
+                self._say(f"{word} {escape(event['id'])} ({event['seconds']:.1f} s)")
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -228,6 +231,7 @@ def _table(answer: Mapping[str, Any]) -> str:
     from io import StringIO
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     out = StringIO()
@@ -245,11 +249,11 @@ def _table(answer: Mapping[str, Any]) -> str:
     console.print(levels)
     for test in answer["tests"]:
         for data in test["tables"]:
-            table = Table(title=data["title"], title_justify="left")
+            table = Table(title=escape(data["title"]), title_justify="left")
             for position, column in enumerate(data["columns"]):
-                table.add_column(column, justify="left" if position == 0 else "right")
+                table.add_column(escape(column), justify="left" if position == 0 else "right")
             for row in data["rows"]:
-                table.add_row(*(str(cell) for cell in row))
+                table.add_row(*(escape(str(cell)) for cell in row))
             console.print(table)
     skipped: dict[str, int] = {}
     for test in answer["tests"]:

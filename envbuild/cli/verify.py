@@ -7,17 +7,23 @@ from envbuild.cli.output import emit, json_option, note
 
 @click.command()
 @click.argument("tag")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Fetch the locked wheels that this machine has not seen yet, to hold the installed files against them.",
+)
 @json_option
-def audit(tag: str, as_json: bool) -> None:
-    """Look into an image, without a GPU: versions, imports, extensions, no compiler, one CUDA, nothing left over.
+def audit(tag: str, deep: bool, as_json: bool) -> None:
+    """Look into an image, without a GPU: versions, files, imports, extensions, no compiler, one CUDA, nothing left over.
 
+    Every installed file is held against its RECORD, and that against the locked wheel where its RECORD is known here.
     Exits with 6 when it finds a defect.
     """
     from envbuild.cli.show import table
     from envbuild.settings import load_settings
     from envbuild.verify.audit import audit as look
 
-    found = look(load_settings(), tag)
+    found = look(load_settings(), tag, deep=deep, note=note)
     word = {"passed": "ok", "failed": "DEFECT", "unproven": "?"}
     emit(
         found.as_json(), as_json=as_json, human=lambda: table([(word[c.verdict], c.name, c.text) for c in found.checks])

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Literal
 from envbuild.diagnosis import diagnose
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
+from envbuild.processes import bounded
 from envbuild.settings import Settings
+from envbuild.util.names import shown as printable
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
 
-_NOT_STARTED = 125
-"""`docker run`'s own exit code: the engine failed before the container ran."""
+_INSPECT_LIMIT = 16 << 20
+"""Bytes that the engine may say of one image."""
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
@@ -220,11 +221,6 @@ def run_command(
     return [*line, container.image, *command], notes
 
 
-def remove_container(settings: Settings, name: str) -> None:
-    """End the container `name` and remove it, if there is one."""
-    subprocess.run([*docker(settings), "rm", "--force", name], capture_output=True, check=False)
-
-
 def shown(line: Iterable[str]) -> str:
     """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
     secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
@@ -237,36 +233,30 @@ def last_words(said: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def require_started(code: int, said: str, image: str) -> None:
-    """Raise HostError where `docker run` ended with its own code and not the container's: the engine started nothing."""
-    if code == _NOT_STARTED:
-        raise HostError(
-            f"the engine could not start a container: {last_words(said) or 'it said nothing'}",
-            where=image,
-            hint="`envbuild doctor` says what is wrong with the engine; a full disk is the usual cause",
-        )
-
-
-def require_image(settings: Settings, image: str) -> None:
-    """Check that the engine answers and holds `image`.
+def require_image(settings: Settings, image: str) -> bytes:
+    """Check that the engine answers and holds `image`; return what it says of it, as JSON.
 
     Raises:
         HostError: it does not.
 
     """
     try:
-        ran = subprocess.run(
-            [*docker(settings), "image", "inspect", image], capture_output=True, text=True, check=False
-        )
+        ran = bounded([*docker(settings), "image", "inspect", "--", image], seconds=60.0, limit=_INSPECT_LIMIT)
     except OSError:
         raise HostError("there is no docker command", hint="scripts/install-engine, then `envbuild doctor`") from None
-    if ran.returncode == 0:
-        return
-    said = ran.stderr.strip().splitlines()
+    if ran.code == 0 and not ran.fault:
+        return ran.out
+    if ran.fault:
+        raise HostError(
+            f"`docker image inspect` {ran.fault}", where=image, hint="`envbuild doctor` looks at the engine"
+        )
+    said = ran.err.decode("utf-8", "replace").strip().splitlines()
     if any("no such image" in line.lower() for line in said):
         raise HostError(
             f"there is no image {image} here",
             where=settings.engine_host or os.environ.get("DOCKER_HOST"),
             hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
         )
-    raise HostError(said[-1] if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it")
+    raise HostError(
+        printable(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it"
+    )

@@ -29,7 +29,7 @@ from envbuild.matrix.wheels import (
 )
 from envbuild.settings import Settings
 from envbuild.util.git import Reach, empty_repository, run_git
-from envbuild.util.names import SafeName, checked
+from envbuild.util.names import Commit, SafeName, checked
 from envbuild.util.quote import comment
 
 TE_REPOSITORY = "https://github.com/NVIDIA/TransformerEngine.git"
@@ -139,10 +139,11 @@ def _tags(text: str) -> dict[str, str]:
     tags: dict[str, str] = {}
     for line in text.splitlines():
         commit, _, ref = line.partition("\t")
-        if not re.fullmatch(r"[0-9a-f]{40}", commit) or not ref.startswith("refs/tags/"):
+        if not ref.startswith("refs/tags/"):
             continue
         name = ref.removeprefix("refs/tags/")
         try:
+            checked(Commit, commit)
             checked(SafeName, name.removesuffix("^{}"))
         except ValueError:
             continue

@@ -25,15 +25,22 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.paths import data_dir
-from envbuild.processes import end_group
+from envbuild.processes import bounded, end_group
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import shown
+from envbuild.verify.events import LINE, MARK, read_event
 
 if TYPE_CHECKING:
+    from envbuild.engine.guest import Image
     from envbuild.settings import Settings
 
 EXPECTED_IN_IMAGE = "/opt/envbuild/expected.json"
 """Where a built image carries its expectation."""
 
-MARK = "@smoke "
+_TESTS = 20_000
+"""Tests of one run that are kept; the suite has fewer than 100."""
+_LOG_LIMIT = 256 << 20
+"""Bytes of a run that are kept; one that prints more is ended."""
 _PYTEST_RAN_NOTHING = (4, 5)  # a usage error; nothing collected
 _EXIT_HOST = 3  # smoke_tests/run.py: this host cannot run what was asked
 _LAST_WORDS_S = 5.0  # for output that is still on its way when the suite's process has ended
@@ -144,7 +151,9 @@ class SmokeReport:
 
 
 def _where(target: Mapping[str, Any]) -> str:
-    return str(target["reference"]) if target["kind"] == "image" else f"this host, {target.get('interpreter')}"
+    if target["kind"] == "image":
+        return f"{target['reference']} ({target['digest']})" if target.get("digest") else str(target["reference"])
+    return f"this host, {target.get('interpreter')}"
 
 
 def suite_hash(folder: Path | None = None) -> str:
@@ -209,8 +218,12 @@ class _Target:
     told: Mapping[str, Any]
     python: tuple[int, int]
     expected: Mapping[str, Any] | None = None
+    image: "Image | None" = None
+    """What the tag named at the time of the look; this is what runs."""
 
 
+_LOOK_S = 120.0
+_LOOK_LIMIT = 16 << 20
 _PROBE = (
     "import json,os,sys;p={0!r};"
     "print(json.dumps({{'python':list(sys.version_info[:2]),'executable':sys.executable,"
@@ -227,55 +240,62 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.container import docker, last_words, require_image, require_started
+    from envbuild.engine.guest import look_up, run_guest, said_last
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
+    image: Image | None = None
     if isinstance(target, HostTarget):
         try:
-            ran = subprocess.run([str(target.python), "-c", probe], capture_output=True, text=True, check=False)
+            said = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=_LOOK_LIMIT)
         except OSError as error:
             raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
         told: dict[str, Any] = {"kind": "host"}
+        where = _where({**told, "interpreter": target.python})
     else:
-        require_image(settings, target.reference)
-        command = [*docker(settings), "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "sh"]
-        ran = subprocess.run(
-            [*command, target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "-c", probe],
-            capture_output=True,
-            text=True,
-            check=False,
+        image = look_up(settings, target.reference)
+        said = run_guest(
+            settings,
+            "look",
+            image,
+            ["-c", _PYTHON_IN_IMAGE, "sh", "-c", probe],
+            entrypoint="sh",
+            seconds=_LOOK_S,
+            limit=_LOOK_LIMIT,
         )
-        told = {"kind": "image", "reference": target.reference, "digest": image_digest(target.reference, settings)}
-    line = next((text for text in reversed(ran.stdout.splitlines()) if text.startswith("{")), None)
-    if ran.returncode or line is None:
-        if isinstance(target, ImageTarget):
-            require_started(ran.returncode, ran.stderr, target.reference)
-        said = last_words(ran.stderr) or "it said nothing"
-        python = target.python if isinstance(target, HostTarget) else None
-        raise SmokeError(f"its Python does not run: {said}", where=_where({**told, "interpreter": python}))
-    answer = json.loads(line)
-    return _Target(
-        told={**told, "interpreter": answer["executable"]},
-        python=(answer["python"][0], answer["python"][1]),
-        expected=answer["expected"],
-    )
+        told = {"kind": "image", "reference": target.reference, "digest": image.digest}
+        where = f"{target.reference} ({image.digest})"
+    if said.fault:
+        raise SmokeError(f"its Python {said.fault}", where=where)
+    if said.code:
+        raise SmokeError(f"its Python does not run: {said_last(said) or 'it said nothing'}", where=where)
+    try:
+        python, executable, expected = read_look(said.out)
+    except ValueError as error:
+        raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
+    return _Target(told={**told, "interpreter": executable}, python=python, expected=expected, image=image)
 
 
-def image_digest(reference: str, settings: "Settings") -> str | None:
-    """Return the manifest digest of an image that the engine holds; its id where the engine keeps no manifests."""
-    from envbuild.engine.container import docker
+def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:
+    """Return what the first look at a Python printed: its version, its path and the expectation that it found.
 
-    ran = subprocess.run(
-        [*docker(settings), "image", "inspect", "--format", "{{json .}}", reference],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        return None
-    found = json.loads(ran.stdout)
-    digest = (found.get("Descriptor") or {}).get("digest") or found.get("Id")
-    return str(digest) if digest else None
+    Raises:
+        ValueError: it printed something else.
+
+    """
+    line = next((text for text in reversed(out.splitlines()) if text.startswith(b"{")), None)
+    if line is None:
+        raise ValueError("no answer")
+    found = parse_json(line, limit=_LOOK_LIMIT)
+    match found:
+        case {"python": [int(major), int(minor)], "executable": str(executable), "expected": dict() | None as expected}:
+            pass
+        case _:
+            raise ValueError("not its version, path and expectation")
+    if not (2 <= major < 100 and 0 <= minor < 1000) or isinstance(major, bool) or isinstance(minor, bool):
+        raise ValueError("no version of Python")
+    if expected is not None and (fault := _shape_fault(expected)):
+        raise ValueError(f"no expectation: {fault}")
+    return (major, minor), executable, expected
 
 
 _SHAPES: Mapping[str, type | tuple[type, ...]] = {
@@ -294,18 +314,25 @@ def read_expected(path: Path) -> dict[str, Any]:
 
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = parse_json(file.read(_LOOK_LIMIT + 1), limit=_LOOK_LIMIT)
     except (OSError, ValueError) as error:
         raise UsageError(f"the expectation cannot be read: {error}", where=str(path)) from None
+    if fault := _shape_fault(found):
+        raise UsageError(f"this is no expectation: {fault}", where=str(path))
+    assert isinstance(found, dict)  # noqa: S101 - it has the shape
+    return found
+
+
+def _shape_fault(found: Any) -> str:
+    """Return what is wrong with the shape of an expectation; nothing where it is right."""
     if not isinstance(found, dict) or not {"cell", "packages", "components"} <= found.keys():
-        raise UsageError("this is no expectation: it lacks cell, packages or components", where=str(path))
+        return "it lacks cell, packages or components"
     for key, value in found.items():
         shape = _SHAPES.get(key)
         if shape and not isinstance(value, shape):
-            raise UsageError(
-                f"this is no expectation: its {key} is no {'table' if shape is dict else 'text'}", where=str(path)
-            )
-    return found
+            return f"its {key} is no {'table' if shape is dict else 'text'}"
+    return ""
 
 
 def default_device(expected: Mapping[str, Any], level: Level) -> Device:
@@ -380,7 +407,7 @@ def run_smoke(
     logs = settings.cache_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
-    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch, contextlib.ExitStack() as held:
         expectation = Path(scratch) / "expected.json"
         expectation.write_text(json.dumps(expected), encoding="utf-8")
         expectation.chmod(0o644)
@@ -395,14 +422,17 @@ def run_smoke(
             if isinstance(target, HostTarget):
                 started = _on_host(target, folder, expectation, arguments, environment or {})
             else:
+                assert seen.image is not None  # noqa: S101 - a look at an image has it
                 started = _in_container(
-                    target,
+                    seen.image,
+                    held,
                     folder=folder,
                     expectation=expectation,
                     arguments=arguments,
                     environment=environment or {},
                     device=device,
                     settings=settings,
+                    timeout_s=timeout_s,
                 )
         except HostError as error:  # a verdict about this host, to be kept as evidence like any other
             collected.refused = f"{error.what}{': ' + error.hint if error.hint else ''}"
@@ -421,7 +451,7 @@ def run_smoke(
     start = collected.start
     return SmokeReport(
         target=_told(seen.told, start),
-        cell_id=str(expected.get("cell_id", "")),
+        cell_id=shown(str(expected.get("cell_id", ""))),
         cell=dict(expected.get("cell", {})),
         lock_digest=expected.get("lock_digest"),
         level=level.value,
@@ -471,15 +501,14 @@ class _Collected:
         self.tail: list[str] = []
 
     def line(self, text: str) -> None:
-        if not text.startswith(MARK):
-            if text.strip():
-                self.tail = [*self.tail[-19:], text.rstrip()]
+        said = read_event(text)
+        if said is None:
+            if text.strip() and not text.startswith(MARK):
+                self.tail = [*self.tail[-19:], shown(text.rstrip(), 2000)]
             return
-        try:
-            said = json.loads(text.removeprefix(MARK))
-        except ValueError:
+        if len(self.tests) >= _TESTS:
             return
-        match said.get("event"):
+        match said["event"]:
             case "collected":
                 self.start = said
             case "begin":
@@ -511,7 +540,7 @@ class _Collected:
         if self.broken:
             return "failed", self.broken
         if self.interrupted:
-            return "interrupted", f"interrupted {self._place}"
+            return "interrupted", f"interrupted {self.place}"
         if self.timed_out and not self.ended:
             return "hung", f"{self.running or 'the suite'} did not end within {timeout_s:.0f} s"
         failed = [test for test in self.tests if test.outcome == "failed"]
@@ -536,7 +565,8 @@ class _Collected:
         return "failed", text
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """Where the suite is, as the end of a sentence."""
         if self.running:
             return f"in {self.running}"
         return f"after {self.tests[-1].id}" if self.tests else "before its first test"
@@ -546,7 +576,7 @@ class _Collected:
         for pattern, what in _ENGINE_SAYS:
             if re.search(pattern, said, re.IGNORECASE):
                 return "host", f"{what}: {self.tail[-1]}"
-        at = self._place
+        at = self.place
         if code in {137, -9}:
             return "host", f"the suite was killed {at}: the usual cause is memory exhausted"
         names = {139: "segmentation fault", -11: "segmentation fault", 134: "abort", -6: "abort"}
@@ -599,7 +629,8 @@ def _on_host(
 
 
 def _in_container(
-    target: ImageTarget,
+    image: "Image",
+    held: contextlib.ExitStack,
     *,
     folder: Path,
     expectation: Path,
@@ -607,13 +638,14 @@ def _in_container(
     environment: Mapping[str, str],
     device: Device,
     settings: "Settings",
+    timeout_s: float,
 ) -> _Started:
-    from envbuild.engine.container import Container, Mount, docker, remove_container, run_flags
+    from envbuild.engine.container import Container, Mount, run_flags
+    from envbuild.engine.guest import guest, remove, start_line
     from envbuild.host import facts
 
-    name = f"envbuild-smoke-{uuid.uuid4().hex[:12]}"
     container = Container(
-        image=target.reference,
+        image=image.id,
         gpus="all" if device == "cuda" else "none",
         mounts=(
             Mount(source=data_dir("smoke_tests"), target="/smoke", read_only=True),
@@ -632,11 +664,12 @@ def _in_container(
         network="host" if device == "cuda" else "none",
     )
     flags, _ = run_flags(facts(settings), container)
-    command = [*docker(settings), "run", "--rm", "--pull", "never", "--name", name, *flags, "--entrypoint", "sh"]
-    command += [target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command = ["-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *arguments]
+    made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
+    name = held.enter_context(made)
     process = subprocess.Popen(
-        command,
+        start_line(settings, name),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -645,26 +678,32 @@ def _in_container(
         start_new_session=True,
     )
 
-    def remove() -> None:
-        remove_container(settings, name)
+    def end() -> None:
+        remove(settings, name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
         process.kill()
 
-    return _Started(process=process, remove=remove)
+    return _Started(process=process, remove=end)
 
 
 def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: float) -> int | None:
-    lines: queue.Queue[str | None] = queue.Queue()
+    lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)  # a suite that prints faster than it is read waits
     stream = started.process.stdout
     assert stream is not None  # noqa: S101 - it was asked for
 
     def pump() -> None:
-        for line in stream:
-            lines.put(line)
-        lines.put(None)
+        for line in iter(lambda: stream.readline(LINE), ""):
+            while not left_off.is_set():
+                with contextlib.suppress(queue.Full):
+                    lines.put(line, timeout=1.0)
+                    break
+            else:
+                return
+        with contextlib.suppress(queue.Full):
+            lines.put(None, timeout=1.0)
 
-    process = started.process
+    process, kept, left_off = started.process, 0, threading.Event()
     pumping = threading.Thread(target=pump, daemon=True)
     pumping.start()
     deadline = limit = time.monotonic() + timeout_s
@@ -678,6 +717,10 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
             if line is None:
                 break
             if line:
+                kept += len(line)
+                if kept > _LOG_LIMIT:
+                    collected.broken = f"it printed more than {_LOG_LIMIT:,} characters {collected.place}"
+                    return None
                 log.write(line)
                 log.flush()
                 collected.line(line)
@@ -696,6 +739,7 @@ def _follow(started: _Started, collected: _Collected, log: IO[str], timeout_s: f
     except subprocess.TimeoutExpired:
         return None
     finally:
+        left_off.set()
         started.remove()
         pumping.join(5)
         if not pumping.is_alive():

@@ -1,19 +1,22 @@
 """A stack's own proof: its commands, run inside the image once it is built."""
 
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.container import Container, docker, remove_container, run_flags
+from envbuild.engine.container import Container, run_flags
+from envbuild.engine.guest import Image, guest, look_up, start_line
 from envbuild.errors import SmokeError
 from envbuild.host import facts
-from envbuild.processes import followed
+from envbuild.processes import bounded
 from envbuild.settings import Settings
 from envbuild.stacks import Use
+from envbuild.util.names import shown
 from envbuild.verify.smoke import Device
 
-_LATE = 124  # what `timeout` exits with
+_SAID = 64 << 20
+"""Bytes that one command may print."""
+_LAST = 1 << 16
 LIMIT_S = 900
 """Seconds that one command may take: some compile kernels first."""
 
@@ -33,13 +36,14 @@ def show(settings: Settings, image: str, proof: Iterable[Use], device: Device) -
     """Run every command of `proof` in a container of its own without a network; return how each ended.
 
     Raises:
-        HostError: this machine lacks what the container asks for.
+        HostError: there is no such image, or this machine lacks what the container asks for.
 
     """
+    found = look_up(settings, image)  # one image for all of them, whatever the tag names meanwhile
     return [
         Shown(name=use.name, run=use.run, outcome="unproven", reason="it needs a GPU, and this host has none")
         if use.gpu and device == "cpu"
-        else _run(settings, image, use, device)
+        else _run(settings, found, use, device)
         for use in proof
     ]
 
@@ -55,19 +59,18 @@ def raise_for(shown: Sequence[Shown], image: str) -> None:
             )
 
 
-def _run(settings: Settings, image: str, use: Use, device: Device) -> Shown:
+def _run(settings: Settings, image: Image, use: Use, device: Device) -> Shown:
     # Loopback is enough for its ranks, and what is fetched as it runs proves nothing of the image.
-    container = Container(image=image, gpus="all" if device == "cuda" else "none", network="none", infiniband="off")
-    name = f"envbuild-proof-{uuid.uuid4().hex[:12]}"
+    container = Container(image=image.id, gpus="all" if device == "cuda" else "none", network="none", infiniband="off")
     flags, _ = run_flags(facts(settings), container)
-    command = [*docker(settings), "run", "--rm", "--init", "--pull", "never", "--name", name, *flags, image]
-    said: list[str] = []
-    try:
-        code = followed([*command, "timeout", str(LIMIT_S), "sh", "-c", use.run], feed=said.append, stdout=True)
-    finally:
-        remove_container(settings, name)
-    if code == 0:
+    command, flags = ["-c", use.run], [*flags, "--init", "--entrypoint", "sh"]
+    with guest(settings, "proof", image.id, command, flags=flags, seconds=LIMIT_S) as name:
+        # What both of its streams say, in the order in which it says it.
+        line = ["sh", "-c", 'exec "$@" 2>&1', "sh", *start_line(settings, name)]
+        said = bounded(line, seconds=LIMIT_S, limit=_SAID)
+    if not said.fault and said.code == 0:
         return Shown(name=use.name, run=use.run, outcome="passed")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "it printed nothing")
-    why = f"not done within {LIMIT_S} s" if code == _LATE else f"exit {code}"
-    return Shown(name=use.name, run=use.run, outcome="failed", reason=f"{why}: {last[:300]}")
+    lines = said.out[-_LAST:].decode("utf-8", "replace").splitlines()
+    last = next((text.strip() for text in reversed(lines) if text.strip()), "it printed nothing")
+    why = f"it {said.fault}" if said.fault else f"exit {said.code}"
+    return Shown(name=use.name, run=use.run, outcome="failed", reason=f"{why}: {shown(last, 300)}")

@@ -1,11 +1,16 @@
 """Commands that are followed line by line, and what is left of them when the reader is interrupted."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 
-from envbuild.processes import followed
+from envbuild import processes
+from envbuild.processes import Maker, Said, bounded, followed, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -55,3 +60,125 @@ def test_stdout_is_handed_over_where_it_is_asked_for(tmp_path):
     lines.clear()
     assert followed(command, feed=lines.append) == 0
     assert lines == ["err\n"]
+
+
+def test_a_line_without_an_end_comes_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_LINE", 1000)
+    lines: list[str] = []
+    assert followed(["sh", "-c", "head -c 5000 /dev/zero | tr '\\0' x"], feed=lines.append, stdout=True) == 0
+    assert [len(line) for line in lines] == [1000] * 5
+
+
+# --- within bounds ------------------------------------------------------------------------------------
+
+
+def test_what_a_command_says_is_returned_with_its_code():
+    said = bounded(["sh", "-c", "cat; echo worse >&2; exit 3"], seconds=10, limit=100, stdin=b"fed")
+    assert said == Said(code=3, out=b"fed", err=b"worse\n")
+
+
+@pytest.mark.parametrize("where", ["", ">&2"])
+def test_endless_output_is_cut_and_the_command_ended(where):
+    begun = time.monotonic()
+    said = bounded(["sh", "-c", f"exec yes {where}"], seconds=60, limit=1_000_000)
+    assert said.fault == "printed more than 1,000,000 bytes"
+    assert said.code == -9
+    assert len(said.out) < 2_000_000
+    assert len(said.err) <= 1 << 16
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "script", ["trap '' TERM INT HUP; sleep 60", "exec >&- 2>&-; sleep 60", "sleep 60 & exit 0", "yes | (sleep 60)"]
+)
+def test_what_never_ends_is_ended_in_time(script):
+    begun = time.monotonic()
+    said = bounded(["sh", "-c", script], seconds=0.5, limit=100)
+    assert said.fault == "did not end within 0.5 s"
+    assert time.monotonic() - begun < 5
+
+
+def test_what_a_command_left_behind_is_ended_too(tmp_path):
+    said = bounded(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/left"], seconds=0.5, limit=100)
+    assert said.fault == "did not end within 0.5 s"
+    left = int((tmp_path / "left").read_text())
+    deadline = time.monotonic() + 5
+    while processes._started(left) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes._started(left) is None
+
+
+def test_a_command_that_reads_nothing_holds_up_nothing():
+    assert bounded(["true"], seconds=10, limit=10, stdin=b"x" * 60_000).code == 0
+
+
+def test_a_stream_is_read_to_its_end_and_a_bad_end_is_told():
+    with streamed(["sh", "-c", "head -c 3000000 /dev/zero"], seconds=20) as stream:
+        count = 0
+        while piece := stream.read(700_000):
+            count += len(piece)
+    assert count == 3_000_000
+
+    def read_all() -> None:
+        with streamed(["sh", "-c", "echo x; echo no disk >&2; exit 3"], seconds=20) as stream:
+            while stream.read(100):
+                pass
+
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        read_all()
+    assert (caught.value.returncode, caught.value.stderr) == (3, b"no disk\n")
+
+
+@pytest.mark.parametrize("script", ["exec yes", "trap '' TERM; sleep 60"])
+def test_a_stream_that_is_left_is_ended(script, tmp_path):
+    begun = time.monotonic()
+    with streamed(["sh", "-c", f"echo $$ >{tmp_path}/pid; echo first; {script}"], seconds=60) as stream:
+        assert stream.read(3) == b"fir"
+        if "sleep" in script:
+            stream._deadline = 0
+            assert stream.read(100) == b"st\n"
+            with pytest.raises(TimeoutError, match="did not end within 60 s"):
+                stream.read(100)
+            stream._rest = b"x"  # so that leaving the block looks for no more
+    assert time.monotonic() - begun < 10
+    assert processes._started(int((tmp_path / "pid").read_text())) is None
+
+
+HELD_BACK = """
+import os, signal, sys
+from envbuild.processes import uninterrupted
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.default_int_handler)
+try:
+    with uninterrupted():
+        with uninterrupted():
+            os.kill(os.getpid(), int(sys.argv[1]))
+            os.kill(os.getpid(), signal.SIGINT)
+        print("done")
+    print("never")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_waits_until_the_steps_are_done(number):
+    done = subprocess.run(
+        [sys.executable, "-c", HELD_BACK, str(int(number))], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["done", "interrupted"], "")
+
+
+def test_a_maker_is_known_by_more_than_its_number():
+    here = Maker.here(seconds=60)
+    assert Maker.parse(str(here)) == here
+    assert not here.gone
+    assert replace(here, started=here.started - 1).gone  # another process had this number
+    assert replace(here, until=1).gone
+    for elsewhere in (replace(here, boot="0" * 12, pid=1 << 30), replace(here, space=1, pid=1 << 30)):
+        assert not elsewhere.gone
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert replace(here, pid=ended.pid).gone
+    for text in ("", "x", f"{here}-1", str(here).upper() + "G", "a" * 100_000, str(here).replace("-", "_")):
+        assert Maker.parse(text) is None

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.verify import evidence, smoke
+from envbuild.verify.events import read_event
 from envbuild.verify.smoke import Level, Outcome
 
 SUITE = Path(__file__).parents[2] / "smoke_tests"
@@ -727,21 +728,72 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "says"),
+    ("script", "says"),
     [
-        (125, HostError, "the engine could not start a container: docker: Error: no space left on device"),
-        (1, SmokeError, "its Python does not run: docker: Error: no space left on device"),
+        ("exec yes", "its Python printed more than 16,777,216 bytes"),
+        ("trap '' TERM INT; sleep 60", "its Python did not end within 1 s"),
+        ("echo garbage", "what its Python says cannot be read: no answer"),
+        ("echo '{}'", "cannot be read: not its version"),
+        ("printf '{\"a\":'; head -c 1000000 /dev/zero | tr '\\0' '['", "nested deeper than 64 levels"),
+        (
+            """echo '{"python":[3,11],"executable":"x","expected":{"cell":[],"packages":{},"components":{}}}'""",
+            "its cell is no table",
+        ),
+        ("printf '\\033[2J\\007bad' >&2; exit 1", r"does not run: \\x1b\[2J\\x07bad"),
     ],
 )
-def test_an_engine_that_starts_nothing_is_told_by_what_it_said(tmp_path: Path, monkeypatch, code, error, says) -> None:
-    said = "docker: Error: no space left on device\n\nRun 'docker run --help' for more information\n"
-    monkeypatch.setattr("envbuild.engine.container.docker", lambda _: ["docker"])
-    monkeypatch.setattr("envbuild.engine.container.require_image", lambda *_: None)
-    monkeypatch.setattr(
-        smoke.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, "", said)
-    )
-    with pytest.raises(error, match=says):
-        smoke.look(smoke.ImageTarget(reference="envbuild:x"), object())
+def test_a_hostile_python_is_one_clear_message(tmp_path: Path, monkeypatch, script: str, says: str) -> None:
+    monkeypatch.setattr(smoke, "_LOOK_S", 1.0 if "sleep" in script else 60.0)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    with pytest.raises(SmokeError, match=says):
+        smoke.look(smoke.HostTarget(python=python), object())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 1_000_000,
+        json.dumps({"event": "begin"}),
+        json.dumps({"event": "test", "id": "a"}),
+        json.dumps(ended("a") | {"seconds": "1"}),
+        json.dumps(ended("a") | {"tables": [{"title": "x"}]}),
+        json.dumps(ended("a") | {"id": ["a"]}),
+        json.dumps({"event": "verdict", "kind": "no-gpu"}),
+        json.dumps(START | {"machine": []}),
+        json.dumps({"event": ["end"]}),
+        json.dumps(END | {"code": "0"}),
+        '{"event": "begin", "id": "\\ud800"}',
+        '{"event": "test", "id": "a", "level": "step", "outcome": "passed", "seconds": NaN}',
+        "[]",
+        "3",
+    ],
+)
+def test_events_of_another_shape_are_none(line: str) -> None:
+    assert read_event(smoke.MARK + line) is None
+
+
+def test_control_characters_of_the_suite_are_escaped() -> None:
+    event = read_event(smoke.MARK + json.dumps(ended("\x1b]0;x\x07a", "failed", "one\ntwo\x1b[31m\r\tred")))
+    assert event is not None
+    assert event["id"] == r"\x1b]0;x\x07a"
+    assert event["reason"] == "one\ntwo\\x1b[31m    red"
+
+
+def test_a_suite_that_prints_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_LOG_LIMIT", 3_000_000)
+    for script in ("exec yes", "exec cat /dev/zero"):
+        started, collected, log = _ends(tmp_path, script), said(START), io.StringIO()
+        began = time.monotonic()
+        assert smoke._follow(started, collected, log, 60) is None
+        assert time.monotonic() - began < 30
+        assert started.process.poll() is not None
+        assert len(log.getvalue()) <= 3_000_000
+        assert collected.judge(None, 60) == (
+            "failed",
+            "it printed more than 3,000,000 characters before its first test",
+        )
 
 
 # --- the command ------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""JSON that came from outside: parsed within bounds of size and depth, and of the shape that its reader asks for."""
+
+import json
+from typing import Any
+
+from envbuild.util.names import shown
+
+DEPTH = 64
+"""How deep lists and objects may lie in each other: far more than anything that we read needs."""
+
+
+def parse_json(body: bytes | str, *, limit: int) -> Any:
+    """Return the value of a JSON text of at most `limit` bytes or characters.
+
+    Raises:
+        ValueError: it is longer, nested deeper than 64 levels, or no JSON; NaN, Infinity and half a surrogate pair are none.
+
+    """
+    if len(body) > limit:
+        raise ValueError(f"more than {limit:,} bytes of JSON")
+    try:
+        text = body.decode("utf-8") if isinstance(body, bytes) else body
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(f"JSON nested deeper than {DEPTH} levels") from None
+    except UnicodeDecodeError:
+        raise ValueError("JSON that is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+    _check(value)
+    return value
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"no JSON: it holds {word}")
+
+
+def _check(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.keys()
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+            elif isinstance(each, str) and not each.isascii():
+                try:
+                    each.encode("utf-8")
+                except UnicodeEncodeError:
+                    raise ValueError(f"a text that no encoding has: {shown(each, 40)}") from None
+        level, depth = below, depth + 1
+        if below and depth > DEPTH:
+            raise ValueError(f"JSON nested deeper than {DEPTH} levels")
