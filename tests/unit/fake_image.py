@@ -14,7 +14,7 @@ from pathlib import Path
 from road import complete, inputs_for
 
 from envbuild.lock.model import Lock
-from envbuild.plan.plan import expected
+from envbuild.plan.carried import expected
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 PYTHON = '#!/bin/sh\ncat >/dev/null\necho "noise without an end"\nprintf \'envbuild-probe %s \' "$2"\ncat /answer.json\necho\n'
