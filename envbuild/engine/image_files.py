@@ -9,6 +9,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from envbuild.errors import HostError, LockError
@@ -61,13 +62,45 @@ def files_of_image(
     docker = list(client.client_config.docker_cmd)
     deadline = time.monotonic() + seconds
     _remove_left(docker)
-    with (
-        _container(docker, image, deadline) as name,
-        _output([*docker, "cp", f"{name}:{folder}", "-"]) as process,
-    ):
+    name = f"envbuild-look-{int(time.time())}-{uuid.uuid4().hex}"
+    # In a thread, which no signal interrupts: a container is made whole, and then removed.
+    maker = ThreadPoolExecutor(1)
+    try:
+        maker.submit(_make, docker, name, image, deadline).result()
+        return _read(docker, f"{name}:{folder}", folder, wanted, image=image, limit=limit, deadline=deadline)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise HostError(
+            f"the engine did not hand out the image's files in {seconds:.0f} s",
+            where=shown(image),
+            hint="`docker info` says whether the engine answers; an image that holds this up is not to be trusted",
+        ) from None
+    finally:
+        try:
+            maker.shutdown()
+        finally:
+            try:
+                _remove(docker, name)
+            except BaseException:
+                _remove(docker, name)  # the first one may have been interrupted before it began
+                raise
+
+
+def _read(
+    docker: Sequence[str],
+    place: str,
+    folder: str,
+    wanted: re.Pattern[str],
+    *,
+    image: str,
+    limit: int,
+    deadline: float,
+) -> dict[str, bytes]:
+    """Stream the folder at `place` (CONTAINER:PATH) and return its wanted files."""
+    with _output([*docker, "cp", place, "-"]) as process:
         assert process.stdout is not None  # noqa: S101 - it was asked for
         assert process.stderr is not None  # noqa: S101
         stream = _Bounded(process.stdout, limit=limit, deadline=deadline)
+        told = ""
         try:
             found = regular_files(stream, folder.rstrip("/").rpartition("/")[2], wanted)
             failed = process.wait(max(0.1, deadline - time.monotonic()))
@@ -77,8 +110,6 @@ def files_of_image(
                 where=shown(image),
                 hint="no image that envbuild built holds that much there; do not use it",
             ) from None
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise _late(image, seconds) from None
         except tarfile.TarError as error:
             failed, found, told = 1, {}, f"not a tar: {error}"
             with contextlib.suppress(subprocess.TimeoutExpired):  # it failed itself, most likely, and says why
@@ -90,8 +121,6 @@ def files_of_image(
                 where=shown(image),
                 hint="no image that envbuild built has links or devices there; do not use it",
             ) from None
-        else:
-            told = ""
         if not failed:
             return found
         said = process.stderr.read(4000).decode("utf-8", "replace")
@@ -198,41 +227,25 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         end_group(process, first=signal.SIGKILL, patience=5.0)  # it has nothing to clean up
 
 
-@contextlib.contextmanager
-def _container(docker: Sequence[str], image: str, deadline: float) -> Iterator[str]:
-    """Make a container that is never started, and remove it with its volumes."""
-    name = f"envbuild-look-{int(time.time())}-{uuid.uuid4().hex}"
+def _make(docker: Sequence[str], name: str, image: str, deadline: float) -> None:
+    """Make a container that is never started."""
     # The command is there for an image without one; nothing ever runs it.
     words = ("create", "--name", name, "--network", "none", "--pull", "never", "--", image, "/none")
-    making = subprocess.Popen(
+    done = subprocess.run(
         [*docker, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        check=False,
+        timeout=max(0.1, deadline - time.monotonic()),
     )
-    try:
-        try:
-            _, said = making.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise _late(image, None) from None
-        if making.returncode:
-            lines = said.decode("utf-8", "replace").strip().splitlines()
-            raise HostError(
-                f"the engine could not open the image: {shown(lines[-1]) if lines else 'it gave no reason'}",
-                where=shown(image),
-            )
-        yield name
-    finally:
-        try:
-            # Interrupted in between, the engine goes on: only the end of the command says whether there is a container.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                making.wait(20)
-        finally:
-            _end(making)
-            if making.stderr is not None:
-                making.stderr.close()
-            _remove(docker, name)
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise HostError(
+            f"the engine could not open the image: {shown(lines[-1]) if lines else 'it gave no reason'}",
+            where=shown(image),
+        )
 
 
 def _remove(docker: Sequence[str], *names: str) -> None:
@@ -259,12 +272,3 @@ def _remove_left(docker: Sequence[str]) -> None:
     left = [match[0] for match in matches if match and time.time() - int(match[1]) > _LEFT_S]
     if left:
         _remove(docker, *left)
-
-
-def _late(image: str, seconds: float | None) -> HostError:
-    span = f" in {seconds:.0f} s" if seconds else " in time"
-    return HostError(
-        f"the engine did not hand out the image's files{span}",
-        where=shown(image),
-        hint="`docker info` says whether the engine answers; an image that holds this up is not to be trusted",
-    )
