@@ -1,25 +1,27 @@
 """Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
 
+import contextlib
 import errno
-import hashlib
-import io
 import json
 import os
 import re
-import tarfile
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envbuild.engine.build import Builder, Built, Change
+from envbuild.engine.container import last_words
 from envbuild.engine.image_files import files_of_image
+from envbuild.engine.layers import Contents, Entry, read_image
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
+from envbuild.processes import Maker, bounded, uninterrupted
 from envbuild.settings import Settings
 from envbuild.stacks import stack_of_lock
 from envbuild.util.names import shown
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 _IN_IMAGE = "/opt/envbuild"
 # `pylock.SET.toml`; a set's name is a SafeName.
 _LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.toml", re.ASCII)
-_AGAIN = "envbuild-reproduce:again"
+_AGAIN = "envbuild-reproduce"
+"""Repository of the rebuilds; the tag says which run made one."""
+_LASTS_S = 2 * 86400.0
+_SAVE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,81 +141,97 @@ def reproduce(
         BuildError: a stage failed.
 
     """
-    locked = carried_lock(client, image)
+    from python_on_whales.exceptions import DockerException
+
+    try:
+        digest = client.image.inspect(image).id  # from here on this image, whatever the tag names meanwhile
+    except DockerException as error:
+        raise HostError(f"the engine has no image {image}", hint="`docker image ls` lists what it has") from error
+    locked = carried_lock(client, digest)
     stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     plan = plan_of(matrix, locked, stack)
-    digest = client.image.inspect(image).id
     builder = Builder(settings=settings, plan=plan, client=client, on_change=on_change, note=note, cache=False)
-    built: Built = builder.build(_AGAIN)
-    try:
-        differences = () if built.digest == digest else tuple(compare(client, image, _AGAIN))
-    finally:
-        client.image.remove(_AGAIN)
+    with _own_tag(client) as tag:
+        built: Built = builder.build(tag)
+        differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
     return Reproduction(image=image, digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
 
 
-def compare(client: "DockerClient", one: str, other: str) -> Iterator[Difference]:
-    """Yield what differs between two images of the engine: metadata first, then file by file."""
+@contextlib.contextmanager
+def _own_tag(client: "DockerClient") -> Iterator[str]:
+    """Yield a tag that no other run has; it goes at the end, and so do those of runs that SIGKILL ended."""
+    remove_left_tags(client)
+    tag = f"{_AGAIN}:{Maker.here(seconds=_LASTS_S)}-{uuid.uuid4().hex[:6]}"
+    try:
+        yield tag
+    finally:
+        _remove_tag(client, tag)
+
+
+def remove_left_tags(client: "DockerClient") -> None:
+    """Remove the tags of runs whose makers are gone."""
+    listing = [*client.client_config.docker_cmd, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", _AGAIN]
+    said = bounded([*map(str, listing)], seconds=60.0, limit=1 << 20)
+    for line in said.out.decode("utf-8", "replace").splitlines():
+        maker = Maker.parse(line.removeprefix(f"{_AGAIN}:").rpartition("-")[0])
+        if maker is not None and maker.gone:
+            _remove_tag(client, line)
+
+
+def _remove_tag(client: "DockerClient", tag: str) -> None:
+    with uninterrupted(), contextlib.suppress(OSError):
+        bounded([*map(str, client.client_config.docker_cmd), "image", "rm", "--", tag], seconds=60.0, limit=1 << 20)
+
+
+def compare(
+    client: "DockerClient", one: str, other: str, *, names: tuple[str, str] | None = None
+) -> Iterator[Difference]:
+    """Yield what differs between two images of the engine: metadata first, then file by file.
+
+    `names` are what the two are called in the answer.
+
+    Raises:
+        LockError: a blob of them is damaged, of another shape, or out of bounds.
+        HostError: the engine does not hand an image over.
+
+    """
+    first, second = names or (one, other)
     with tempfile.TemporaryDirectory(prefix="envbuild-compare-") as folder:
         found = []
-        for number, image in enumerate((one, other)):
+        for number, (image, name) in enumerate(((one, first), (other, second))):
             archive = Path(folder) / f"{number}.tar"
-            client.image.save(image, output=str(archive))
-            found.append(_contents(archive))
+            _save(client, image, archive)
+            found.append(read_image(archive, name))
             archive.unlink()
-        (config_one, files_one), (config_other, files_other) = found
-        for key in sorted(config_one.keys() | config_other.keys()):
-            if config_one.get(key) != config_other.get(key) and key not in {"rootfs", "history"}:
-                yield Difference(
-                    path=f"(configuration) {key}", what=f"{config_one.get(key)} / {config_other.get(key)}"[:300]
-                )
-        for path in sorted(files_one.keys() | files_other.keys()):
-            before, after = files_one.get(path), files_other.get(path)
-            if before is None or after is None:
-                yield Difference(path=path, what=f"only in {other if before is None else one}")
-            elif before != after:
-                names = [name for name in before if before[name] != after[name]]
-                yield Difference(path=path, what=", ".join(f"{name} {before[name]} / {after[name]}" for name in names))
+    yield from differences_of(found[0], found[1], (first, second))
 
 
-def _contents(archive: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return an image's configuration and, by path, each file's content hash and metadata, upper layers winning."""
-    files: dict[str, dict[str, Any]] = {}
-    with tarfile.open(archive) as outer:
-
-        def blob(digest: str) -> IO[bytes]:
-            body = outer.extractfile(f"blobs/{digest.replace(':', '/')}")
-            assert body is not None  # noqa: S101
-            return body
-
-        manifest: dict[str, Any] = json.load(outer.extractfile("index.json") or io.BytesIO(b"{}"))["manifests"][0]
-        body = json.load(blob(manifest["digest"]))
-        if "manifests" in body:  # an index over one platform
-            body = json.load(blob(body["manifests"][0]["digest"]))
-        config: dict[str, Any] = json.load(blob(body["config"]["digest"]))
-        for layer in body["layers"]:
-            with _layer(blob(layer["digest"]), layer["mediaType"]) as tar:
-                for member in tar:
-                    files[member.name] = _facts(tar, member)
-    return config, files
+def _save(client: "DockerClient", image: str, archive: Path) -> None:
+    command = [*map(str, client.client_config.docker_cmd), "image", "save", "--output", str(archive), "--", image]
+    said = bounded(command, seconds=_SAVE_S, limit=1 << 20)
+    if said.fault or said.code:
+        last = said.fault or last_words(said.err.decode("utf-8", "replace"))
+        raise HostError(f"the engine does not hand the image over: {shown(last)}", where=image)
 
 
-def _layer(stream: IO[bytes], media_type: str) -> tarfile.TarFile:
-    if media_type.endswith("zstd"):
-        import subprocess
-
-        # Python gets zstd in 3.14; the host's tool is already needed for the export.
-        process = subprocess.run(["zstd", "-dcq"], input=stream.read(), capture_output=True, check=True)
-        return tarfile.open(fileobj=io.BytesIO(process.stdout))
-    return tarfile.open(fileobj=stream, mode="r|*" if media_type.endswith("gzip") else "r|")
-
-
-def _facts(tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
-    body = tar.extractfile(member) if member.isreg() else None
-    return {
-        "sha256": hashlib.sha256(body.read()).hexdigest()[:16] if body else None,
-        "mode": oct(member.mode),
-        "owner": f"{member.uid}:{member.gid}",
-        "mtime": member.mtime,
-        "link": member.linkname,
-    }
+def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> Iterator[Difference]:
+    """Yield what differs between two images, called by `names`, fit for a terminal."""
+    same = True
+    for key in sorted(one.config.keys() | other.config.keys()):
+        if one.config.get(key) != other.config.get(key) and key not in {"rootfs", "history"}:
+            same = False
+            values = " / ".join(shown(json.dumps(each.config.get(key), sort_keys=True), 150) for each in (one, other))
+            yield Difference(path=f"(configuration) {shown(key)}", what=values)
+    for path in sorted(one.files.keys() | other.files.keys()):
+        before, after = one.files.get(path), other.files.get(path)
+        if before == after:
+            continue
+        same = False
+        if before is None or after is None:
+            yield Difference(path=shown(path, 4096), what=f"only in {names[1] if before is None else names[0]}")
+        else:
+            fields = [(n, b, a) for n, b, a in zip(Entry._fields, before, after, strict=True) if b != a]
+            what = ", ".join(f"{n} {shown(str(b))} / {shown(str(a))}" for n, b, a in fields)
+            yield Difference(path=shown(path, 4096), what=what)
+    if same and one.layers != other.layers:
+        yield Difference(path="(layers)", what="the same files in layers that are packed or cut in another way")

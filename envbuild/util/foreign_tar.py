@@ -3,6 +3,7 @@
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self, cast
 
 from envbuild.util.names import shown
@@ -192,3 +193,32 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
         link=f"{info.devmajor}:{info.devminor}" if kind == "device" else info.linkname,
         body=Body(stream) if stream else None,
     )
+
+
+def files_in(path: Path, bounds: Bounds | None = None) -> dict[str, tuple[int, int]]:
+    """Return where in a tar on disk the content of each regular file lies: its offset and its size, in bytes.
+
+    Raises:
+        TarError: as `read_tar`, or a file is in it twice.
+
+    """
+    bounds = bounds or Bounds()
+    found: dict[str, tuple[int, int]] = {}
+    end = path.stat().st_size
+    try:
+        with _Tar.open(path, mode="r:", errors="surrogateescape", encoding="utf-8") as tar:
+            while (info := tar.next()) is not None:
+                tar.extended = 0
+                tar.members.clear()  # type: ignore[attr-defined]
+                if not info.isreg():
+                    continue
+                if len(found) >= bounds.members or info.size < 0 or info.offset_data + info.size > end:
+                    raise TarError("a file out of bounds")
+                if info.name in found:
+                    raise TarError(f"{shown(info.name)} twice")
+                found[info.name] = (info.offset_data, info.size)
+    except (tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError) as error:
+        if isinstance(error, TarError):
+            raise
+        raise TarError(f"a damaged tar ({shown(str(error))})") from None
+    return found

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from fake_image import SITE, FakeImage, fake_image
 
-from envbuild.engine.guest import LABEL
+from envbuild.engine.guest import CONFINED, LABEL
+from envbuild.engine.reproduce import _own_tag, compare
 from envbuild.errors import AuditError, SmokeError
 from envbuild.processes import Maker
 from envbuild.settings import Settings
@@ -157,23 +159,11 @@ def test_the_first_look_of_smoke_is_bounded_alike(make, image, settings, kind):
     assert str(caught.value).replace("\n", "").isprintable()
 
 
-def test_the_probe_has_no_rights_no_network_and_nowhere_to_write(make, image, settings):
-    image.python = (
-        "#!/bin/sh\ncat >/dev/null\n"
-        "{ ls /sys/class/net; grep Cap /proc/self/status; grep NoNew /proc/self/status; } >&2 2>/dev/null\n"
-        "touch /tmp/x /bin/x /opt/x 2>/dev/null && echo wrote >&2\n"
-        "touch $HOME/x && echo scratch >&2\n"
-        "exec cat /proc/self/status /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max >&2 2>/dev/null; exit 7\n"
-    )
+def test_the_probe_has_no_rights_no_network_and_nowhere_to_write(make, image):
     image.files["tmp/there"] = b""
-    with pytest.raises(AuditError):
-        auditing.audit(settings, make(image))
-    image.python = "#!/bin/sh\ntouch /tmp/x 2>&1; touch $HOME/x || exit 1; exit 5\n"
-    (tag,) = [make(image)]
+    tag = make(image)
     command = ["docker", "image", "inspect", "--format", "{{.Id}}", tag]
     id_ = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    from envbuild.engine.guest import CONFINED
-
     script = "cat /proc/self/status; cat /proc/net/dev; touch /x /tmp/x; touch $HOME/ok && echo scratch"
     done = subprocess.run(
         ["docker", "run", "--rm", *CONFINED, "--entrypoint", "sh", id_, "-c", script],
@@ -233,7 +223,6 @@ def test_a_tag_that_moves_in_between_is_not_followed(make, image, settings, monk
     evil = fake_image()
     evil.python = "#!/bin/sh\necho owned >&2; exit 66\n"
     other = make(evil)
-    real = smoke.parse_json  # any step between the look and the run
     from envbuild.engine import guest
 
     look_up = guest.look_up
@@ -246,9 +235,7 @@ def test_a_tag_that_moves_in_between_is_not_followed(make, image, settings, monk
     monkeypatch.setattr(auditing, "look_up", moved)
     found = auditing.audit(settings, tag)
     assert found.defects == ()
-    assert real is smoke.parse_json
-    seen = smoke._Target(told={}, python=(3, 11), image=look_up(settings, other))
-    assert seen.image.id != found.digest
+    assert look_up(settings, tag).id == look_up(settings, other).id != found.digest
 
 
 def test_a_proof_runs_the_image_that_was_looked_up_past_its_entry_point(make, image, settings):
@@ -331,3 +318,34 @@ def test_the_command_names_tag_and_digest(make, image, tmp_path):
     assert done.code == 6
     assert f"{changed} (sha256:" in done.err
     assert "is not what torch installed" in done.err
+
+
+def test_two_images_of_the_engine_are_compared_file_by_file(make, image, engine):
+    one = make(image)
+    image.files |= {"etc/issue": b"two\n", f"{SITE}/e\x1b[2Jvil.py": b""}
+    other = make(image)
+    found = {d.path: d.what for d in compare(engine, one, other) if not d.path.startswith("(configuration)")}
+    assert sorted(found) == sorted(["etc/issue", f"{SITE}/e\\x1b[2Jvil.py"])
+    assert found["etc/issue"] == f"only in {other}"
+    assert list(compare(engine, one, one)) == []
+
+
+def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes_with_the_next(make, image, engine):
+    tag = make(image)
+    left, alive = (
+        f"envbuild-reproduce:{maker}-abcdef"
+        for maker in (replace(Maker.here(seconds=60), started=1), Maker.here(seconds=60))
+    )
+    for name in (left, alive):
+        engine.tag(tag, name)
+    try:
+        with pytest.raises(KeyboardInterrupt), _own_tag(engine) as own, _own_tag(engine) as another:  # noqa: PT012
+            assert own != another
+            engine.tag(tag, own)
+            raise KeyboardInterrupt
+        kept = [t for i in engine.image.list() for t in i.repo_tags if t.startswith("envbuild-reproduce:")]
+        assert left not in kept
+        assert own not in kept
+        assert alive in kept
+    finally:
+        engine.image.remove([alive], force=True)
