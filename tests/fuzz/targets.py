@@ -132,7 +132,7 @@ def _short_lock() -> dict[str, Any]:
 
 
 def _parse_lock(body: bytes, pylock: Callable[[str], bytes]) -> Any:
-    from envbuild.lock.make import parse_lock
+    from envbuild.lock.files import parse_lock
 
     return parse_lock(body, pylock, "a lock")
 

@@ -11,7 +11,7 @@ import pytest
 from envbuild import patching
 from envbuild.engine.launch import read_hostfile
 from envbuild.errors import DataError, EnvbuildError, UsageError
-from envbuild.lock.make import read_lock
+from envbuild.lock.files import read_lock
 from envbuild.matrix.load import read_toml
 from envbuild.settings import load_settings
 from envbuild.stacks import load_stack
@@ -209,6 +209,7 @@ def record():
         json.dumps(record() | {"tests": 1}),
         json.dumps(record() | {"seconds": float("nan")}),
         json.dumps(record() | {"seconds": 1}).replace('"seconds": 1,', '"seconds": 1e999,'),
+        json.dumps(record() | {"seconds": "nan"}),
         json.dumps(record() | {"reason": "\ud800"}),
         json.dumps(record() | {"cell": {"cuda": "\ud800"}}),
         json.dumps(record()).replace('"cell": {', '"cell": {"x": ' + "[" * 400 + "]" * 400 + ", ", 1),
@@ -222,6 +223,7 @@ def record():
         "number",
         "nan",
         "infinite",
+        "nan in a text",
         "surrogate",
         "surrogate in any",
         "deep any",
