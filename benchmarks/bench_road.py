@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.evidence_refs import evidence_refs
-from envbuild.lock.inputs import inputs_of
 from envbuild.lock.files import Locked
+from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import _load, load_matrix
