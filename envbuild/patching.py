@@ -30,7 +30,7 @@ from envbuild.util.names import shown
 
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 ObjectId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
 # no quoting is needed for such a path anywhere: in a diff's header, in a shell, on any file system
 TreePath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*$")]
 

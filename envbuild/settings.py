@@ -113,7 +113,7 @@ class Settings(BaseModel):
     Printing it, or `redacted`, never shows a credential; the attributes do hold them, for the tools that need them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     index_url: Url = Field("https://pypi.org/simple", description="Python package index (Simple API).")
     extra_index_urls: tuple[Url, ...] = Field((), description="Further package indexes, asked beside `index_url`.")

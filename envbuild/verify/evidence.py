@@ -49,7 +49,7 @@ _AFTER_VERSION = re.compile(r", the (?:lock|cell) says |-(?:py|cp)\d")
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
 
 class Gpu(_Model):

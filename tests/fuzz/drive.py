@@ -76,6 +76,8 @@ class Result:
     executions: int = 0
     accepted: int = 0
     slowest_s: float = 0.0
+    slowest: int = 0
+    """Number of the input that took that long."""
     growth_mib: float = 0.0
     failures: dict[tuple[str, str, str], Failure] = field(default_factory=dict)
 
@@ -83,10 +85,15 @@ class Result:
         """Take in what another share of the same target came to."""
         self.executions += other.executions
         self.accepted += other.accepted
-        self.slowest_s = max(self.slowest_s, other.slowest_s)
+        self.took(other.slowest_s, other.slowest)
         self.growth_mib = max(self.growth_mib, other.growth_mib)
         for failure in other.failures.values():
             self.fail(failure)
+
+    def took(self, seconds: float, number: int) -> None:
+        """Take in how long input `number` took."""
+        if seconds > self.slowest_s:
+            self.slowest_s, self.slowest = seconds, number
 
     def fail(self, failure: Failure) -> None:
         """Take in a failure; of two that are one the smaller input stays."""
@@ -115,6 +122,7 @@ class Result:
                 for f in self.failures.values()
             ],
             "slowest_s": round(self.slowest_s, 3),
+            "slowest": self.slowest,
             "growth_mib": round(self.growth_mib, 1),
         }
 
@@ -214,7 +222,7 @@ def execute(
                 accepted, seconds, error = outcome(target, data)
             result.executions += 1
             result.accepted += accepted
-            result.slowest_s = max(result.slowest_s, seconds)
+            result.took(seconds, number)
             now = _peak_mib()
             failure: Failure | None = None
             if error is not None:
