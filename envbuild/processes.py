@@ -1,12 +1,39 @@
-"""Processes that lead a session of their own, and end with everything that they started."""
+"""Processes that lead a session of their own, and end with everything that they started, or with who started them."""
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+# Characters of a line that are read at once.
+_LONGEST = 8_000_000
+_GUARD = Path(__file__).with_name("guard.py")
+
+
+def guarded(command: Sequence[str], *, patience: float = 30.0, env: Mapping[str, str] | None = None) -> list[str]:
+    """Return `command` as one that ends when this process dies, however it dies.
+
+    Started with `start_new_session=True`, everything of its session ends; else the command alone.
+
+    Args:
+        command: program and arguments.
+        patience: how long it may take to end by SIGTERM, seconds.
+        env: the environment that it will get; its PATH says where the program is.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+
+    """
+    if shutil.which(command[0], path=(os.environ if env is None else env).get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(patience), *command]
 
 
 def end_group(
@@ -40,10 +67,11 @@ def followed(
     """Run `command`, hand each line of its stderr to `feed` as it comes, and return the exit code.
 
     When `feed` raises or Ctrl-C comes, the command is asked to end by SIGTERM and nothing of it runs any more when this raises.
+    It is asked as well when this process is killed.
 
     Args:
         command: program and arguments.
-        feed: takes a line, its end included.
+        feed: takes a line, its end included; one of more than 8 million characters comes in pieces.
         cwd: where it runs; here by default.
         env: its whole environment; this process's own by default.
         stdout: whether its stdout is fed, too, and not dropped.
@@ -51,7 +79,7 @@ def followed(
 
     """
     with subprocess.Popen(
-        command,
+        guarded(command, patience=patience, env=env),
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -64,11 +92,11 @@ def followed(
         said = process.stdout if stdout else process.stderr
         assert said is not None  # noqa: S101 - it was asked for
         try:
-            for line in said:
+            while line := said.readline(_LONGEST):
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=said.read, daemon=True).start()
+            threading.Thread(target=lambda: all(iter(partial(said.read, 65536), "")), daemon=True).start()
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode
