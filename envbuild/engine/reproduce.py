@@ -4,19 +4,20 @@ import hashlib
 import io
 import json
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from envbuild.engine.build import Builder, Built, Change
+from envbuild.engine.leftovers import LABEL, mark
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.make import Locked, Note, read_lock
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.settings import Settings
 from envbuild.stacks import stack_of_lock
+from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -69,13 +70,13 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
         raise UsageError(
             f"{image} carries no lock: envbuild did not build it", hint="name an image that `envbuild image` made"
         )
-    with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
-        container = client.container.create(image)
+    with scratch("lock") as folder:
+        container = client.container.create(image, labels={LABEL: mark().partition("=")[2]})
         try:
-            client.container.copy((container, _IN_IMAGE), folder)
+            client.container.copy((container, _IN_IMAGE), str(folder))
         finally:
             client.container.remove(container, force=True)
-        locked = read_lock(Path(folder) / "envbuild")
+        locked = read_lock(folder / "envbuild")
     if locked.lock.digest != label:
         raise LockError(
             f"the lock in the image has digest {locked.lock.digest}, its label says {label}",
@@ -124,10 +125,10 @@ def reproduce(
 
 def compare(client: "DockerClient", one: str, other: str) -> Iterator[Difference]:
     """Yield what differs between two images of the engine: metadata first, then file by file."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-compare-") as folder:
+    with scratch("compare") as folder:
         found = []
         for number, image in enumerate((one, other)):
-            archive = Path(folder) / f"{number}.tar"
+            archive = folder / f"{number}.tar"
             client.image.save(image, output=str(archive))
             found.append(_contents(archive))
             archive.unlink()

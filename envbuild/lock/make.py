@@ -4,7 +4,6 @@ Who only reads a lock (`render`) waits for none of what asks, so those modules l
 """
 
 import datetime as dt
-import os
 import re
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing,
 from envbuild.matrix.load import Matrix, read_toml
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.util.scratch import scratch
 
 Note = Callable[[str], None]
 
@@ -389,15 +389,11 @@ def write_lock(locked: Locked, folder: Path) -> Path:
     path = folder / "lock.json"
     texts = {folder / f"pylock.{name}.toml": text for name, text in locked.pylocks.items()}
     texts[path] = locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    parts = {place: place.with_name(f".{place.name}.{os.getpid()}.part") for place in texts}
-    try:
+    with scratch("lock", folder) as own:
         for place, text in texts.items():
-            parts[place].write_text(text, encoding="utf-8")
-        for place, part in parts.items():
-            part.replace(place)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+            (own / place.name).write_text(text, encoding="utf-8")
+        for place in texts:
+            (own / place.name).replace(place)
     return path
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock.inputs import TreeInput
 from envbuild.lock.model import GitSource, Submodule
 from envbuild.settings import Settings, redact
+from envbuild.util.scratch import scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,8 @@ class SourceStore:
 
     def _write_tree(self, commit: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
-            env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
+        with scratch("index") as index:
+            env = {"GIT_INDEX_FILE": f"{index}/index", "GIT_WORK_TREE": str(folder)}
             self._git("read-tree", commit, env=env)
             self._git("checkout-index", "--all", env=env, cwd=folder)
 
@@ -231,8 +231,8 @@ class SourceStore:
     def tree_of(self, folder: Path, submodules: tuple[Submodule, ...] = ()) -> str:
         """Return the git tree id of the files in `folder`, with `submodules` as links."""
         self._make_store()
-        with tempfile.TemporaryDirectory(prefix="envbuild-index-") as scratch:
-            env = {"GIT_INDEX_FILE": f"{scratch}/index", "GIT_WORK_TREE": str(folder)}
+        with scratch("index") as index:
+            env = {"GIT_INDEX_FILE": f"{index}/index", "GIT_WORK_TREE": str(folder)}
             skip = [f":(exclude){s.path}" for s in submodules]
             self._git("add", "--all", "--force", "--", ".", *skip, env=env, cwd=folder)
             for submodule in _direct(submodules):
@@ -286,10 +286,8 @@ class SourceStore:
 def _whole(folder: Path) -> Iterator[Path]:
     """Give a folder to fill, which becomes `folder` in one step, unless another run has made that meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as scratch:
-        part = Path(scratch) / "made"
+    with scratch("tree", folder.parent) as own:
+        part = own / "made"
         part.mkdir()
         try:
             yield part

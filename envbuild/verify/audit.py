@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.engine.container import docker, last_words, require_image, require_started
+from envbuild.engine.leftovers import mark
 from envbuild.errors import AuditError
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
@@ -74,6 +75,8 @@ def audit(settings: Settings, image: str) -> Audit:
         *docker(settings),
         "run",
         "--rm",
+        "--label",
+        mark(),
         "--interactive",
         "--pull",
         "never",

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.paths import data_dir
 from envbuild.processes import end_group
+from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
     from envbuild.settings import Settings
@@ -178,8 +178,8 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     links = [flag for link in settings.find_links for flag in ("--find-links", link)]
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-") as scratch:
-        flat = Path(scratch) / "flat"
+    with scratch("pytest", folder.parent) as own:
+        flat = own / "flat"
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
         command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
@@ -190,7 +190,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
                 where=str(pins),
                 hint="give `index_url` or `find_links` in the settings an index that this host reaches",
             )
-        new = Path(scratch) / "new"
+        new = own / "new"
         for part in sorted(flat.iterdir()):
             if part.name == "bin" or part.suffix == ".dist-info":
                 continue
@@ -228,6 +228,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
 
     """
     from envbuild.engine.container import docker, last_words, require_image, require_started
+    from envbuild.engine.leftovers import mark
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     if isinstance(target, HostTarget):
@@ -238,7 +239,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         told: dict[str, Any] = {"kind": "host"}
     else:
         require_image(settings, target.reference)
-        command = [*docker(settings), "run", "--rm", "--pull", "never", "--network", "none", "--entrypoint", "sh"]
+        command = [*docker(settings), "run", "--rm", "--label", mark(), "--pull", "never", "--network", "none"]
+        command += ["--entrypoint", "sh"]
         ran = subprocess.run(
             [*command, target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "-c", probe],
             capture_output=True,
@@ -380,11 +382,11 @@ def run_smoke(
     logs = settings.cache_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
-    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch:
-        expectation = Path(scratch) / "expected.json"
+    with scratch("smoke") as own:
+        expectation = own / "expected.json"
         expectation.write_text(json.dumps(expected), encoding="utf-8")
         expectation.chmod(0o644)
-        Path(scratch).chmod(0o755)
+        own.chmod(0o755)
         arguments = ["--level", level.value, "--device", device, "--nproc", str(nproc)]
         arguments += ["-k", keyword] if keyword else []
         arguments += ["--nodes", str(nodes.absolute())] if nodes else []
@@ -609,6 +611,7 @@ def _in_container(
     settings: "Settings",
 ) -> _Started:
     from envbuild.engine.container import Container, Mount, docker, remove_container, run_flags
+    from envbuild.engine.leftovers import mark
     from envbuild.host import facts
 
     name = f"envbuild-smoke-{uuid.uuid4().hex[:12]}"
@@ -632,8 +635,8 @@ def _in_container(
         network="host" if device == "cuda" else "none",
     )
     flags, _ = run_flags(facts(settings), container)
-    command = [*docker(settings), "run", "--rm", "--pull", "never", "--name", name, *flags, "--entrypoint", "sh"]
-    command += [target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command = [*docker(settings), "run", "--rm", "--label", mark(), "--pull", "never", "--name", name]
+    command += [*flags, "--entrypoint", "sh", target.reference, "-c", _PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *arguments]
     process = subprocess.Popen(
         command,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.engine.container import Container, docker, remove_container, run_flags
+from envbuild.engine.leftovers import mark
 from envbuild.errors import SmokeError
 from envbuild.host import facts
 from envbuild.processes import followed
@@ -60,7 +61,8 @@ def _run(settings: Settings, image: str, use: Use, device: Device) -> Shown:
     container = Container(image=image, gpus="all" if device == "cuda" else "none", network="none", infiniband="off")
     name = f"envbuild-proof-{uuid.uuid4().hex[:12]}"
     flags, _ = run_flags(facts(settings), container)
-    command = [*docker(settings), "run", "--rm", "--init", "--pull", "never", "--name", name, *flags, image]
+    command = [*docker(settings), "run", "--rm", "--label", mark(), "--init", "--pull", "never", "--name", name]
+    command += [*flags, image]
     said: list[str] = []
     try:
         code = followed([*command, "timeout", str(LIMIT_S), "sh", "-c", use.run], feed=said.append, stdout=True)
