@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-integration test-full lint bench clean help
+.PHONY: image test test-unit test-integration test-full kills lint bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -20,6 +20,11 @@ test-integration: $(VENV)/ready engine registry ## The real engine, the real reg
 
 test-full: $(VENV)/ready engine registry ## Both CUDA cells, the headline's stages, the benchmark: hours
 	$(PYTEST) tests/integration -m full --durations=30
+
+KILLS ?= --kills 50 --seed 15
+
+kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
+	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
 lint: $(VENV)/ready ## ruff and mypy, strict
 	$(VENV)/bin/ruff check .
