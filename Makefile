@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-integration test-full fuzz lint bench clean help
+.PHONY: image test test-unit test-integration test-full fuzz kills lint bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -25,6 +25,11 @@ RUNS ?= 2000000
 SEED ?= 1
 fuzz: $(VENV)/ready ## Mutated inputs for every reader of foreign data: make fuzz RUNS=2000000 SEED=1 (an hour on 2 cores)
 	$(VENV)/bin/python -m tests.fuzz --runs $(RUNS) --seed $(SEED)
+
+KILLS ?= --kills 50 --seed 15
+
+kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
+	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
 lint: $(VENV)/ready ## ruff and mypy, strict
 	$(VENV)/bin/ruff check .

@@ -1,16 +1,20 @@
-"""Processes that lead a session of their own, end with everything that they started, and are read within bounds."""
+"""Processes that lead a session of their own, end with everything that they started or with who started them, and are read within bounds."""
 
 import contextlib
+import errno
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -20,6 +24,29 @@ _LINE = 1 << 20
 _LAST = 1 << 16
 """Bytes that are kept of what a command says on stderr: its end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# Characters of a line that are read at once.
+_LONGEST = 8_000_000
+_GUARD = Path(__file__).with_name("guard.py")
+
+
+def guarded(command: Sequence[str], *, patience: float = 30.0, env: Mapping[str, str] | None = None) -> list[str]:
+    """Return `command` as one that ends when this process dies, however it dies.
+
+    Started with `start_new_session=True`, everything of its session ends; else the command alone.
+
+    Args:
+        command: program and arguments.
+        patience: how long it may take to end by SIGTERM, seconds.
+        env: the environment that it will get; its PATH says where the program is.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+
+    """
+    if shutil.which(command[0], path=(os.environ if env is None else env).get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(patience), *command]
 
 
 def end_group(
@@ -55,10 +82,11 @@ def followed(
     A line of more than 1 MiB comes in pieces.
 
     When `feed` raises or Ctrl-C comes, the command is asked to end by SIGTERM and nothing of it runs any more when this raises.
+    It is asked as well when this process is killed.
 
     Args:
         command: program and arguments.
-        feed: takes a line, its end included.
+        feed: takes a line, its end included; one of more than 8 million characters comes in pieces.
         cwd: where it runs; here by default.
         env: its whole environment; this process's own by default.
         stdout: whether its stdout is fed, too, and not dropped.
@@ -66,7 +94,7 @@ def followed(
 
     """
     with subprocess.Popen(
-        command,
+        guarded(command, patience=patience, env=env),
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -83,7 +111,7 @@ def followed(
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=said.read, daemon=True).start()
+            threading.Thread(target=lambda: all(iter(partial(said.read, 65536), "")), daemon=True).start()
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode
@@ -157,7 +185,7 @@ def bounded(
         raise ValueError("more than a pipe holds")
     out, err = bytearray(), bytearray()
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - all were asked for
         fault = ""
@@ -241,7 +269,7 @@ def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
         ) as process,
     ):
         stream = Stream(process, seconds)

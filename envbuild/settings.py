@@ -31,12 +31,28 @@ from pydantic import (
 from envbuild.errors import DataError, HostError
 from envbuild.matrix.load import read_toml
 from envbuild.util.bounded import read_file, read_text
-from envbuild.util.names import shown
+from envbuild.util.names import is_one_line, shown
 from envbuild.util.text import redact
 
 __all__ = ["Settings", "config_path", "load_settings", "redact"]
 
-_REGISTRY = re.compile(r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$")
+_REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*", re.ASCII)
+
+
+# What ends a value, or opens another, where one is written: apt.conf, sources.list, a script, a request's first line.
+_UNQUOTABLE = re.compile(r"""[\s"'\\`]""")
+_IN_PATH = re.compile(r"""["\\]""")
+
+
+def _writable_value(value: str, odd: re.Pattern[str], what: str) -> str:
+    """Return `value` unless a build's files could not hold it; the message shows no part of it, which may be a password."""
+    if odd.search(value) or not is_one_line(value):
+        raise ValueError(f"it must hold no {what}, no line break and no control character")
+    return value
+
+
+def _url_text(value: str) -> str:
+    return _writable_value(value, _UNQUOTABLE, "white space, no quote, no backslash")
 
 
 def _is_url(text: str) -> bool:
@@ -44,16 +60,23 @@ def _is_url(text: str) -> bool:
 
 
 def _url(value: str) -> str:
+    _url_text(value)
     if not _is_url(value) or not value.partition("://")[2].strip("/"):
         raise ValueError("it must be a URL that starts with https://, http:// or file:// and names a host or a folder")
     return value.rstrip("/")
 
 
 def _proxy(value: str) -> str:
+    _url_text(value)
     # curl and apt read a bare host:port as an HTTP proxy, so machines carry such values.
     if not value.partition("://")[2 if "://" in value else 0].strip("/"):
         raise ValueError("it names no host; leave the setting out for none")
     return value if "://" in value else f"http://{value}"
+
+
+def _hosts(value: str) -> str:
+    # apt and curl take a list with spaces after its commas.
+    return _writable_value(value, re.compile(r"""["'\\`]"""), "quote, no backslash")
 
 
 def _anchored(value: str, info: ValidationInfo) -> str:
@@ -79,6 +102,7 @@ def _folder(value: Path) -> Path:
 
 
 def _file(value: Path) -> Path:
+    _writable_value(str(value), _IN_PATH, "quote, no backslash")
     with contextlib.suppress(OSError):
         if value.is_file():
             return value
@@ -86,6 +110,8 @@ def _file(value: Path) -> Path:
 
 
 def _link(value: str, info: ValidationInfo) -> str:
+    if _is_url(value):
+        _url_text(value)
     if value.startswith("file://") and Path(unquote(urlsplit(value).path)).is_dir():
         value = unquote(urlsplit(value).path)  # so that its wheels are handed to a build
     return value if _is_url(value) else str(_folder(Path(_anchored(value, info))))
@@ -93,7 +119,7 @@ def _link(value: str, info: ValidationInfo) -> str:
 
 def _registry(value: str) -> str:
     value = value.rstrip("/")
-    if not _REGISTRY.match(value):
+    if not _REGISTRY.fullmatch(value):
         raise ValueError(
             "it must be a host and an optional path in lower case, without scheme and tag: ghcr.io/acme/envbuild"
         )
@@ -127,7 +153,9 @@ class Settings(BaseModel):
     ubuntu_mirror: Url = Field("http://archive.ubuntu.com/ubuntu", description="Ubuntu archive.")
     http_proxy: ProxyUrl | None = Field(None, description="Proxy for http:// addresses.")
     https_proxy: ProxyUrl | None = Field(None, description="Proxy for https:// addresses.")
-    no_proxy: str | None = Field(None, description="Hosts that are reached without a proxy, separated by commas.")
+    no_proxy: Annotated[str, AfterValidator(_hosts)] | None = Field(
+        None, description="Hosts that are reached without a proxy, separated by commas."
+    )
     ca_bundle: ExistingFile | None = Field(
         None,
         description="PEM file of the certificates to trust, given to builds as a secret and never stored in an image.",
@@ -238,7 +266,9 @@ def config_path(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def load_settings(*, environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> Settings:
-    """Read the settings of this user on this machine. Reads files, writes none, touches no network.
+    """Read the settings of this user on this machine. Reads files, touches no network.
+
+    It writes nothing, but for the cache's folder under `$TMPDIR` where it falls back to that.
 
     Args:
         environ: the environment; this process's own by default.
@@ -473,14 +503,33 @@ def _writable(folder: Path) -> bool:
     return False
 
 
+def _is_ours_alone(folder: Path) -> bool:
+    """Make `folder` unless it is there; return whether it is a folder, no link, of this user, that no other may write to."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return False
+        os.fchmod(handle, 0o700)  # others need not read it either
+    finally:
+        os.close(handle)
+    return True
+
+
 def _default_cache(env: Mapping[str, str], notices: list[str]) -> Path:
     base = _xdg(env, "XDG_CACHE_HOME", ".cache")
     if base is not None and _writable(base / "envbuild"):
         return base / "envbuild"
-    folder = Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"envbuild-{os.getuid()}"
-    if _exists(folder) and folder.stat().st_uid != os.getuid():
-        # Somebody else made it first in a folder that everybody can write: what it holds cannot be trusted.
-        folder = Path(tempfile.mkdtemp(prefix="envbuild-"))
+    place = Path(env.get("TMPDIR") or tempfile.gettempdir())
+    folder = place / f"envbuild-{os.getuid()}"
+    if not _is_ours_alone(folder):
+        # Somebody else may have made it, in a folder that everybody can write: what it holds cannot be trusted.
+        folder = Path(tempfile.mkdtemp(prefix="envbuild-", dir=place))
     reason = f"{base / 'envbuild'} cannot be written" if base else "this user has no home"
     notices.append(f"{reason}: the cache is {folder} for now; set cache_dir or ENVBUILD_CACHE_DIR to a lasting folder")
     return folder

@@ -71,6 +71,7 @@ def image(
     prebuilt image is not what was expected, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
     """
     from envbuild.engine.build import engine_client
+    from envbuild.engine.leftovers import clear
     from envbuild.errors import UsageError
     from envbuild.pipeline import make_image, push_image
     from envbuild.verify.proofs import KEPT, kept_proof
@@ -90,6 +91,7 @@ def image(
     tell(settings)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
+    clear(settings)
     asked, found, left_out = _with_lock(
         asked,
         settings,

@@ -11,16 +11,20 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pydantic import ValidationError
+
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.lock.model import OsPackage
-from envbuild.processes import end_group
-from envbuild.settings import Settings
+from envbuild.processes import end_group, guarded
+from envbuild.settings import Settings, redact
+from envbuild.util import quote
+from envbuild.util.names import OsPackageName, OsVersion, checked, is_one_line, shown
+from envbuild.util.scratch import scratch
 
 # What a base image that others made may hold beside apt: the compilers that cuda-nvcc asks for, and what NVIDIA's
 # Dockerfiles use to fetch their packages (gitlab.com/nvidia/container-images/cuda, dist/12.6.3/ubuntu2404).
@@ -59,6 +63,10 @@ _LEFTOVERS = (
 )
 
 
+# Bytes of mmdebstrap's output, from its end, that are searched for what went wrong.
+_LOG_END = 2**20
+
+
 @dataclass(frozen=True, kw_only=True)
 class Archive:
     """Where a distribution keeps its packages, and the keys that sign them."""
@@ -72,10 +80,14 @@ class Archive:
     """What a root of it holds beside the essential packages."""
 
     def sources(self, suite: str, *, mirror: str, security_mirror: str, options: str = "") -> list[str]:
-        """Return the lines of a sources.list: the suite, its updates, its security updates."""
-        components = " ".join(self.components)
+        """Return the lines of a sources.list: the suite, its updates, its security updates.
+
+        Raises:
+            ValueError: a mirror or the suite cannot be a word of such a line.
+
+        """
         return [
-            f"deb {options}{url} {name} {components}"
+            f"deb {options}{quote.apt_source(url)} {quote.apt_source(name)} {' '.join(self.components)}"
             for url, name in (
                 (mirror, suite),
                 (mirror, f"{suite}-updates"),
@@ -183,6 +195,7 @@ def bootstrap_root(
 
     """
     archive = archive_of(suite)
+    packages = _checked_packages(packages)
     if archive is not _DEBIAN:
         raise HostError(f"envbuild bootstraps Debian roots only, not {suite}", hint="use --os debian12 or debian13")
     if shutil.which("mmdebstrap") is None:
@@ -192,19 +205,25 @@ def bootstrap_root(
     mirror, security_mirror = mirrors_of(settings, suite)
     dest.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    part = dest.with_name(f".{dest.name}.{os.getpid()}.part")
-    with tempfile.TemporaryDirectory(prefix="envbuild-root-") as folder:
-        scratch = Path(folder)
-        scratch.chmod(0o755)  # without root, mmdebstrap works as another user id
-        (scratch / "sources.list").write_text(
+    with scratch("root") as folder, scratch("part", dest.parent) as beside:
+        part = beside / "rootfs.tar"
+        for each in (folder, beside):
+            each.chmod(0o755)  # without root, mmdebstrap works as another user id
+        (folder / "sources.list").write_text(
             "\n".join(archive.sources(suite, mirror=archive.mirror, security_mirror=archive.security_mirror)) + "\n",
             encoding="utf-8",
         )
-        (scratch / "99envbuild").write_text(
+        (folder / "99envbuild").write_text(
             "".join(f"path-exclude=/usr/share/{name}/*\n" for name in _EXCLUDED)
             + "".join(f"path-include={path}\n" for path in _KEPT),
             encoding="utf-8",
         )
+        proxies, options = _split_proxies(_apt_options(settings))
+        # Not on the command line, which everybody on the machine can read: a mirror's address may carry a login.
+        mirrors = folder / "mirrors"
+        mirrors.touch(mode=0o600)
+        lines = archive.sources(suite, mirror=mirror, security_mirror=security_mirror)
+        mirrors.write_text("\n".join(lines) + "\n", encoding="utf-8")
         command = [
             "mmdebstrap",
             "--variant=apt",
@@ -214,49 +233,86 @@ def bootstrap_root(
             f"--components={','.join(archive.components)}",
             f"--keyring={archive.keyring}",
             f"--include={','.join((*archive.base_packages, *packages))}",
-            *(f"--aptopt={option}" for option in _apt_options(settings)),
+            *(f"--aptopt={option}" for option in options),
             # This root is thrown away when the machine dies; no need to wait for its disk.
             "--dpkgopt=force-unsafe-io",
-            *(f"--dpkgopt={line}" for line in (scratch / "99envbuild").read_text(encoding="utf-8").splitlines()),
+            *(f"--dpkgopt={line}" for line in (folder / "99envbuild").read_text(encoding="utf-8").splitlines()),
             "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr",
-            *_hooks(scratch, epoch),
+            *_hooks(folder, epoch),
             suite,
             str(part),
-            *archive.sources(suite, mirror=mirror, security_mirror=security_mirror),
+            "-",
         ]
+        with log.open("wb") as output, mirrors.open("rb") as asked:
+            # A session of its own: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
+            process = subprocess.Popen(
+                guarded(command, patience=15.0),
+                stdin=asked,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={
+                    **_environment(settings),
+                    **proxies,
+                    "SOURCE_DATE_EPOCH": str(epoch),
+                    "LC_ALL": "C.UTF-8",
+                    "TMPDIR": str(folder),
+                },
+                start_new_session=True,
+            )
         try:
-            with log.open("wb") as output:
-                # A session of its own: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={
-                        **_environment(settings),
-                        "SOURCE_DATE_EPOCH": str(epoch),
-                        "LC_ALL": "C.UTF-8",
-                        "TMPDIR": folder,
-                    },
-                    start_new_session=True,
-                )
-            try:
-                code = process.wait()
-            except BaseException:
-                end_group(process, first=signal.SIGTERM, patience=15.0)
-                raise
-            if code:
-                raise _bootstrap_failure(log, (mirror, security_mirror))
-            installed = _parse_stanzas((scratch / "envbuild-packages").read_text(encoding="utf-8"))
-            if locked is not None:
-                _compare(locked, installed, suite)
-            drop_member(part, "dev")
-            part.replace(dest)
-        finally:
-            part.unlink(missing_ok=True)
-    with dest.open("rb") as tar:
-        digest = hashlib.file_digest(tar, "sha256").hexdigest()
+            code = process.wait()
+        except BaseException:
+            end_group(process, first=signal.SIGTERM, patience=15.0)
+            raise
+        if code:
+            raise _bootstrap_failure(log, (mirror, security_mirror))
+        installed = _parse_stanzas((folder / "envbuild-packages").read_text(encoding="utf-8"))
+        if locked is not None:
+            _compare(locked, installed, suite)
+        drop_member(part, "dev")
+        with part.open("rb") as tar:
+            digest = hashlib.file_digest(tar, "sha256").hexdigest()
+        # The checksum is there before what it belongs to: a root without one is never taken for whole.
+        stated = beside / "sha256"
+        stated.write_text(digest + "\n", encoding="ascii")
+        stated.replace(checksum_of(dest))
+        part.replace(dest)
     return RootFS(path=dest, sha256=digest, packages=installed)
+
+
+def checksum_of(root: Path) -> Path:
+    """Return the file that holds the sha256, in hex, of the root that `bootstrap_root` wrote to `root`."""
+    return root.with_name(f"{root.name}.sha256")
+
+
+def end_of(log: Path, limit: int) -> str:
+    """Return the last `limit` bytes of a log as text; nothing when it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - limit))
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _checked_packages(packages: Iterable[str]) -> list[str]:
+    """Return names of packages as apt takes them, `name` or `name=version`, each checked: apt would read options and patterns.
+
+    Raises:
+        LockError: one of them is neither.
+
+    """
+    for package in packages:
+        name, equals, version = package.partition("=")
+        try:
+            checked(OsPackageName, name)
+            if equals:
+                checked(OsVersion, version)
+        except ValueError as error:
+            raise LockError(
+                f"{shown(package, 80)!r} is no OS package: {error}", hint="write a package's name, or name=version"
+            ) from None
+    return list(packages)
 
 
 def drop_member(path: Path, name: str) -> None:
@@ -271,19 +327,20 @@ def drop_member(path: Path, name: str) -> None:
         path.write_bytes(data[: member.offset] + data[member.offset_data :] + bytes(member.offset_data - member.offset))
 
 
-def _hooks(scratch: Path, epoch: int) -> list[str]:
+def _hooks(folder: Path, epoch: int) -> list[str]:
     """Return the options that record what is installed, put our files in, and take away what differs between runs."""
+    place = quote.shell(str(folder))  # mmdebstrap reads a hook of its own as a shell does
     leftovers = " ".join(f'"$1/{path}"' for path in _LEFTOVERS)
     steps = [
         # While the package lists are still there: they alone know the hashes of the .debs.
         'chroot "$1" dpkg-query -W -f "\\${Package}:\\${Architecture}=\\${Version}\\n" >"$1/envbuild-names"',
         'xargs chroot "$1" apt-cache show <"$1/envbuild-names" >"$1/envbuild-packages"',
-        f"copy-out /envbuild-packages {scratch}",
+        f"copy-out /envbuild-packages {place}",
         'rm "$1/envbuild-names" "$1/envbuild-packages"',
-        f"upload {scratch}/sources.list /etc/apt/sources.list",
+        f"upload {place}/sources.list /etc/apt/sources.list",
         f'chmod 644 "$1/etc/apt/sources.list"; rm -f {leftovers}',
         'rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
-        f"upload {scratch}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
+        f"upload {place}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
         'chmod 644 "$1/etc/dpkg/dpkg.cfg.d/99envbuild"; find "$1/var/log" "$1/var/lib/apt/lists" -type f -delete',
         # The day on which each account's password was last set is the day of the bootstrap; trixie has no shadow file yet.
         f'[ ! -e "$1/etc/shadow" ] || sed -i -E \'s/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/\' "$1/etc/shadow"',
@@ -321,9 +378,11 @@ def resolve_os_packages(
         raise HostError(
             "apt-get is missing, which resolves OS packages", hint="lock on a Debian or Ubuntu machine, or use its lock"
         )
+    packages = _checked_packages(packages)
+    _checked_packages(f"{package.name}={package.version}" for package in installed)
     mirror, security_mirror = mirrors_of(settings, suite)
-    with tempfile.TemporaryDirectory(prefix="envbuild-apt-") as folder:
-        apt = _IsolatedApt(Path(folder), arch, settings)
+    with scratch("apt") as folder:
+        apt = _IsolatedApt(folder, arch, settings)
         options = f"[arch={arch} signed-by={archive.keyring}] "
         apt.write_sources(archive.sources(suite, mirror=mirror, security_mirror=security_mirror, options=options))
         failure = apt.update()
@@ -367,12 +426,12 @@ class _IsolatedApt:
         config = folder / "apt.conf"
         # apt reads this file before any other, so that Dir keeps it from the host's own configuration.
         settings = [
-            f'Dir "{folder}/"',
-            f'Dir::State::Lists "{folder}/lists"',
-            f'Dir::State::Status "{self.status}"',
-            f'Dir::Cache "{folder}/cache"',
-            f'APT::Architecture "{arch}"',
-            f'APT::Architectures {{ "{arch}"; }}',
+            f"Dir {_conf(f'{folder}/')}",
+            f"Dir::State::Lists {_conf(f'{folder}/lists')}",
+            f"Dir::State::Status {_conf(str(self.status))}",
+            f"Dir::Cache {_conf(f'{folder}/cache')}",
+            f"APT::Architecture {_conf(arch)}",
+            f"APT::Architectures {{ {_conf(arch)}; }}",
             'APT::Sandbox::User "root"',
             'APT::Get::AllowUnauthenticated "false"',
             'APT::Install-Recommends "false"',
@@ -390,7 +449,7 @@ class _IsolatedApt:
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            guarded(command), env=self.env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
 
     def write_sources(self, lines: Sequence[str]) -> None:
@@ -453,7 +512,7 @@ class _IsolatedApt:
             if match:
                 url, name, version, arch, sha256 = match.groups()
                 found.append(
-                    OsPackage(
+                    _os_package(
                         name=name,
                         version=unquote(version),
                         arch=arch,
@@ -462,7 +521,7 @@ class _IsolatedApt:
                     )
                 )
             elif line.startswith("'"):
-                raise LockError("the archive gives no SHA-256 for a package", where=line)
+                raise LockError("the archive gives no SHA-256 for a package", where=redact(shown(line)))
         return tuple(sorted(found, key=_by_name))
 
 
@@ -473,15 +532,44 @@ def _apt_options(settings: Settings) -> list[str]:
     """
     done = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=False)
     wanted = re.compile(
-        r"Acquire::(Check-Valid-Until|https?::(Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[^ ]*) ", re.IGNORECASE
+        r'(Acquire::(?:Check-Valid-Until|https?::(?:Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[A-Za-z0-9:._-]*)) "([^"\\]*)";',
+        re.IGNORECASE,
     )
-    lines = [line.rstrip(";") for line in done.stdout.splitlines() if wanted.match(line)]
+    found = [match.groups() for line in done.stdout.splitlines() if (match := wanted.fullmatch(line))]
+    lines = [f"{name} {_conf(value)}" for name, value in found if is_one_line(value)]
     own = {
         "http::Proxy": settings.http_proxy,
         "https::Proxy": settings.https_proxy,
         "https::CaInfo": settings.ca_bundle,
     }
-    return lines + [f'Acquire::{name} "{value}"' for name, value in own.items() if value]
+    return lines + [f"Acquire::{name} {_conf(str(value))}" for name, value in own.items() if value]
+
+
+def _split_proxies(options: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the proxies among lines of an apt.conf as variables of the environment, and the other lines.
+
+    A proxy's address may carry a login, and an environment is for its owner's eyes alone.
+    """
+    found: dict[str, str] = {}
+    others = []
+    for line in options:
+        match = re.fullmatch(r'Acquire::(https?)::Proxy "(.+)"', line, re.IGNORECASE)
+        if match:
+            found[f"{match[1].lower()}_proxy"] = match[2]  # the last one counts, as in a file
+        else:
+            others.append(line)
+    if "http_proxy" in found:
+        found.setdefault("https_proxy", found["http_proxy"])  # apt's own rule for its settings
+    return found, others
+
+
+def _conf(value: str) -> str:
+    try:
+        return quote.apt_conf(value)
+    except ValueError as error:
+        raise HostError(
+            f"apt cannot take this: {error}", hint="set TMPDIR, or the setting, to a path without such a character"
+        ) from None
 
 
 def _environment(settings: Settings) -> dict[str, str]:
@@ -498,15 +586,32 @@ def _split_stanzas(text: str) -> list[dict[str, str]]:
     ]
 
 
+def _os_package(**fields: str | None) -> OsPackage:
+    """Return a package as the archive describes it.
+
+    Raises:
+        LockError: a field is missing, or is not what it should be.
+
+    """
+    try:
+        return OsPackage.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise LockError(
+            f"the archive describes {shown(str(fields.get('name')), 80)} in no known way: "
+            f"{first['loc'][0] if first['loc'] else 'package'}: {first['msg']}"
+        ) from None
+
+
 def _parse_stanzas(text: str) -> tuple[OsPackage, ...]:
     # A package that two suites hold is shown twice.
     found = {
-        OsPackage(
-            name=stanza["Package"],
-            version=stanza["Version"],
-            arch=stanza["Architecture"],
-            sha256=stanza["SHA256"],
-            filename=stanza["Filename"],
+        _os_package(
+            name=stanza.get("Package"),
+            version=stanza.get("Version"),
+            arch=stanza.get("Architecture"),
+            sha256=stanza.get("SHA256"),
+            filename=stanza.get("Filename"),
         )
         for stanza in _split_stanzas(text)
     }
@@ -557,7 +662,7 @@ def _apt_complaint(output: str) -> str:
         or lines
         or ["it said nothing"]
     )
-    return " ".join(told[0].split())
+    return redact(shown(" ".join(told[0].split()), 500))
 
 
 def _hosts(mirrors: Iterable[str], output: str) -> str:
@@ -592,7 +697,7 @@ def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> En
 
 
 def _bootstrap_failure(log: Path, mirrors: Sequence[str]) -> EnvbuildError:
-    output = log.read_text(encoding="utf-8", errors="replace")
+    output = end_of(log, _LOG_END)
     if _UNREACHABLE.search(output):
         return HostError(
             f"the Debian archive on {_hosts(mirrors, output)} cannot be reached",

@@ -7,14 +7,15 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.engine.bootstrap import bootstrap_root
+from envbuild.engine.bootstrap import bootstrap_root, checksum_of, end_of
+from envbuild.engine.leftovers import clear
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
@@ -26,6 +27,9 @@ from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.processes import followed
 from envbuild.settings import Settings
+from envbuild.util import quote
+from envbuild.util.names import FileName, checked
+from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -47,8 +51,11 @@ _OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
-# Seconds after which a folder whose maker lives is locked.
-_MOMENT = 60
+# Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
+_RECORD_BYTES = 2**20
+
+# Bytes of a log's end that are searched for a cause.
+_LOG_END = 2**20
 
 # Less than this where the cache lies, and a failure is the disk's.
 _NO_SPACE_GIB = 0.06
@@ -80,28 +87,6 @@ class Built:
     def executed(self) -> int:
         """How many build steps ran, rather than coming from the cache."""
         return sum(s.executed for s in self.stages)
-
-
-@contextlib.contextmanager
-def scratch(place: Path, what: str) -> Iterator[Path]:
-    """Make a folder in `place` for as long as it is needed; what killed runs left there goes first."""
-    for left in place.glob(".*-*"):
-        # who made it holds its lock, but for the moment before it is taken
-        with contextlib.suppress(OSError), _locked(left):
-            if time.time() - left.stat().st_mtime > _MOMENT:
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f".{what}-", dir=place) as folder, _locked(Path(folder)):
-        yield Path(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
 
 
 def engine_client(settings: Settings) -> "DockerClient":
@@ -178,7 +163,42 @@ def find_image(client: "DockerClient", tag: str, digest: str) -> Built | None:
 def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
     """Return the folder of the wheel that an earlier build made from the same inputs, or None."""
     folder = settings.cache_dir / "wheels" / f"{axis}-{plan.stage(f'wheel-{axis}').key[:32]}"
-    return folder if (folder / "record.json").is_file() else None
+    return folder if _wheel_fault(folder) is None else None
+
+
+def _wheel_fault(folder: Path) -> str | None:
+    """Return what is wrong with a kept wheel: `missing`, or why it is not what its record says; None when all is right."""
+    record = folder / "record.json"
+    try:
+        with record.open("rb") as file:
+            stated = json.loads(file.read(_RECORD_BYTES))
+        name, digest = checked(FileName, stated["wheel"]), stated["sha256"]
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "its record cannot be read"
+    return None if _sha256(folder / name) == digest else f"{name} is not the file of its record"
+
+
+def _sha256(file: Path) -> str | None:
+    """Return the sha256 of a file's content, or None when there is no such file."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _root_state(kept: Path) -> str:
+    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum beside it."""
+    if not kept.is_file():
+        return "missing"
+    try:
+        with checksum_of(kept).open(encoding="ascii", errors="replace") as file:
+            stated = file.read(_RECORD_BYTES).strip()
+    except OSError:
+        stated = ""
+    return "whole" if stated and stated == _sha256(kept) else "damaged"
 
 
 def write_context(plan: Plan, folder: Path) -> None:
@@ -220,16 +240,17 @@ class Builder:
             log = folder / "build.log"
             with (
                 log.open("w", encoding="utf-8") as output,
-                tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as private,
+                scratch("secrets") as private,
             ):
                 watch = Watch(log=output, on_change=self.on_change)
-                run = _Run(self, folder, Path(private), watch, log)
+                run = _Run(self, folder, private, watch, log)
                 run.prepare()
                 for component in self.plan.components:
                     run.wheel(component.axis)
                 built = run.image(tag)
             if not self.substitutes:
                 remember_built(self.settings, self.plan, built.digest)
+            clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return Built(
             tag=tag,
             digest=built.digest,
@@ -307,15 +328,16 @@ class _Run:
         root = self.plan.lock.root
         assert root is not None  # noqa: S101
         kept = self.b._root("roots") / f"{self.plan.stage('base').key[:32]}.tar"  # noqa: SLF001
-        if not kept.is_file():
+        state = _root_state(kept)
+        if state == "damaged":
+            self.b.note(f"the kept root {kept.name} is not the one that was made; making it again")
+        if state != "whole":
             self.b.on_change("base", "started")
             begun = time.monotonic()
             try:
                 self._bootstrap(root, kept)
             except BuildError as error:
-                raise self._disk_or(
-                    error, (self.folder / "bootstrap.log").read_text(encoding="utf-8", errors="replace")
-                ) from error
+                raise self._disk_or(error, end_of(self.folder / "bootstrap.log", _LOG_END)) from error
             self.watch.stages["base"] = StageTime(name="base", seconds=time.monotonic() - begun, executed=1)
             self.b.on_change("base", "done")
         target = self.folder / "rootfs.tar"
@@ -343,7 +365,7 @@ class _Run:
                     f"the lock takes {name} from a find-links folder, and no folder of the settings has it",
                     hint="name the folder that holds it in the setting `find_links`, or lock again where the index serves it",
                 )
-            digest = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+            digest = _sha256(path)
             if not any(digest in p.hashes for s in sets for p in s.packages):
                 raise LockError(
                     f"{name} is not the wheel that the lock names: its sha256 is {digest}",
@@ -372,9 +394,10 @@ class _Run:
         kept = self._kept_wheel(axis)
         name = f"wheel-{axis}"
         if kept is None:
-            with scratch(self.b._root("wheels"), axis) as folder:  # noqa: SLF001
+            self._say_damaged(axis)
+            with scratch("wheel", self.b._root("wheels")) as folder:  # noqa: SLF001
                 made = folder / "made"
-                self._bake(name, f"type=local,dest={made}")
+                self._bake(name, quote.csv_fields(type="local", dest=str(made)))
                 if self.b.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = self.b._root("wheels") / f"{axis}-{self.plan.stage(name).key[:32]}"  # noqa: SLF001
@@ -384,27 +407,33 @@ class _Run:
             self.b.on_change(name, "kept")
         self.contexts[name] = str(kept)  # without a cache, too: this run compiled it, and compiles it once
 
+    def _say_damaged(self, axis: str) -> None:
+        folder = self.settings.cache_dir / "wheels" / f"{axis}-{self.plan.stage(f'wheel-{axis}').key[:32]}"
+        fault = _wheel_fault(folder)
+        if self.b.cache and fault not in {None, "missing"}:
+            self.b.note(f"the kept wheel of {axis} is damaged ({fault}); making it again")
+
     def _keep(self, made: Path, kept: Path) -> None:
         """Move a finished wheel to its place in one step: whoever finds it there finds all of it."""
-        if self.b.cache and (kept / "record.json").is_file():
+        if self.b.cache and _wheel_fault(kept) is None:
             return  # another cell's run was faster, and may be reading it
         with contextlib.suppress(FileNotFoundError):
             kept.rename(made.with_name("replaced"))
         try:
             made.rename(kept)
         except OSError:
-            if not (kept / "record.json").is_file():  # another run's, put there meanwhile, is as good
+            if _wheel_fault(kept) is not None:  # another run's, put there meanwhile, is as good
                 raise
 
     def image(self, tag: str) -> Built:
         """Build the image, load it and tag it."""
-        with scratch(self.b._root("builds"), "image") as folder:  # noqa: SLF001
+        with scratch("image", self.b._root("builds")) as folder:  # noqa: SLF001
             archive = folder / "image.tar"
-            metadata = self._bake("image", f"type=oci,dest={archive},name={tag},{_EXPORT}")
+            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{_EXPORT}")
             digest = metadata["image"]["containerimage.digest"]
             self.b.on_change("load", "started")
             begun = time.monotonic()
-            said: list[str] = []
+            said: deque[str] = deque(maxlen=50)
             load = ("image", "load", "--quiet", "--input", str(archive))
             if followed([*self.b.client.client_config.docker_cmd, *load], feed=said.append):
                 raise self._disk_or(
@@ -420,9 +449,11 @@ class _Run:
         definition = json.loads(bake(self.plan))
         for item in definition["target"].values():
             item.pop("tags", None)  # the output names the image as it was asked for
-            item["contexts"] = {k: v for k, v in self.contexts.items() if k != target}
-            item["secret"] = [f"id={name},src={path}" for name, path in self.secrets.items()]
-        definition["target"][target]["output"] = [output]
+            item["contexts"] = {k: quote.bake(v) for k, v in self.contexts.items() if k != target}
+            item["secret"] = [
+                quote.bake(quote.csv_fields(id=name, src=str(path))) for name, path in self.secrets.items()
+            ]
+        definition["target"][target]["output"] = [quote.bake(output)]
         file = self.private / "bake.json"
         file.write_text(json.dumps(definition), encoding="utf-8")
         metadata = self.private / "metadata.json"

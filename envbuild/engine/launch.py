@@ -12,7 +12,6 @@ import secrets
 import shlex
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from envbuild.host import HostFacts
 from envbuild.settings import Settings
 from envbuild.util.bounded import read_text
 from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
 
 Launcher = Literal["torchrun", "mpirun", "deepspeed", "srun"]
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "mpirun", "deepspeed", "srun")
@@ -480,9 +480,9 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
         yield job.ssh_key.read_text(encoding="utf-8"), ran.stdout
         return
     # In memory where there is such a folder: the key never touches a disk.
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
-    with tempfile.TemporaryDirectory(prefix="envbuild-", dir=memory) as folder:
-        path = Path(folder) / "key"
+    memory = Path("/dev/shm")  # noqa: S108
+    with scratch("key", memory if memory.is_dir() else None) as folder:
+        path = folder / "key"
         try:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)], check=True)
         except FileNotFoundError:

@@ -1,4 +1,8 @@
-"""BuildKit's progress stream (rawjson): which stages ran, how long, what they printed."""
+"""BuildKit's progress stream (rawjson): which stages ran, how long, what they printed.
+
+What a step prints is a stranger's, and a line may be anything: what is no event is kept as text, a field of another type
+counts as absent, and a character that a terminal would act on is written as its escape.
+"""
 
 import base64
 import datetime as dt
@@ -8,12 +12,39 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from envbuild.settings import redact
+from envbuild.util.names import shown
+
 _STAGE = re.compile(r"^\[(?P<stage>[a-z][a-z0-9-]*)(?: +(?P<step>\d+/\d+))?\] (?P<what>.*)$", re.DOTALL)
 _NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|Processing)\b|^\s*\+ ")
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
 # Bytes of a line after which no more are waited for.
 _LONG = 4096
+
+# Characters of a line, and lines of errors, that are kept.
+_LINE = 10_000
+_ERRORS = 100
+
+
+def _clean(line: str) -> str:
+    """Return a line without what a terminal would act on and without a login; tabs stay."""
+    line = line.rstrip()[:_LINE]
+    if "@" in line:
+        line = redact(line)
+    return line if line.isprintable() else "\t".join(shown(part, _LINE) for part in _COLOUR.sub("", line).split("\t"))
+
+
+def _dicts(event: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = event.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _text(entry: dict[str, Any], key: str) -> str:
+    found = entry.get(key)
+    return found if isinstance(found, str) else ""
 
 
 @dataclass
@@ -45,23 +76,26 @@ class Watch:
         """Take one line of the stream; a line that is no JSON is buildx's own message."""
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a number of 5000 digits is a ValueError, too
+            event = None
+        if not isinstance(event, dict):
             if line.strip():
-                self.log.write(line.rstrip() + "\n")
+                self.log.write(_clean(line) + "\n")
                 if line.startswith("ERROR"):
-                    self.errors.append(line.strip())
+                    self._err(line.strip())
             return
-        named = [(vertex, self._name(vertex)) for vertex in event.get("vertexes") or ()]
-        for entry in event.get("logs") or ():  # a step's last words come with its end
+        vertexes = [vertex for vertex in _dicts(event, "vertexes") if _text(vertex, "digest")]
+        named = [(vertex, self._name(vertex)) for vertex in vertexes]
+        for entry in _dicts(event, "logs"):  # a step's last words come with its end
             self._log(entry)
         for vertex, stage in named:
             self._vertex(vertex, stage)
 
     def _name(self, vertex: dict[str, Any]) -> str:
-        name = vertex.get("name", "")
+        name = _text(vertex, "name")
         match = _STAGE.match(name)
         stage = match["stage"] if match else ("export" if name.startswith("exporting") else "")
-        self._names[vertex["digest"]] = stage or name
+        self._names[vertex["digest"]] = stage or _clean(name)
         return stage
 
     def _vertex(self, vertex: dict[str, Any], stage: str) -> None:
@@ -71,12 +105,13 @@ class Watch:
             self._end_lines(digest)
         if vertex.get("error"):
             self.failed = self.failed or digest
-            self.log.write(f"[{self._names[digest]}] ERROR {vertex['error']}\n")
-            self.errors.append(vertex["error"])
+            lines = [_clean(line) for line in str(vertex["error"])[:_LINE].splitlines() if line.strip()]
+            self.log.write(f"[{self._names[digest]}] ERROR " + "\n".join(lines) + "\n")
+            self._err("\n".join(lines))
         if not stage or stage == "internal":
             return
         record = self.stages.setdefault(stage, StageTime(name=stage))
-        started, completed = vertex.get("started"), vertex.get("completed")
+        started, completed = _text(vertex, "started"), _text(vertex, "completed")
         if started and not completed and digest not in self._open:
             self._open[digest] = started
             self._tell(stage, "started")
@@ -86,8 +121,12 @@ class Watch:
                 record.cached += 1
             else:
                 record.executed += 1
-                record.seconds += max(0.0, (_time(completed) - _time(begun)).total_seconds())
+                record.seconds += _between(begun, completed)
             self._tell(stage, "cached" if vertex.get("cached") else "done")
+
+    def _err(self, text: str) -> None:
+        if len(self.errors) < _ERRORS:
+            self.errors.append("\n".join(_clean(line) for line in text.splitlines()))
 
     def _tell(self, stage: str, what: str) -> None:
         if self.on_change:
@@ -95,14 +134,18 @@ class Watch:
 
     def _log(self, entry: dict[str, Any]) -> None:
         # A program's writes come as they are, so a line may come in several pieces, and with the other stream's between them.
-        key = (entry["vertex"], entry.get("stream", 1))
-        data = self._unended.pop(key, b"") + base64.b64decode(entry.get("data") or "")
+        stream = entry.get("stream", 1)
+        key = (_text(entry, "vertex"), stream if isinstance(stream, int) else 1)
+        try:
+            data = self._unended.pop(key, b"") + base64.b64decode(_text(entry, "data"))
+        except ValueError:
+            return
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if entry["vertex"] in self._ended or len(data) - end > _LONG:
+        if key[0] in self._ended or len(data) - end > _LONG:
             end = len(data)
         if data[end:]:
             self._unended[key] = data[end:]
-        self._lines(entry["vertex"], data[:end])
+        self._lines(key[0], data[:end])
 
     def _end_lines(self, digest: str) -> None:
         for key in [key for key in self._unended if key[0] == digest]:
@@ -113,8 +156,9 @@ class Watch:
         tail = self._tails.setdefault(digest, [])
         for line in data.decode("utf-8", "replace").splitlines():
             if line.strip():
+                line = _clean(line)  # noqa: PLW2901
                 self.log.write(f"[{stage}] {line}\n")
-                tail.append(line.rstrip())
+                tail.append(line)
         del tail[:-400]
 
     def failure(self) -> tuple[str, list[str]]:
@@ -136,9 +180,17 @@ class Watch:
         return list(self.stages.values())
 
 
+def _between(begun: str, ended: str) -> float:
+    """Return the seconds between two times of the stream; 0 where one of them is none."""
+    try:
+        return max(0.0, (_time(ended) - _time(begun)).total_seconds())
+    except (ValueError, TypeError, OverflowError):  # of no known form; one with a zone and one without
+        return 0.0
+
+
 def _time(text: str) -> dt.datetime:
     # Nine digits of a second come; Python takes six.
-    return dt.datetime.fromisoformat(re.sub(r"\.(\d{6})\d*", r".\1", text))
+    return dt.datetime.fromisoformat(re.sub(r"\.(\d{6})\d*", r".\1", text[:64]))
 
 
 def follow(stream: TextIO, watch: Watch) -> Iterator[None]:

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from envbuild.processes import Maker, bounded, uninterrupted
 from envbuild.settings import Settings
 from envbuild.stacks import stack_of_lock
 from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -196,10 +196,10 @@ def compare(
 
     """
     first, second = names or (one, other)
-    with tempfile.TemporaryDirectory(prefix="envbuild-compare-") as folder:
+    with scratch("compare") as folder:
         found = []
         for number, (image, name) in enumerate(((one, first), (other, second))):
-            archive = Path(folder) / f"{number}.tar"
+            archive = folder / f"{number}.tar"
             _save(client, image, archive)
             found.append(read_image(archive, name))
             archive.unlink()

@@ -1,12 +1,13 @@
 """What a site gives its builds as secrets: indexes, proxies, CA bundle, OS mirror. Nothing of it reaches an image."""
 
-import shlex
+import os
 from pathlib import Path
 
 from envbuild.engine.bootstrap import archive_of, mirrors_of
 from envbuild.lock.python import PYTORCH, uv_environment
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
+from envbuild.util import quote
 
 _CA = "/run/envbuild/site/ca.crt"
 
@@ -28,9 +29,9 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
         environment["ENVBUILD_PAGES"] = " ".join(pages)
     if not settings.torch_index.startswith(PYTORCH):
         environment["ENVBUILD_TORCH_INDEX"] = settings.torch_index
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    lines = [f"export {name}={quote.shell(value)}" for name, value in sorted(environment.items())]
     lines += [
-        f"export {name.lower()}={shlex.quote(v)}" for name, v in sorted(environment.items()) if name.endswith("_PROXY")
+        f"export {name.lower()}={quote.shell(v)}" for name, v in sorted(environment.items()) if name.endswith("_PROXY")
     ]
     found["env"] = _private(folder / "env", "\n".join(lines) + "\n")
     suite = _suite(plan)
@@ -51,8 +52,8 @@ def _suite(plan: Plan) -> str | None:
 
 
 def _private(path: Path, text: str) -> Path:
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
     return path
 
 

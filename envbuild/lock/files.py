@@ -1,6 +1,5 @@
 """A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole and read with nothing trusted."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from envbuild.errors import DataError, LockError
 from envbuild.lock.model import Lock, PythonSet
 from envbuild.util.below import OutsideError, read_below, read_file
 from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
 
 _LARGEST_LOCK = 16 * 2**20
 _LARGEST_PYLOCK = 32 * 2**20
@@ -33,15 +33,11 @@ def write_lock(locked: Locked, folder: Path) -> Path:
     path = folder / "lock.json"
     texts = {folder / f"pylock.{name}.toml": text for name, text in locked.pylocks.items()}
     texts[path] = locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    parts = {place: place.with_name(f".{place.name}.{os.getpid()}.part") for place in texts}
-    try:
+    with scratch("lock", folder) as own:
         for place, text in texts.items():
-            parts[place].write_text(text, encoding="utf-8")
-        for place, part in parts.items():
-            part.replace(place)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+            (own / place.name).write_text(text, encoding="utf-8")
+        for place in texts:
+            (own / place.name).replace(place)
     return path
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import re
 import subprocess
-import tempfile
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,10 @@ from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
 from envbuild.net.download import file_name
 from envbuild.net.http import host_of, place_of
+from envbuild.processes import guarded
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
+from envbuild.util.scratch import scratch
 
 PYTORCH = "https://download.pytorch.org/whl"
 _UNREACHABLE = re.compile(
@@ -89,14 +90,14 @@ def resolve(
         LockError: nothing satisfies the requirements; uv's own derivation is in the message.
 
     """
-    with tempfile.TemporaryDirectory(prefix="envbuild-uv-") as folder:
-        asked = Path(folder) / "requirements.in"
+    with scratch("uv") as folder:
+        asked = folder / "requirements.in"
         asked.write_text("".join(f"{line}\n" for line in group.requirements), encoding="utf-8")
-        brought = Path(folder) / "excludes.txt"
+        brought = folder / "excludes.txt"
         brought.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
-        held = Path(folder) / "constraints.txt"
+        held = folder / "constraints.txt"
         held.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
-        out = Path(folder) / "pylock.toml"
+        out = folder / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
         command += ["--python-version", python, "--python-platform", _platform(glibc)]
@@ -111,10 +112,10 @@ def resolve(
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)
         variant = ["--index", torch_index(settings, group.index)] if group.index else []
-        done = subprocess.run([*command, *variant], env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(guarded([*command, *variant]), env=env, capture_output=True, text=True, check=False)
         if done.returncode and variant and settings.find_links and isinstance(_failure(group, done.stderr), HostError):
             # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
-            again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+            again = subprocess.run(guarded(command), env=env, capture_output=True, text=True, check=False)
             if again.returncode == 0:
                 return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"))
         if done.returncode:

@@ -6,9 +6,7 @@ import functools
 import hashlib
 import os
 import re
-import shutil
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +22,11 @@ from envbuild.settings import Settings, redact
 from envbuild.util.below import OutsideError, path_below
 from envbuild.util.git import Ran, Reach, make_repository, object_kind, objects_of, run_git
 from envbuild.util.names import Commit, SafeName, SourceUrl, TreePath, checked, shown
+from envbuild.util.scratch import scratch
 
 T = TypeVar("T")
 _DEEPEST = 8  # submodules in one another
 _MOST_SUBMODULES = 500
-_SCRATCH = ".scratch-"
 
 
 class NotAllowedError(DataError):
@@ -127,8 +125,8 @@ class SourceStore:
                 return folder
             if fault is not None:
                 self.note(f"the cached source of {tree.what} was changed ({fault}); it is made again")
-                with _scratch(self._trees) as scratch:
-                    folder.rename(scratch / "tree")
+                with scratch("source", _made(self._trees)) as own:
+                    folder.rename(own / "tree")
         try:
             with _whole(folder) as part:
                 fill(tree, part)
@@ -180,8 +178,8 @@ class SourceStore:
                 self._fill(_inner(source, submodule), inner)
 
     def _write_tree(self, commit: str, folder: Path) -> None:
-        with _scratch(self._objects.parent) as scratch:
-            index = scratch / "index"
+        with scratch("source", _made(self._objects.parent)) as own:
+            index = own / "index"
             self._git("read-tree", operands=(commit,), index=index, work_tree=folder)
             self._git("checkout-index", "--all", "--quiet", index=index, work_tree=folder)
 
@@ -361,8 +359,8 @@ class SourceStore:
                     if self._is_sound():  # then what was asked for is at fault, and the other objects stay
                         raise LockError(shown(str(damage)), hint="look at the commit that is pinned") from damage
                     self.note(f"the store of git objects is damaged ({shown(str(damage))}); it is made again")
-                    with _scratch(self._objects.parent) as scratch:
-                        self._objects.rename(scratch / "objects.git")
+                    with scratch("source", _made(self._objects.parent)) as own:
+                        self._objects.rename(own / "objects.git")
         try:
             return work()
         except _DamagedError as damage:
@@ -454,11 +452,12 @@ class SourceStore:
 
     def _unpacked(self, name: str, source: _Tree, archive: Path) -> Path:
         def fill(_: _Tree, part: Path) -> None:
-            with _scratch(self._trees) as scratch:
-                unpack(archive, scratch)
-                entries = list(scratch.iterdir())
+            with scratch("source", _made(self._trees)) as own:
+                place = own / "tree"
+                unpack(archive, place)
+                entries = list(place.iterdir())
                 one = len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink()
-                tree = entries[0] if one else scratch
+                tree = entries[0] if one else place
                 self._verify(source, tree, shown_as=archive)
                 copy_tree(tree, part, without=_strays(source, tree))
 
@@ -538,37 +537,16 @@ class SourceStore:
         return ran.stdout
 
 
-@contextlib.contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
-    """Give a folder below `parent` that is removed afterwards; what a killed run left there goes as well."""
-    parent.mkdir(parents=True, exist_ok=True)
-    _sweep(parent)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent, ignore_cleanup_errors=True) as name:
-        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # this says that it is in use
-            yield Path(name)
-        finally:
-            os.close(handle)
-
-
-def _sweep(parent: Path) -> None:
-    for left in parent.glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):
-            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(handle).st_mtime > 60:  # it may be too new to be locked
-                    shutil.rmtree(left)
-            finally:
-                os.close(handle)
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """Give a folder to fill, which becomes `folder` in one step, unless another run has made that meanwhile."""
-    with _scratch(folder.parent) as scratch:
-        part = scratch / "made"
+    with scratch("source", _made(folder.parent)) as own:
+        part = own / "made"
         part.mkdir()
         yield part
         try:

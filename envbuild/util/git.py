@@ -20,7 +20,8 @@ from signal import SIGTERM
 from typing import IO
 
 from envbuild.errors import HostError, LockError
-from envbuild.processes import end_group
+from envbuild.processes import end_group, guarded
+from envbuild.util.scratch import scratch
 
 _FILE_LIMIT = 32 * 2**30  # bytes of the largest file that git may write: a pack, a file of a tree
 _SAID_LIMIT = 2**16  # bytes of what git or the other side says that are kept
@@ -135,10 +136,11 @@ def run_git(
             given.seek(0)
             stdin = given
         try:
+            environment = _environment(reach, index, work_tree, borrowed)
             process = subprocess.Popen(
-                line,
+                guarded(line, env=environment),
                 cwd=work_tree or repository,
-                env=_environment(reach, index, work_tree, borrowed),
+                env=environment,
                 stdin=stdin,
                 stdout=subprocess.PIPE if stdout is None else stdout,
                 stderr=subprocess.PIPE,
@@ -252,9 +254,9 @@ def make_repository(folder: Path) -> None:
 @contextlib.contextmanager
 def empty_repository() -> Iterator[Path]:
     """Give a bare repository that is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-git-") as scratch:
-        make_repository(Path(scratch))
-        yield Path(scratch)
+    with scratch("git") as own:
+        make_repository(own)
+        yield own
 
 
 def object_kind(

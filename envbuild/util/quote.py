@@ -112,6 +112,17 @@ def apt_source(value: str) -> str:
     return value
 
 
+def csv_fields(**fields: str) -> str:
+    """Return `name=value,…` as buildx reads an output or a secret: a list of CSV fields.
+
+    Raises:
+        ValueError: a value holds a line break or a control character.
+
+    """
+    texts = [_one_line(f"{name}={value}", "a list of fields") for name, value in fields.items()]
+    return ",".join('"' + text.replace('"', '""') + '"' if re.search(r'[",]', text) else text for text in texts)
+
+
 def bake(value: str) -> str:
     """Return a value for a string of a bake file, in which `${…}` and `%{…}` would be evaluated."""
     return value.replace("${", "$${").replace("%{", "%%{")

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -25,9 +24,10 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.paths import data_dir
-from envbuild.processes import bounded, end_group
+from envbuild.processes import bounded, end_group, guarded
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
 from envbuild.verify.events import LINE, MARK, read_event
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     links = [flag for link in settings.find_links for flag in ("--find-links", link)]
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-") as scratch:
-        flat = Path(scratch) / "flat"
+    with scratch("suite", folder.parent) as own:
+        flat = own / "flat"
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
         command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
@@ -199,7 +199,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
                 where=str(pins),
                 hint="give `index_url` or `find_links` in the settings an index that this host reaches",
             )
-        new = Path(scratch) / "new"
+        new = own / "new"
         for part in sorted(flat.iterdir()):
             if part.name == "bin" or part.suffix == ".dist-info":
                 continue
@@ -407,11 +407,11 @@ def run_smoke(
     logs = settings.cache_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
-    with tempfile.TemporaryDirectory(prefix="envbuild-smoke-") as scratch, contextlib.ExitStack() as held:
-        expectation = Path(scratch) / "expected.json"
+    with scratch("smoke") as own, contextlib.ExitStack() as held:
+        expectation = own / "expected.json"
         expectation.write_text(json.dumps(expected), encoding="utf-8")
         expectation.chmod(0o644)
-        Path(scratch).chmod(0o755)
+        own.chmod(0o755)
         arguments = ["--level", level.value, "--device", device, "--nproc", str(nproc)]
         arguments += ["-k", keyword] if keyword else []
         arguments += ["--nodes", str(nodes.absolute())] if nodes else []
@@ -602,7 +602,10 @@ def _on_host(
 ) -> _Started:
     suite = data_dir("smoke_tests")
     process = subprocess.Popen(
-        [target.python, suite / "run.py", "--expected", expectation, "--pytest", folder, *arguments],
+        guarded(
+            [str(part) for part in (target.python, suite / "run.py", "--expected", expectation, "--pytest", folder)]
+            + [*arguments]
+        ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -669,7 +672,7 @@ def _in_container(
     made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
     name = held.enter_context(made)
     process = subprocess.Popen(
-        start_line(settings, name),
+        guarded(start_line(settings, name)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

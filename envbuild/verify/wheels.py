@@ -13,6 +13,7 @@ from envbuild.errors import LockError
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, read_below
 from envbuild.util.names import Sha256, checked, shown
+from envbuild.util.scratch import scratch
 from envbuild.verify.installed import Row, read_record
 
 _RECORD_LIMIT = 32 << 20
@@ -121,8 +122,8 @@ class Wheels:
             found = [file for file in listed if file.sha256 in wanted and file.filename.endswith(".whl")]
             for file in found:
                 note(f"fetching {shown(file.filename)}")
-                with tempfile.TemporaryDirectory(prefix="envbuild-wheel-") as scratch:
-                    path, sha256 = download(self.settings, file.url, file.sha256, Path(scratch))
+                with scratch("wheel") as own:
+                    path, sha256 = download(self.settings, file.url, file.sha256, own)
                     self._read(path, sha256)
             if found:
                 return

@@ -1,18 +1,22 @@
 """What a build keeps for later ones."""
 
-import os
+import hashlib
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from envbuild.engine.build import _Run, scratch
+from envbuild.engine import build
+from envbuild.engine.bootstrap import checksum_of
+from envbuild.engine.build import _Run, kept_wheel
 
 
 def wheel(folder, content: str, *, whole: bool = True):
     folder.mkdir(parents=True)
     (folder / "x.whl").write_text(content)
     if whole:
-        (folder / "record.json").write_text("{}")
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        (folder / "record.json").write_text(json.dumps({"wheel": "x.whl", "sha256": digest}))
     return folder
 
 
@@ -52,16 +56,90 @@ def test_another_run_that_is_faster_in_the_same_moment_wins(tmp_path, monkeypatc
     assert keep(made, kept) == "theirs"
 
 
-def test_what_a_killed_run_left_goes_with_the_next_and_what_is_in_use_stays(tmp_path):
-    left, fresh = tmp_path / ".te-killed", tmp_path / ".te-new"
-    for folder in (left, fresh):
-        (folder / "made").mkdir(parents=True)
-    with scratch(tmp_path, "image") as used:
-        for folder in (left, used):
-            os.utime(folder, (0, 0))
-        (used / "image.tar").write_text("x")
-        with scratch(tmp_path, "te"):
-            assert not left.exists()  # nobody holds it
-            assert (used / "image.tar").exists()  # somebody does
-            assert fresh.exists()  # somebody may be about to
-    assert not used.exists()
+def plan_with(key: str):
+    return SimpleNamespace(stage=lambda name: SimpleNamespace(key=key))
+
+
+DAMAGE = {
+    "another content": lambda folder: (folder / "x.whl").write_text("changed"),
+    "no wheel": lambda folder: (folder / "x.whl").unlink(),
+    "no record": lambda folder: (folder / "record.json").unlink(),
+    "half a record": lambda folder: (folder / "record.json").write_text('{"wheel": "x.wh'),
+    "a record of another kind": lambda folder: (folder / "record.json").write_text("[1]"),
+    "a name that leads out": lambda folder: (folder / "record.json").write_text(
+        json.dumps({"wheel": "../x.whl", "sha256": hashlib.sha256(b"old").hexdigest()})
+    ),
+    "deep": lambda folder: (folder / "record.json").write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_kept_wheel_that_is_not_its_records_is_not_used(tmp_path, damage):
+    key = "0" * 64
+    folder = wheel(tmp_path / "wheels" / f"te-{key[:32]}", "old")
+    (tmp_path / "wheels" / "x.whl").write_text("old")  # for the name that leads out
+    settings = SimpleNamespace(cache_dir=tmp_path)
+    assert kept_wheel(settings, plan_with(key), "te") == folder
+    DAMAGE[damage](folder)
+    assert kept_wheel(settings, plan_with(key), "te") is None
+    # and is replaced by the one that is made then
+    made = wheel(tmp_path / "own" / "made", "new")
+    assert keep(made, folder) == "new"
+
+
+def test_a_damaged_wheel_is_said(tmp_path):
+    key, said = "0" * 64, []
+    folder = wheel(tmp_path / "wheels" / f"te-{key[:32]}", "old")
+    run = SimpleNamespace(
+        settings=SimpleNamespace(cache_dir=tmp_path),
+        plan=plan_with(key),
+        b=SimpleNamespace(cache=True, note=said.append),
+    )
+    _Run._say_damaged(run, "te")
+    assert said == []
+    (folder / "x.whl").write_text("changed")
+    _Run._say_damaged(run, "te")
+    assert said == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
+
+
+class Roots:
+    """A build that needs a Debian root, whose bootstrap writes a known one."""
+
+    def __init__(self, folder, monkeypatch):
+        self.said, self.made = [], 0
+        self.kept = folder / "roots" / f"{'0' * 32}.tar"
+        self.folder = folder / "build"
+        self.folder.mkdir()
+        (folder / "roots").mkdir()
+        monkeypatch.setattr(build, "bootstrap_root", self.bootstrap)
+        self.run = _Run.__new__(_Run)
+        self.run.plan = SimpleNamespace(
+            lock=SimpleNamespace(root=SimpleNamespace(suite="bookworm", epoch=0, packages=())),
+            **vars(plan_with("0" * 64)),
+        )
+        self.run.settings, self.run.folder, self.run.watch = None, self.folder, SimpleNamespace(stages={})
+        self.run.b = SimpleNamespace(
+            _root=lambda name: folder / name, on_change=lambda stage, what: None, note=self.said.append
+        )
+
+    def bootstrap(self, *args, dest, **options):
+        self.made += 1
+        checksum_of(dest).write_text(hashlib.sha256(b"root").hexdigest() + "\n")
+        dest.write_bytes(b"root")
+
+    def use(self) -> bytes:
+        self.run._rootfs()
+        return (self.folder / "rootfs.tar").read_bytes()
+
+
+def test_a_kept_root_is_used_when_it_is_what_was_made_and_made_again_when_not(tmp_path, monkeypatch):
+    roots = Roots(tmp_path, monkeypatch)
+    assert (roots.use(), roots.made, roots.said) == (b"root", 1, [])
+    assert (roots.use(), roots.made) == (b"root", 1)
+    roots.kept.write_bytes(b"rooT")
+    assert (roots.use(), roots.made) == (b"root", 2)
+    assert roots.said == [f"the kept root {roots.kept.name} is not the one that was made; making it again"]
+    checksum_of(roots.kept).unlink()  # of a version that kept none
+    assert (roots.use(), roots.made) == (b"root", 3)
+    checksum_of(roots.kept).write_text("")
+    assert (roots.use(), roots.made) == (b"root", 4)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -673,10 +674,10 @@ def test_runs_beside_one_another_while_the_store_and_the_tree_are_damaged(cached
 
 def test_what_a_killed_run_left_goes(cached, tmp_path):
     _, store, pinned, folder, _ = cached
-    left = [tmp_path / "cache/git/.scratch-x", tmp_path / "cache/git/trees/.scratch-y"]
+    left = [tmp_path / f"cache/git/{where}.envbuild-source-{'0' * 16}.tmp" for where in ("", "trees/")]
     for each in left:
         (each / "made").mkdir(parents=True)
-        os.utime(each, (1, 1))
+        (each / ".lock").write_text(platform.node())
     pack = tmp_path / "cache/git/objects.git/objects/pack/tmp_pack_x"
     pack.write_text("x")
     change_content(folder)

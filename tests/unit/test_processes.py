@@ -1,16 +1,18 @@
 """Commands that are followed line by line, and what is left of them when the reader is interrupted."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from envbuild import processes
-from envbuild.processes import Maker, Said, bounded, followed, streamed
+from envbuild.processes import Maker, Said, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -182,3 +184,66 @@ def test_a_maker_is_known_by_more_than_its_number():
     assert replace(here, pid=ended.pid).gone
     for text in ("", "x", f"{here}-1", str(here).upper() + "G", "a" * 100_000, str(here).replace("-", "_")):
         assert Maker.parse(text) is None
+
+
+# --- a killed parent ------------------------------------------------------------------------------------
+
+PARENT = """
+import sys
+from envbuild.processes import followed, guarded
+followed(["sh", "-c", sys.argv[1]], feed=lambda line: print(line, end="", flush=True), patience=float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "patience"),
+    [
+        ("trap 'touch ended; exit' TERM; echo ready >&2; exec 2>&-; while :; do sleep 0.05; done", 30.0),
+        ("trap '' TERM; echo ready >&2; while :; do sleep 0.05; touch alive; done", 0.3),
+        ("(trap '' TERM; while :; do sleep 0.05; touch alive; done) & echo ready >&2; wait", 0.3),
+    ],
+    ids=["asked", "will not", "what it started"],
+)
+def test_what_a_killed_process_had_started_ends_too(tmp_path, script, patience):
+    command = [sys.executable, "-c", PARENT, script, str(patience)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        parent.kill()
+    end = time.monotonic() + 10
+    while works_in(tmp_path):
+        assert time.monotonic() < end, works_in(tmp_path)
+        time.sleep(0.05)
+    assert (tmp_path / "ended").exists() == (patience > 1)
+
+
+def works_in(folder) -> list[str]:
+    """Return the processes whose working folder is this one."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (place / "cwd").readlink() == folder and (place / "cmdline").read_bytes():
+                found.append((place / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -KILL $$", -9), ("kill -SEGV $$", -11)])
+def test_the_end_of_a_guarded_command_is_its_own(script, code):
+    assert subprocess.run(guarded(["sh", "-c", script]), check=False).returncode == code
+
+
+def test_a_guarded_command_gets_pipes_as_a_shell_would_give_them():
+    """Python ignores SIGPIPE: a command that inherits that writes on to a closed pipe."""
+    done = subprocess.run(guarded(["sh", "-c", "yes | head -n 1"]), capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("y\n", "")
+
+
+def test_a_program_that_is_missing_is_missing_at_once():
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        guarded(["no-such-program"])
+
+
+def test_a_guard_whose_parent_is_dead_already_starts_nothing(tmp_path):
+    command = guarded(["touch", str(tmp_path / "started")])
+    command[4] = "1"  # another parent than the one that it will have
+    assert subprocess.run(command, check=False).returncode != 0
+    assert not (tmp_path / "started").exists()

@@ -4,6 +4,10 @@ import base64
 import io
 import json
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from envbuild.engine.progress import Watch
 
 
@@ -116,3 +120,84 @@ def test_output_that_never_ends_a_line_is_kept_in_parts():
     for _ in range(200):
         w.feed(log("a", "#" * 100))
     assert w.log.getvalue().count("#") > 10_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "1",
+        "null",
+        '"text"',
+        "[" * 100_000,
+        '{"a":' * 50_000,
+        "9" * 5000,
+        '{"vertexes": 1, "logs": {"a": 1}}',
+        '{"vertexes": [1, null, [], {}, {"digest": 5}, {"digest": ["a"], "name": {}}]}',
+        '{"vertexes": [{"digest": "a", "name": ["x"], "started": 5, "completed": {}, "error": [1]}]}',
+        '{"logs": [1, {}, {"vertex": []}, {"vertex": "a", "stream": {}, "data": "%%%"}, {"vertex": "a", "data": 5}]}',
+        '{"vertexes": [{"digest": "a", "name": "[te 1/1] x", "started": "never", "completed": "later"}]}',
+        '{"vertexes": [{"digest": "a", "name": "[te 1/1] x", "started": "2026-01-01", "completed": "2026-01-01T00:00:00Z"}]}',
+        "\x00\x1b]0;title\x07",
+        "\ud800",
+    ],
+    ids=lambda line: line[:20],
+)
+def test_a_line_of_any_kind_is_survived(line):
+    w, _ = watch()
+    w.feed(line + "\n")
+    w.feed(vertex("b", "[torch 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    w.feed(vertex("b", "[torch 1/1] RUN x", completed="2026-01-01T00:00:02Z"))
+    assert any(stage.name == "torch" and stage.executed == 1 for stage in w.times())
+    w.failure()
+
+
+KEYS = ["vertexes", "logs", "digest", "name", "started", "completed", "cached", "error", "vertex", "stream", "data"]
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["a", "[te 1/1] x", "x" * 9000]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(st.lists(st.fixed_dictionaries({"vertexes": JSON | st.lists(JSON), "logs": JSON | st.lists(JSON)}) | JSON))
+def test_events_of_any_shape_are_survived(events):
+    w, _ = watch()
+    for event in events:
+        w.feed(json.dumps(event))
+    w.failure()
+    assert all(c.isprintable() or c in "\n\t" for c in w.log.getvalue())
+
+
+def test_what_a_terminal_would_act_on_is_shown_as_its_escape():
+    w, _ = watch()
+    w.feed(vertex("a", "[torch 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    w.feed(log("a", "\x1b[31mred\x1b[0m\tand \x1b]0;title\x07 \u202eback\n"))
+    w.feed(vertex("a", "[torch 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="exit \x1b[2J 1"))
+    assert w.failure() == ("torch", ["red\tand \\x1b]0;title\\x07 \\u202eback"])
+    assert "ERROR exit \\x1b[2J 1" in w.log.getvalue()
+    assert "\x1b" not in w.log.getvalue()
+
+
+def test_a_line_without_end_and_errors_without_number_are_bounded():
+    w, _ = watch()
+    w.feed("x" * 8_000_000)
+    for number in range(1000):
+        w.feed(f"ERROR: {number}\n")
+    assert len(w.log.getvalue()) < 50_000
+    assert len(w.errors) == 100
+
+
+def test_a_login_that_a_step_prints_is_in_no_log():
+    w, _ = watch()
+    w.feed(vertex("a", "[torch 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    w.feed(log("a", "error: https://me:secret@index.example.org/simple\n"))
+    w.feed(vertex("a", "[torch 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="http://token@proxy.example.org"))
+    assert w.failure() == ("torch", ["error: https://***@index.example.org/simple"])
+    assert "secret" not in w.log.getvalue()
+    assert "token" not in w.log.getvalue()

@@ -99,6 +99,7 @@ def test_a_named_file_that_is_absent_is_an_error_and_the_usual_one_is_not(machin
         ('find_links = ["gone"]', "find_links: there is no folder"),
         ('registry = "https://ghcr.io/acme"', "registry: it must be a host and an optional path"),
         ('registry = "ghcr.io/acme:tag"', "registry: it must be a host and an optional path"),
+        ('registry = "ghcr.io/acme\\n"', "registry: it must be a host and an optional path"),
         ("index_url =", "cannot be read"),
     ],
 )
@@ -331,3 +332,83 @@ def test_the_example_of_the_page_loads(machine: Machine) -> None:
     settings = machine.load()
     assert settings.registry == "ghcr.io/acme/envbuild"
     assert settings.index_url.startswith("https://")
+
+
+URL_KEYS = (
+    "index_url",
+    "extra_index_urls",
+    "torch_index",
+    "find_links",
+    "debian_mirror",
+    "debian_security_mirror",
+    "ubuntu_mirror",
+    "http_proxy",
+    "https_proxy",
+)
+ODD = ['"', "'", "\\", "\n", "\r", "\t", " ", "`", "\x1b", "\0", "\u2028", "\u202e"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("key", URL_KEYS)
+def test_an_address_that_could_end_where_it_is_written_is_refused(machine: Machine, key: str, odd: str) -> None:
+    value = f"http://me:secret@mirror.example/a{odd}b"
+    text = json.dumps([value] if key in LIST_KEYS else value)
+    machine.config(f"{key} = {text}\n")
+    with pytest.raises(DataError) as caught:
+        machine.load()
+    assert key in caught.value.what
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", ['"', "\\", "\n", "'"])
+def test_a_list_of_hosts_holds_no_quote_and_no_line_feed(machine: Machine, odd: str) -> None:
+    assert machine.load(ENVBUILD_NO_PROXY="localhost, .acme.example").no_proxy == "localhost, .acme.example"
+    machine.config(f"no_proxy = {json.dumps('a' + odd + 'b')}\n")
+    with pytest.raises(DataError, match="no_proxy"):
+        machine.load()
+
+
+def test_an_odd_value_of_the_machine_is_passed_over_and_said(machine: Machine) -> None:
+    settings = machine.load(http_proxy='http://me:secret@p:1" ; x "')
+    assert settings.http_proxy is None
+    assert "passing over the value of http_proxy" in settings.notices[0]
+    assert "secret" not in settings.notices[0]
+
+
+def fallback(machine: Machine) -> Path:
+    """Load with a home that does not exist, so that the cache goes to $TMPDIR."""
+    return machine.load(HOME="/dev/null/none", XDG_CACHE_HOME="").cache_dir
+
+
+def test_a_fallback_cache_is_made_for_this_user_alone(machine: Machine, tmp_path: Path) -> None:
+    place = tmp_path / f"envbuild-{os.getuid()}"
+    assert fallback(machine) == place
+    assert place.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o755)  # of a version that made it so
+    assert fallback(machine) == place
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("how", ["link", "link to nothing", "file", "group writes", "all write"])
+def test_a_fallback_cache_that_another_may_have_made_is_not_used(machine: Machine, tmp_path: Path, how: str) -> None:
+    place, elsewhere = tmp_path / f"envbuild-{os.getuid()}", tmp_path / "elsewhere"
+    if how.startswith("link"):
+        place.symlink_to(elsewhere)
+        if how == "link":
+            elsewhere.mkdir(mode=0o700)
+    elif how == "file":
+        place.touch()
+    else:
+        place.mkdir()
+        place.chmod(0o770 if how == "group writes" else 0o777)
+    chosen = fallback(machine)
+    assert chosen != place
+    assert chosen.parent == tmp_path
+    assert chosen.stat().st_mode & 0o777 == 0o700
+    assert not chosen.is_symlink()
+
+
+def test_a_cache_that_the_user_chose_may_be_a_link(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "large")
+    assert machine.load(ENVBUILD_CACHE_DIR=str(tmp_path / "link")).cache_dir == tmp_path / "link"

@@ -1,10 +1,22 @@
 """What a site gives its builds, and how many compile jobs a machine takes."""
 
+import os
+
 import pytest
 from road import plan_for
 
-from envbuild.engine.bootstrap import _apt_options, _environment
+from envbuild.engine.bootstrap import (
+    _apt_options,
+    _environment,
+    _IsolatedApt,
+    _parse_stanzas,
+    archive_of,
+    bootstrap_root,
+    end_of,
+    resolve_os_packages,
+)
 from envbuild.engine.site import jobs, secrets
+from envbuild.errors import BuildError, HostError, LockError
 from envbuild.settings import load_settings
 
 
@@ -92,3 +104,83 @@ def test_apt_goes_the_settings_way_to_an_archive(tmp_path):
     hosts_own = _apt_options(settings_of(tmp_path))
     assert _apt_options(settings) == [*hosts_own, f'Acquire::http::Proxy "{proxy}"', f'Acquire::https::CaInfo "{ca}"']
     assert _environment(settings)["no_proxy"] == "mirror.example.org"
+
+
+HOSTILE = [
+    'http://x" ; DPkg::Pre-Invoke "touch /tmp/x',
+    "http://x\nDPkg::Pre-Invoke",
+    "http://x [trusted=yes]",
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_hostile_value_that_passed_the_settings_is_refused_where_it_is_written(tmp_path, value):
+    """The settings refuse it first; one that came another way ends here."""
+    settings = settings_of(tmp_path).model_copy(update={"debian_mirror": value, "http_proxy": value})
+    archive = archive_of("bookworm")
+    with pytest.raises(ValueError, match="cannot"):
+        archive.sources("bookworm", mirror=value, security_mirror=archive.security_mirror)
+    if " [" not in value:  # apt.conf takes blanks
+        with pytest.raises(HostError, match="apt cannot take this"):
+            _apt_options(settings)
+
+
+@pytest.mark.parametrize(
+    "line", ['Acquire::http::Proxy "a\\";', 'Acquire::http::Proxy "a"; DPkg::Pre-Invoke "x";', "x"]
+)
+def test_a_line_of_the_hosts_apt_that_is_no_plain_setting_is_left_out(tmp_path, monkeypatch, line):
+    program = tmp_path / "apt-config"
+    program.write_text(f"#!/bin/sh\ncat <<'E'\nAcquire::https::Verify-Peer \"true\";\n{line}\nE\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert _apt_options(settings_of(tmp_path)) == ['Acquire::https::Verify-Peer "true"']
+
+
+def test_a_tmpdir_that_apt_cannot_read_is_a_clear_message(tmp_path):
+    with pytest.raises(HostError, match="apt cannot take this"):
+        _IsolatedApt(tmp_path / 'a"b', "amd64", settings_of(tmp_path))
+
+
+@pytest.mark.parametrize("package", ["-oDPkg::Pre-Invoke::=x", "a b", "bash=1 x", "?essential", "x;y", "bash=-1", ""])
+def test_a_name_that_is_no_packages_never_reaches_apt(tmp_path, monkeypatch, package):
+    monkeypatch.setattr("envbuild.engine.bootstrap._IsolatedApt", None)
+    with pytest.raises(LockError, match="is no OS package"):
+        resolve_os_packages(settings_of(tmp_path), suite="bookworm", packages=[package])
+
+
+def test_a_log_is_read_from_its_end_within_a_bound(tmp_path):
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(10 * 2**30)  # sparse
+        file.seek(0, 2)
+        file.write(b"E: the reason\n")
+    assert end_of(log, 1000).endswith("E: the reason\n")
+    assert len(end_of(log, 1000)) == 1000
+    assert end_of(tmp_path / "none", 10) == ""
+
+
+def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
+    """Every user of the machine can read the arguments of every process."""
+    settings = settings_of(
+        tmp_path,
+        ENVBUILD_DEBIAN_MIRROR="http://me:secret@mirror.example.org/debian",
+        ENVBUILD_HTTP_PROXY="http://me:secret@proxy.example.org:3128",
+    )
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "mmdebstrap"
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/args; cat >{tmp_path}/stdin; env >{tmp_path}/env; exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(BuildError):
+        bootstrap_root(
+            settings, suite="bookworm", packages=(), epoch=0, dest=tmp_path / "root.tar", log=tmp_path / "log"
+        )
+    assert "secret" not in (tmp_path / "args").read_text()
+    assert "deb http://me:secret@mirror.example.org/debian bookworm main\n" in (tmp_path / "stdin").read_text()
+    for name in ("http_proxy", "https_proxy"):
+        assert f"\n{name}=http://me:secret@proxy.example.org:3128\n" in (tmp_path / "env").read_text()
+
+
+def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
+    with pytest.raises(LockError, match="describes bash in no known way: version"):
+        _parse_stanzas("Package: bash\nArchitecture: amd64\n")

@@ -169,3 +169,16 @@ def test_a_bake_string_is_not_evaluated():
 @given(st.text())
 def test_what_is_shown_has_no_control_character(text):
     assert names.shown(text).isprintable()
+
+
+@given(st.dictionaries(st.sampled_from(["type", "dest", "name", "id", "src"]), st.text(), min_size=1))
+def test_fields_are_read_back_as_they_were(fields):
+    """As buildx reads them: one record of comma-separated values."""
+    import csv
+
+    try:
+        line = quote.csv_fields(**fields)
+    except ValueError:
+        return
+    (record,) = csv.reader([line], strict=True)
+    assert dict(each.split("=", 1) for each in record) == fields
