@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-integration test-full lint bench clean help
+.PHONY: image test test-unit test-integration test-full fuzz lint bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -20,6 +20,11 @@ test-integration: $(VENV)/ready engine registry ## The real engine, the real reg
 
 test-full: $(VENV)/ready engine registry ## Both CUDA cells, the headline's stages, the benchmark: hours
 	$(PYTEST) tests/integration -m full --durations=30
+
+RUNS ?= 2000000
+SEED ?= 1
+fuzz: $(VENV)/ready ## Mutated inputs for every reader of foreign data: make fuzz RUNS=2000000 SEED=1 (an hour on 2 cores)
+	$(VENV)/bin/python -m tests.fuzz --runs $(RUNS) --seed $(SEED)
 
 lint: $(VENV)/ready ## ruff and mypy, strict
 	$(VENV)/bin/ruff check .

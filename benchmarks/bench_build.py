@@ -22,9 +22,9 @@ from pathlib import Path
 from envbuild.engine.bootstrap import bootstrap_root
 from envbuild.engine.site import jobs
 from envbuild.lock.find import find_lock
-from envbuild.lock.index import download
 from envbuild.lock.python import uv_executable
 from envbuild.lock.sources import SourceStore
+from envbuild.net.download import download
 
 CELL = {"axis_cuda": "13.0", "axis_te": "2.12"}
 TARGET = 1.1

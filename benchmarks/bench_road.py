@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.evidence_refs import evidence_refs
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import _load, load_matrix
 from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import public_version, specifiers, version_key
-from envbuild.plan.dockerfile import dockerfile, template
+from envbuild.plan.dockerfile import _templates, dockerfile
 from envbuild.plan.plan import plan_of
 
 HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}
@@ -52,7 +53,7 @@ def headline() -> str:
 
 def forget() -> None:
     """Empty every cache of the process, so that the next run pays for the data files and the template again."""
-    for cached in (_load, evidence_refs, template, version_key, public_version, specifiers):
+    for cached in (_load, evidence_refs, _templates, version_key, public_version, specifiers):
         cached.cache_clear()
 
 

@@ -105,3 +105,9 @@ class HostError(EnvbuildError):
     """The machine lacks something: an engine, a GPU, disk, a reachable registry."""
 
     exit_code = 8
+
+
+class InternalError(EnvbuildError):
+    """A defect of envbuild itself: an exception that nothing foresaw."""
+
+    exit_code = 70

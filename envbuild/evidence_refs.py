@@ -3,7 +3,8 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from envbuild.matrix.order import SOFTWARE, EvidenceRef, Level
+from envbuild.components import SOFTWARE
+from envbuild.matrix.order import EvidenceRef, Level
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:

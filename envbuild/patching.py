@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,17 +18,23 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
-import tomli
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from envbuild.errors import DataError, PatchError, UsageError
+from envbuild.errors import DataError, EnvbuildError, PatchError, UsageError
+from envbuild.matrix.load import read_toml
 from envbuild.paths import data_dir
+from envbuild.util.below import OutsideError, read_below
+from envbuild.util.bounded import read_file
+from envbuild.util.git import empty_repository, head_of, object_kind, objects_of
+from envbuild.util.names import shown
 
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 ObjectId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 # no quoting is needed for such a path anywhere: in a diff's header, in a shell, on any file system
 TreePath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*$")]
+
+_FILE_LIMIT = 2**26  # bytes; a file that a patch changes is source text
 
 
 class _Data(BaseModel):
@@ -173,13 +178,12 @@ def load_patches(root: Path | None = None) -> dict[str, Patch]:
 
 def _load_manifest(path: Path) -> list[Patch]:
     try:
-        manifest = _Manifest.model_validate(tomli.loads(path.read_text("utf-8")))
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"the patch manifest is no TOML: {error}", where=str(path)) from error
+        manifest = _Manifest.model_validate(read_toml(path))
     except ValidationError as error:
         # a misspelt key is two errors, and the other one says only that its right spelling is missing
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        key = ".".join(str(part) for part in first["loc"])
+        errors = error.errors(include_url=False, include_input=False)
+        first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
+        key = ".".join(shown(str(part), 60) for part in first["loc"])
         problem = f"unknown key {key}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
         raise DataError(
             f"the patch manifest does not load: {problem}",
@@ -193,7 +197,12 @@ def _load_manifest(path: Path) -> list[Patch]:
         file = path.with_name(f"{entry.name}.patch")
         if not file.is_file():
             raise DataError(f"patch {entry.name} has no diff", where=str(file), hint="write it, or drop the entry")
-        head = {"target": manifest.target, "repo": manifest.repo, "diff": file.read_bytes()}
+        try:
+            head = {"target": manifest.target, "repo": manifest.repo, "diff": read_file(file)}
+        except OSError as error:
+            raise DataError(
+                f"the diff of patch {entry.name} cannot be read: {error.strerror}", where=str(file)
+            ) from None
         patch = Patch.model_validate({**dict(entry), **head})
         touched = set(patch.hunks)
         if touched != {f.path for f in patch.files}:
@@ -316,7 +325,7 @@ class Hunk:
     new: tuple[bytes, ...]
 
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
 
 def parse_diff(diff: bytes, *, where: str) -> dict[str, tuple[Hunk, ...]]:
@@ -566,18 +575,20 @@ def _other_image(root: Path, patch: Patch, file: PatchedFile, content: bytes) ->
 
 
 def _head_blob(root: Path, path: str) -> str | None:
-    """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say."""
-    if not (root / ".git").exists():
+    """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say.
+
+    The tree may be anybody's, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
+    and its objects by a repository of ours.
+    """
+    commit, objects = head_of(root), objects_of(root)
+    if commit is None or objects is None:
         return None
-    # the index is not touched, and a checkout of another user's is only read
-    command = ["git", "-c", "safe.directory=*", "-C", str(root), "rev-parse", "--verify", "--quiet", f"HEAD:./{path}"]
     try:
-        # of this tree, and not of the one whose hook may run this
-        own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        with empty_repository() as ours:
+            found = object_kind(ours, f"{commit}:{path}", borrowed=(objects,), limit_s=30)
+    except (EnvbuildError, OSError):
         return None
-    return done.stdout.strip() or None
+    return found[0] if found else None
 
 
 def _read(root: Path, path: str) -> _Read:
@@ -589,7 +600,7 @@ def _read(root: Path, path: str) -> _Read:
             to = os.path.realpath(place)
             out = "" if Path(to).is_relative_to(root) else ", out of the tree"
             raise PatchError(
-                f"{place.relative_to(root)} is a symbolic link to {to}{out}",
+                f"{place.relative_to(root)} is a symbolic link to {shown(to)}{out}",
                 where=str(root / path),
                 hint="patches change only files that lie in the tree themselves: put a copy there",
             )
@@ -597,7 +608,9 @@ def _read(root: Path, path: str) -> _Read:
         status = place.stat()
         if not stat.S_ISREG(status.st_mode):
             raise PatchError(f"{path} is no file", where=str(place))
-        return _Read(content=place.read_bytes(), mode=stat.S_IMODE(status.st_mode))
+        return _Read(content=read_below(root, path, limit=_FILE_LIMIT), mode=stat.S_IMODE(status.st_mode))
+    except OutsideError as error:
+        raise PatchError(f"{path} cannot be patched: {error}", where=str(place)) from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PatchError(
             f"{path} is missing", where=str(place), hint="name the root of the repository, as its revision has it"
@@ -840,7 +853,9 @@ def check_upstream(tree: Path, patches: Iterable[Patch]) -> tuple[UpstreamReport
         sign = rule.fixed_when_present or rule.fixed_when_absent
         state: Literal["needed", "fixed", "gone"]
         try:
-            present = str(sign).encode() in (tree / rule.path).read_bytes()
+            present = str(sign).encode() in read_below(tree, rule.path, limit=_FILE_LIMIT)
+        except OutsideError as error:
+            raise PatchError(f"{rule.path} cannot be read: {error}", where=str(tree / rule.path)) from error
         except (FileNotFoundError, NotADirectoryError):
             state, text = "gone", f"{rule.ref} has no {rule.path} any more"
         except OSError as error:

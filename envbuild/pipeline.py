@@ -6,22 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from envbuild.engine.build import Builder, Built, find_built, kept_wheel, remember_built
+from envbuild.engine.build import Builder, Built, find_built, find_image, kept_wheel
 from envbuild.engine.registry import find_digest, pull_verified, push
-from envbuild.errors import AuditError, DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.lock.files import Locked, write_lock
 from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.make import Locked, current_os, make_lock, write_lock
+from envbuild.lock.make import current_os, make_lock
 from envbuild.lock.model import Lock, Missing, os_packages
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.settings import Settings
+from envbuild.util.names import shown
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
 Note = Callable[[str], None]
+
+_OTHER_BUILD = (
+    "an image follows from its lock and from envbuild's own release: take the lock and the release that the digest is of, "
+    "or leave --digest out"
+)
 
 
 def lock_for(
@@ -99,20 +107,23 @@ class UnreachableError(HostError):
         self.missing = missing
 
 
-def require_sources(settings: Settings, plan: Plan, *, replaced: Collection[str] = ()) -> None:
+def require_sources(
+    settings: Settings, plan: Plan, *, replaced: Collection[str] = (), note: Callable[[str], object] = lambda _: None
+) -> None:
     """Bring every source tree that the build will compile into the cache.
 
     Args:
         settings: where clones and the cache are.
         plan: whose components it compiles.
         replaced: stages of the Dockerfile that come from elsewhere, such as `src-te`.
+        note: takes a line about what was damaged in the cache.
 
     Raises:
         UnreachableError: neither the site's folder nor an upstream has one of them.
         LockError: one is not what the lock names.
 
     """
-    store = SourceStore(settings=settings)
+    store = SourceStore(settings=settings, note=note)
     missing = []
     for component in plan.components:
         source = next((s for s in plan.lock.sources if s.name == component.axis), None)
@@ -154,6 +165,10 @@ class Made:
     lock_folder: Path
     origin: str
     """`found` in the engine, `pulled` from the registry, or `built`."""
+    verified: Verified
+    """Who vouches for the image's digest."""
+    reference: str | None = None
+    """Where it was pulled from, now or earlier; None when this machine built it."""
 
 
 def registry_reference(settings: Settings, lock: Lock) -> str | None:
@@ -163,31 +178,113 @@ def registry_reference(settings: Settings, lock: Lock) -> str | None:
     return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
 
 
-def pull_prebuilt(settings: Settings, client: "DockerClient", lock: Lock, plan: Plan, tag: str) -> Built | None:
-    """Pull the image that the registry holds for exactly this lock, by digest, or return None when it holds none.
+def pull_prebuilt(
+    settings: Settings, client: "DockerClient", plan: Plan, tag: str, *, expected: Expected | None
+) -> tuple[Built, Pulled] | None:
+    """Pull the image that the registry holds for the lock of `plan`, by digest, or return None when it holds none.
+
+    The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
+    the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. The image is
+    remembered as pulled, never as built.
+
+    Args:
+        settings: which registry.
+        client: the engine.
+        plan: what the image is to be.
+        tag: the name that it gets when all of it fits; otherwise nothing is tagged.
+        expected: the digests that somebody else than the registry named.
 
     Raises:
-        AuditError: what the registry holds under that name was made from another lock.
+        LockError: the registry holds another digest than the expected one, something else than this lock's image, or
+            something damaged.
+        HostError: the registry cannot be reached or refuses.
 
     """
-    reference = registry_reference(settings, lock)
+    reference = registry_reference(settings, plan.lock)
     if reference is None:
         return None
     digest = find_digest(reference, settings=settings)
     if digest is None:
         return None
-    pull_verified(client, reference, digest)
-    image = client.image.inspect(reference)
-    labels = (image.config.labels or {}) if image.config else {}
-    if labels.get("io.envbuild.lock") != lock.digest:
-        raise AuditError(
-            "the registry's image was made from another lock",
-            where=f"{reference}@{digest}",
-            hint=f"its label says {labels.get('io.envbuild.lock')}; delete it there, or build with --no-pull",
+    where = f"{reference}@{digest}"
+    verified = (
+        Verified(by="nobody", digest=digest)
+        if expected is None
+        else expected.verify(digest, where=where, what="the registry's image")
+    )
+    pinned = pull_verified(client, reference, digest, check=lambda name: require_fit(client, name, plan))
+    image = client.image.inspect(pinned)
+    client.image.tag(pinned, tag)
+    pulled = Pulled(verified=verified, reference=where)
+    remember_pulled(settings, plan, pulled)
+    return Built(tag=tag, digest=digest, size=image.size), pulled
+
+
+def require_fit(client: "DockerClient", image: str, plan: Plan) -> None:
+    """Check that an image says of itself that it is the plan's, in its labels and in the lock that it carries.
+
+    Raises:
+        LockError: it says otherwise, or its lock cannot be read.
+
+    """
+    from envbuild.engine.reproduce import carried_lock
+
+    hint = "have it deleted or pushed again there, or build it here: envbuild image --no-pull"
+    config = client.image.inspect(image).config
+    labels = (config.labels if config else None) or {}
+    own = {name: text for name, text in labels.items() if name.startswith("io.envbuild.") or name in plan.labels}
+    for name in sorted(own.keys() | plan.labels.keys()):
+        if own.get(name) != plan.labels.get(name):
+            other = name == "io.envbuild.lock"
+            raise LockError(
+                "the registry's image was made from another lock" if other else "the registry's image is another one",
+                where=shown(image),
+                hint=f"its label {shown(name, 80)} says {shown(str(own.get(name)))}, not {plan.labels.get(name)}; {hint}",
+            )
+    carried = carried_lock(client, image)
+    if carried.lock.digest != plan.lock.digest:
+        raise LockError(
+            f"the registry's image carries another lock: {carried.lock.digest}, not {plan.lock.digest}",
+            where=shown(image),
+            hint=hint,
         )
-    client.image.tag(reference, tag)
-    remember_built(settings, plan, image.id)
-    return Built(tag=tag, digest=digest, size=image.size)
+
+
+def find_present(
+    settings: Settings, client: "DockerClient", plan: Plan, tag: str, *, pull: bool, expected: Expected | None
+) -> tuple[Built, Verified, str | None] | None:
+    """Return the engine's image `tag` when it is the plan's, who vouches for it, and where it was pulled from.
+
+    Args:
+        settings: where the notes are kept.
+        client: the engine.
+        plan: what the image is to be.
+        tag: the image's name.
+        pull: whether an image that was pulled earlier will do.
+        expected: the digests that the image may have, where somebody named them.
+
+    Raises:
+        LockError: this machine built it, and a person expects another digest.
+
+    """
+    built = find_built(settings, client, plan, tag)
+    if built is not None:
+        own = Verified(by="build", digest=built.digest)
+        if expected is not None and expected.by == "flag":
+            own = expected.verify(built.digest, where=tag, what="the image that this machine built", hint=_OTHER_BUILD)
+        return built, own, None
+    note = pulled_for(settings, plan) if pull else None
+    image = find_image(client, tag, note.verified.digest) if note else None
+    if note is None or image is None or (expected is not None and image.digest not in expected.records):
+        return None
+    if expected is not None:
+        verified = expected.verify(image.digest, where=tag, what="the image")
+        remember_pulled(settings, plan, Pulled(verified=verified, reference=note.reference))
+    elif note.verified.by == "flag":
+        verified = note.verified
+    else:  # whoever vouched then does so no more
+        verified = Verified(by="nobody", digest=image.digest)
+    return image, verified, note.reference
 
 
 def make_image(
@@ -203,11 +300,15 @@ def make_image(
     cache: bool,
     display: Callable[[Plan], tuple[Callable[[str, str], None], Note]],
     substitutes: dict[str, str] | None = None,
+    digest: str | None = None,
 ) -> Made:
     """Have the image of a lock: the engine's own, the registry's, or a new one.
 
+    `digest` is the one that the image must have, where a person named it.
+
     Raises:
         UsageError: `substitutes` names a stage that this plan does not take from outside.
+        LockError: the image has another digest than the expected one.
 
     """
     locked, folder = found
@@ -221,14 +322,38 @@ def make_image(
             )
     name = tag or plan.tag
     on_change, note = display(plan)
+
+    def present(plan: Plan, expected: Expected | None) -> Made | None:
+        there = find_present(settings, client, plan, name, pull=pull, expected=expected)
+        if there is None:
+            return None
+        built, verified, reference = there
+        return Made(
+            built=built,
+            plan=plan,
+            locked=locked,
+            lock_folder=folder,
+            origin="found",
+            verified=verified,
+            reference=reference,
+        )
+
     if cache and not substitutes:
-        present = find_built(settings, client, plan, name)
-        if present is not None:
-            return Made(built=present, plan=plan, locked=locked, lock_folder=folder, origin="found")
-        if pull:
-            pulled = pull_prebuilt(settings, client, locked.lock, plan, name)
-            if pulled is not None:
-                return Made(built=pulled, plan=plan, locked=locked, lock_folder=folder, origin="pulled")
+        expected = expected_of(settings, plan, digest)
+        if (made := present(plan, expected)) is not None:
+            return made
+        pulled = _pulled_or_hint(settings, client, plan, name, expected) if pull else None
+        if pulled is not None:
+            built, noted = pulled
+            return Made(
+                built=built,
+                plan=plan,
+                locked=locked,
+                lock_folder=folder,
+                origin="pulled",
+                verified=noted.verified,
+                reference=noted.reference,
+            )
     installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
     archive_matters = not installing <= set(substitutes or {})
     if archive_matters and not locked_only and not locked.fresh and locked.lock.complete:
@@ -236,9 +361,8 @@ def make_image(
         if anew is not None:
             locked, folder = anew
             plan = plan_of(matrix, locked, inputs.stack)
-            present = find_built(settings, client, plan, name) if cache and not substitutes else None
-            if present is not None:
-                return Made(built=present, plan=plan, locked=locked, lock_folder=folder, origin="found")
+            if cache and not substitutes and (made := present(plan, expected_of(settings, plan, digest))) is not None:
+                return made
     builder = Builder(
         settings=settings,
         plan=plan,
@@ -248,7 +372,40 @@ def make_image(
         cache=cache,
         substitutes=substitutes or {},
     )
-    return Made(built=builder.build(name), plan=plan, locked=locked, lock_folder=folder, origin="built")
+    built = builder.build(name)
+    verified = Verified(by="build", digest=built.digest)
+    if digest is not None:
+        try:
+            verified = Expected(by="flag", records={digest: None}).verify(
+                built.digest, where=name, what="the image that was built", hint=_OTHER_BUILD
+            )
+        except LockError:
+            client.image.remove(name)
+            raise
+    return Made(built=built, plan=plan, locked=locked, lock_folder=folder, origin="built", verified=verified)
+
+
+def expected_of(settings: Settings, plan: Plan, digest: str | None) -> Expected | None:
+    """Return the digests that the image of `plan` may have, from all that this installation knows.
+
+    Raises:
+        DataError: an evidence record was edited.
+
+    """
+    from envbuild.engine.trust import expected_digests
+    from envbuild.evidence_refs import committed_evidence
+
+    return expected_digests(settings, plan, committed_evidence(), flag=digest)
+
+
+def _pulled_or_hint(
+    settings: Settings, client: "DockerClient", plan: Plan, tag: str, expected: Expected | None
+) -> tuple[Built, Pulled] | None:
+    try:
+        return pull_prebuilt(settings, client, plan, tag, expected=expected)
+    except HostError as error:
+        way = "--no-pull builds the image without the registry"
+        raise HostError(error.what, where=error.where, hint=f"{error.hint}; {way}" if error.hint else way) from error
 
 
 def push_image(settings: Settings, client: "DockerClient", made: Made) -> str:
@@ -266,7 +423,7 @@ def push_image(settings: Settings, client: "DockerClient", made: Made) -> str:
             where="--push",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
-    client.image.tag(made.built.tag, reference)
+    client.image.tag(made.built.digest, reference)  # the tag may have moved since
     digest = push(client, reference)
     if digest != made.built.digest:
         raise EnvbuildError(f"the registry holds {digest}, not {made.built.digest}", where=reference, hint="push again")

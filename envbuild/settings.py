@@ -5,6 +5,7 @@ the same thing (uv's and pip's configuration, proxy variables, apt's sources), t
 """
 
 import configparser
+import contextlib
 import difflib
 import os
 import pwd
@@ -13,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -29,20 +30,13 @@ from pydantic import (
 
 from envbuild.errors import DataError, HostError
 from envbuild.matrix.load import read_toml
+from envbuild.util.bounded import read_file, read_text
+from envbuild.util.names import shown
+from envbuild.util.text import redact
 
-_CREDENTIALS = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s]+)@", re.IGNORECASE)
+__all__ = ["Settings", "config_path", "load_settings", "redact"]
+
 _REGISTRY = re.compile(r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$")
-
-
-def redact(text: str) -> str:
-    """Return `text` with the credentials of every URL in it replaced by `***`."""
-
-    def hide(match: re.Match[str]) -> str:
-        scheme, user = match.groups()
-        # ssh://user@host names an account and holds no secret; a token may stand in the user's place everywhere else.
-        return match.group() if scheme.lower() == "ssh://" and ":" not in user else f"{scheme}***@"
-
-    return _CREDENTIALS.sub(hide, text)
 
 
 def _is_url(text: str) -> bool:
@@ -78,15 +72,17 @@ def _path_text(value: Any, info: ValidationInfo) -> Any:
 
 
 def _folder(value: Path) -> Path:
-    if not value.is_dir():
-        raise ValueError(f"there is no folder {value}")
-    return value
+    with contextlib.suppress(OSError):  # a name that no folder can have
+        if value.is_dir():
+            return value
+    raise ValueError(f"there is no folder {shown(str(value))}")
 
 
 def _file(value: Path) -> Path:
-    if not value.is_file():
-        raise ValueError(f"there is no file {value}")
-    return value
+    with contextlib.suppress(OSError):
+        if value.is_file():
+            return value
+    raise ValueError(f"there is no file {shown(str(value))}")
 
 
 def _link(value: str, info: ValidationInfo) -> str:
@@ -148,6 +144,9 @@ class Settings(BaseModel):
     sources: ExistingFolder | None = Field(
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
+    git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
+        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
+    )
     debs: ExistingFolder | None = Field(
         None,
         description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
@@ -200,12 +199,12 @@ class Settings(BaseModel):
         yield from self.redacted().items()
 
 
-LIST_KEYS = frozenset({"extra_index_urls", "find_links"})
+LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols"})
 """Settings that hold several values; in the environment they are separated by whitespace."""
 
 _NOT_SETTINGS = frozenset(
-    # the file of the settings, and what the shell rendering reads
-    {"ENVBUILD_CONFIG"}
+    # the file of the settings, what shows tracebacks, and what the shell rendering reads
+    {"ENVBUILD_CONFIG", "ENVBUILD_DEBUG"}
     | {f"ENVBUILD_{name}" for name in ("ADOPT_TORCH", "OFFLINE", "PREFIX", "PYTHON", "UV", "WHEELS")}
 )
 
@@ -298,7 +297,7 @@ def _message(error: ValidationError) -> str:
 
 
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, Settings.model_fields, n=1)
+    close = difflib.get_close_matches(key[:60], Settings.model_fields, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
@@ -307,7 +306,7 @@ def _from_file(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     for key in raw:
         if key not in Settings.model_fields:
             raise DataError(
-                f"{key!r} is not a setting",
+                f"{shown(key, 60)!r} is not a setting",
                 where=str(path),
                 hint=f"{_nearest(key)}docs/settings.md lists the settings: {', '.join(Settings.model_fields)}",
             )
@@ -374,7 +373,7 @@ def _from_pip(env: Mapping[str, str], root: Path) -> Iterator[tuple[str, Any, st
     for file in files:
         parser = configparser.RawConfigParser()
         try:
-            parser.read_string(file.read_text(encoding="utf-8"))
+            parser.read_string(read_text(file))
         except (OSError, UnicodeDecodeError, configparser.Error):
             continue  # absent, or so broken that pip itself would not run
         for key, option in _PIP_KEYS.items():
@@ -412,7 +411,7 @@ def _from_apt(root: Path) -> Iterator[tuple[str, Any, str]]:
         for uri, suite in entries:
             key = suites.get(suite)
             if uri.startswith("mirror+file:"):  # Debian's cloud images: a file of mirrors, the first one preferred
-                listed = _read(root / uri.removeprefix("mirror+file:").lstrip("/")).split()
+                listed = _read(root / uri.removeprefix("mirror+file:").lstrip("/")).split()[:1]
                 uri = listed[0] if listed else ""  # noqa: PLW2901
             if key and _is_url(uri):
                 yield key, uri, str(file)
@@ -430,13 +429,13 @@ def _deb822(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _one_line(text: str) -> Iterator[tuple[str, str]]:
-    for match in re.finditer(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE):
+    for match in re.finditer(r"^[ \t]*deb[ \t]+(?:\[[^\]\n]*\][ \t]+)?(\S+)[ \t]+(\S+)", text, re.MULTILINE):
         yield match.group(1), match.group(2)
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_file(file).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -1,8 +1,10 @@
 """Stacks: a training repository at a pin, with its packages, patches, environment, launchers and proof, as data."""
 
+import errno
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -11,10 +13,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from envbuild.components.base import Wheel
 from envbuild.errors import DataError, UsageError
 from envbuild.matrix.load import explain_validation, read_toml
-from envbuild.matrix.model import AxisName, Model, Source
+from envbuild.matrix.model import AxisName, Source
 from envbuild.paths import data_dir
+from envbuild.util.model import Model
+from envbuild.util.names import shown
 
 if TYPE_CHECKING:
     from envbuild.patching import Patch
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
 _REF = r"^[A-Za-z0-9_][A-Za-z0-9_./+-]*$"
+_LONGEST = 1000
+"""Characters of a requirement or a version at most."""
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 # What an image has of its own there would be mixed with the repository, or replaced by it.
 _TAKEN = ("/opt/venv", "/opt/envbuild", "/opt/toolchain", "/opt/tools", "/opt/openmpi", "/usr/local/cuda")
@@ -38,10 +45,14 @@ Constraint = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.strip)]
 
 
 def _check_requirement(value: str) -> str:
+    if len(value) > _LONGEST:
+        raise ValueError(f"{shown(value, 60)!r} is too long for a requirement")
     try:
         Requirement(value)
     except InvalidRequirement as error:
         raise ValueError(f"{value!r} is no requirement such as `numpy<2`: {error}") from None
+    except RecursionError:  # of a marker with hundreds of parentheses
+        raise ValueError(f"{shown(value, 60)!r} is nested too deeply for a requirement") from None
     return value
 
 
@@ -53,9 +64,11 @@ def _check_url(value: str) -> str:
 
 def _check_version(value: str) -> str:
     try:
-        Version(value)
+        Version(value[:_LONGEST])
     except InvalidVersion:
-        raise ValueError(f"{value!r} is no version such as 1.2.3") from None
+        raise ValueError(f"{shown(value, 60)!r} is no version such as 1.2.3") from None
+    if len(value) > _LONGEST:
+        raise ValueError(f"{shown(value, 60)!r} is too long for a version")
     return value
 
 
@@ -256,7 +269,7 @@ class Stack(Model):
             ([str(launcher.name) for launcher in self.launchers], "launchers"),
             (list(self.patches), "patches"),
         ):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
             if twice:
                 raise ValueError(f"two {what} are {'of' if what == 'corrections' else 'called'} {twice[0]!r}")
         if "flavor" in self.stated:
@@ -337,9 +350,51 @@ def tools_of(stack: Stack) -> dict[str, str]:
     return {name: (folder / name).read_text(encoding="utf-8") for name in stack.tools}
 
 
+def wheels_of(stack: Stack, mpi_prefix: str | None) -> tuple[Wheel, ...]:
+    """Return how the distributions that a stack builds from source are compiled.
+
+    Args:
+        stack: the stack.
+        mpi_prefix: where the cell's MPI lies when the build compiles it; None when the OS brings it.
+
+    """
+    return tuple(
+        Wheel(
+            axis=build.name,
+            distribution=build.name,
+            module=build.module,
+            extensions=build.extensions,
+            nvcc=build.nvcc,
+            job_gib=2.0,
+            environment=build.environment
+            | ({"MPICC": f"{mpi_prefix}/bin/mpicc" if mpi_prefix else "mpicc"} if build.mpi else {}),
+            tools=("packaging", "wheel", *build.tools),
+            version=build.version or str(build.commit)[:12],
+            alone=True,
+            mpi=build.mpi,
+        )
+        for build in stack.builds
+    )
+
+
 def stack_names() -> tuple[str, ...]:
     """Return the names of the stacks that this installation ships."""
     return tuple(sorted(path.stem for path in (data_dir("matrices") / "stacks").glob("*.toml")))
+
+
+def _can_be_a_path(text: str) -> bool:
+    try:
+        Path(text).stat()
+    except (ValueError, UnicodeEncodeError):  # a NUL, half a surrogate pair
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def _exists(path: Path) -> bool:
+    """Return whether `path` is there; what is no regular file is refused when it is read."""
+    return path.exists() and not path.is_dir()
 
 
 def load_stack(name_or_file: str) -> Stack:
@@ -350,16 +405,20 @@ def load_stack(name_or_file: str) -> Stack:
         DataError: the file is malformed, or names a patch that does not fit; the message names the key.
 
     """
+    if not _can_be_a_path(name_or_file):
+        raise UsageError(
+            f"there is no stack {shown(name_or_file, 80)!r}", where="--stack", hint="name a stack or a file"
+        )
     name, pin = name_or_file, ""
     if "@" in name and not Path(name).exists():
         name, _, pin = name.rpartition("@")  # a folder may have an @ in its name, too
     own = Path(name)
     path = own if own.suffix == ".toml" else data_dir("matrices") / "stacks" / f"{name}.toml"
-    if not path.is_file():
-        what = f"there is no stack {name!r}"
+    if not _exists(path):
+        what = f"there is no stack {shown(name, 80)!r}"
         if own.is_dir():
             what = f"{name} is a folder, not a stack file"
-        elif own.is_file():
+        elif own.suffix != ".toml" and own.is_file():
             what = f"the name of {name} does not end in .toml"
         hint = "stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)"
         raise UsageError(what, where="--stack", hint=hint)

@@ -108,7 +108,7 @@ def main() -> int:
     differing = [name for name in asked if before[name] != after[name]]
     for name in differing:
         diff = difflib.unified_diff(before[name].splitlines(), after[name].splitlines(), "before", "after", lineterm="")
-        print(f"== {name}", *list(diff)[:40], sep="\n")
+        print(f"== {name}", *(line[:200] for line in list(diff)[:40]), sep="\n")
     unexpected = [name for name in differing if not any(word in name for word in options.expect)]
     failed = sum("Error" in text[:40] for text in before.values())
     print(

@@ -11,7 +11,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -19,7 +20,8 @@ from click.exceptions import NoArgsIsHelpError
 
 from envbuild import __version__
 from envbuild.cli.output import printed
-from envbuild.errors import EnvbuildError, HostError, UsageError
+from envbuild.errors import EnvbuildError, HostError, InternalError, UsageError
+from envbuild.util.text import for_people, outgoing
 
 # Title -> command -> (module under envbuild.cli that defines a click command of the same name, what it does in a line).
 # The line is here and not taken from the command, so that `envbuild --help` loads none of them.
@@ -34,7 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "image": ("image", "Build or pull the image of a cell and prove it: the whole road"),
         "lock": ("lock", "Pin every input of a cell by hash"),
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
-        "pull": ("image", "Pull the prebuilt image of a cell, verified by digest"),
+        "pull": ("image", "Pull the prebuilt image of a cell, and say who vouches for it"),
         "patch": ("patch", "List patches, check a source tree against them, apply them"),
     },
     "Prove": {
@@ -70,12 +72,63 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` name and what is left of them, once no option of it is repeated or empty.
+
+        Raises:
+            UsageError: an option that takes one value is given twice, or without a value.
+
+        """
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            _refuse_repeated(ctx, command, name, rest)
+        return name, command, rest
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by section."""
         del ctx
         for title, section in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, line) for name, (_, line) in section.items()], col_max=12)
+
+
+def _refuse_repeated(parent: click.Context, command: click.Command, name: str | None, args: Sequence[str]) -> None:
+    """Refuse an option that takes one value and is given twice, of which click would take the last, and an empty value.
+
+    Args:
+        parent: context of the group that `command` is in.
+        command: the command, or a group, whose own command is looked at, too.
+        name: what the user called it.
+        args: what follows it.
+
+    """
+    context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
+    values, rest, order = command.make_parser(context).parse_args(list(args))
+    if any(param.is_eager and isinstance(param, click.Option) for param in order):  # --help
+        return
+    for option in dict.fromkeys(order):
+        if not isinstance(option, click.Option) or option.is_flag or option.count:
+            continue
+        flag = max(option.opts, key=len)
+        if not option.multiple and order.count(option) > 1:
+            raise UsageError(
+                f"{flag} is given {order.count(option)} times and takes one value",
+                where=context.command_path,
+                hint=f"give {flag} once",
+            )
+        given: Any = values.get(option.name or "")
+        if any(isinstance(each, str) and not each.strip() for each in (given if option.multiple else (given,))):
+            raise UsageError(
+                f"the value of {flag} is empty",
+                where=context.command_path,
+                hint=f"a shell variable that is not set? Write a value, or leave {flag} out",
+            )
+    if isinstance(command, click.Group) and rest:
+        inner = command.get_command(context, rest[0])
+        if inner is not None:
+            _refuse_repeated(context, inner, rest[0], rest[1:])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,7 +140,7 @@ def cli() -> None:
     `envbuild image --cuda 13.0 --te 2.12`.
 
     Exit codes: 0 done, 2 usage or bad data file, 3 no cell, 4 lock or verification failed, 5 build failed,
-    6 audit found a defect, 7 smoke failed, 8 the host lacks something, 130 interrupted.
+    6 audit found a defect, 7 smoke failed, 8 the host lacks something, 70 a defect of envbuild, 130 interrupted.
     """
 
 
@@ -131,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
             _fail(told, args)
         except OSError:  # stdout itself is what is full
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            print(f"envbuild: error: {told}", file=sys.stderr)
+            print(f"envbuild: error: {for_people(str(told))}", file=sys.stderr)
             sys.exit(told.exit_code)
 
 
@@ -150,6 +203,27 @@ def _run(args: list[str]) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         print("envbuild: interrupted; what was finished stays, and the next run continues from it", file=sys.stderr)
         sys.exit(130)
+    except OSError:
+        raise
+    except Exception as error:
+        if os.environ.get("ENVBUILD_DEBUG", "0") not in {"", "0"}:
+            raise
+        _fail(_internal(error), args)
+
+
+def _internal(error: Exception) -> EnvbuildError:
+    """Return what nobody foresaw as one message: which kind of exception, and where in envbuild."""
+    import traceback
+
+    if isinstance(error, MemoryError):
+        return HostError("there is not enough memory", hint="end other programs, or run where there is more")
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "envbuild" in Path(frame.filename).parts] or frames
+    return InternalError(
+        f"internal error: {type(error).__name__}: {str(error)[:200]}",
+        where=f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else None,
+        hint="please report it with the command line; ENVBUILD_DEBUG=1 shows the traceback",
+    )
 
 
 def _flush() -> None:
@@ -168,7 +242,7 @@ def _usage(error: click.ClickException) -> UsageError:
 def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
     # An answer that tells of the failure was one JSON object already; a second would be none that a reader expects.
     if _wants_json(args) and not printed.answer:
-        print(json.dumps(error.as_json(), indent=2))
+        print(json.dumps(outgoing(error.as_json()), indent=2, default=str))
     _flush()
-    print(f"envbuild: error: {error}", file=sys.stderr)
+    print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)

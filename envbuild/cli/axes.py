@@ -7,30 +7,13 @@ from typing import Any
 
 import click
 
+from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.paths import data_dir
 
 # What people ask for first; the axes that are not named here follow.
-FIRST = (
-    "cuda",
-    "torch",
-    "te",
-    "apex",
-    "flash-attn",
-    "flash-attn-hopper",
-    "megatron",
-    "deepspeed",
-    "mpi",
-    "python",
-    "gpu",
-    "driver",
-    "board",
-    "os",
-    "base",
-    "flavor",
-    "toolchain",
-)
+FIRST = ("cuda", *COMPONENTS, "python", "gpu", "driver", "board", "os", "base", "flavor", "toolchain")
 
 
 def axis_order(name: str) -> tuple[int, str]:

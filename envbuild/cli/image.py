@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli.axes import keyword
 from envbuild.cli.output import emit, json_option, note, tell
-from envbuild.cli.road import Asked, asked_from, road_options
+from envbuild.cli.road import Asked, asked_from, digest_option, parse_digest, road_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
     from envbuild.engine.build import Built
-    from envbuild.lock.make import Locked
+    from envbuild.lock.files import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @click.option("--locked", is_flag=True, help="Use the cell's lock exactly as it is; never make or renew one.")
 @click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the registry of the settings.")
+@digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
 @click.option("--no-smoke", is_flag=True, help="Stop after the audit.")
 @click.option("--push", "do_push", is_flag=True, help="Push the image to the registry of the settings.")
@@ -51,6 +52,7 @@ def image(
     tag: str | None,
     locked: bool,
     no_pull: bool,
+    digest: str | None,
     no_cache: bool,
     no_smoke: bool,
     do_push: bool,
@@ -64,8 +66,9 @@ def image(
 ) -> None:
     """Build the image of a cell, or pull it if it is prebuilt; audit it and prove as much as this host allows.
 
-    Builds in the Docker engine or the buildx builder that is there. Exits with 3 when no cell fits, 4 when an input is
-    not what the lock says, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
+    Builds in the Docker engine or the buildx builder that is there. Of a pulled image the answer says who vouches for
+    it; one that only the registry vouches for is not verified. Exits with 3 when no cell fits, 4 when an input or a
+    prebuilt image is not what was expected, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
     """
     from envbuild.engine.build import engine_client
     from envbuild.errors import UsageError
@@ -74,6 +77,7 @@ def image(
 
     started = time.monotonic()
     substitutes = _contexts(contexts)
+    expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
             "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
@@ -87,7 +91,16 @@ def image(
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
     asked, found, left_out = _with_lock(
-        asked, settings, client, tag, flags, lock_file, sources, replaced=substitutes, locked_only=locked
+        asked,
+        settings,
+        client,
+        tag,
+        flags,
+        lock_file,
+        sources,
+        replaced=substitutes,
+        locked_only=locked,
+        pull=not no_pull,
     )
     from envbuild.cli.show import StageDisplay
 
@@ -111,6 +124,7 @@ def image(
             cache=not no_cache,
             display=show,
             substitutes=substitutes,
+            digest=expected,
         )
     finally:
         for each in display:
@@ -123,11 +137,16 @@ def image(
     if kept is not None:
         report |= {key: kept[key] for key in KEPT} | {"proven": "earlier, on this machine"}
     else:
-        failure = _prove(settings, made, report, device, proof=proof, with_smoke=not no_smoke)
+        failure = _prove(settings, client, made, report, device, proof=proof, with_smoke=not no_smoke)
     report["replaced"] = substitutes
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
     ]
+    if made.verified.by == "nobody":
+        report["not_proven"].append(
+            "that the image was made from its lock: only the registry vouches for it, and what the image says of itself in "
+            "an audit or a test is its own word (--no-pull builds it here, --digest says which one you expect)"
+        )
     report["pushed"] = push_image(settings, client, made) if do_push and failure is None else None
     report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: _told(report))
@@ -162,12 +181,12 @@ def _with_lock(
     *,
     replaced: "Mapping[str, str]",
     locked_only: bool,
+    pull: bool,
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
-    from envbuild.engine.build import find_built
+    from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
-    from envbuild.lock.make import read_lock
-    from envbuild.pipeline import UnreachableError, lock_for, require_sources
+    from envbuild.pipeline import UnreachableError, find_present, lock_for, require_sources
     from envbuild.plan.plan import plan_of
 
     if lock_file is not None:
@@ -178,8 +197,8 @@ def _with_lock(
     try:
         found = lock_for(settings, asked.matrix, asked.inputs, locked_only=locked_only, note=note, replaced=replaced)
         plan = plan_of(asked.matrix, found[0], asked.stack)
-        if find_built(settings, client, plan, tag or plan.tag) is None:
-            require_sources(settings, plan, replaced=replaced)
+        if find_present(settings, client, plan, tag or plan.tag, pull=pull, expected=None) is None:
+            require_sources(settings, plan, replaced=replaced, note=note)
     except UnreachableError as error:
         lacking = {m.component: m.host for m in error.missing}
         droppable = all(
@@ -212,6 +231,7 @@ def _was_asked(flags: dict[str, Any], axis: str) -> bool:
 
 def _prove(
     settings: "Settings",
+    client: "DockerClient",
     made: "Made",
     report: dict[str, Any],
     device: "Device",
@@ -220,6 +240,7 @@ def _prove(
     with_smoke: bool,
 ) -> Exception | None:
     """Audit and smoke the image into `report`, with the stack's own proof; return the error that a failure calls for."""
+    from envbuild.engine.build import find_image
     from envbuild.errors import EnvbuildError
     from envbuild.verify.audit import audit
     from envbuild.verify.proofs import keep_proof
@@ -259,8 +280,8 @@ def _prove(
             f"the stack's proof {each.name}: {each.reason}" for each in shown if each.outcome == "unproven"
         ]
         failure = _raised(lambda: stack_proof.raise_for(shown, made.built.tag))
-    if failure is None:
-        keep_proof(settings, made.built.digest, report)
+    if failure is None and find_image(client, made.built.tag, made.built.digest) is not None:
+        keep_proof(settings, made.built.digest, report)  # what ran was this image, and none that took its name
     assert failure is None or isinstance(failure, EnvbuildError)  # noqa: S101
     return failure
 
@@ -311,6 +332,8 @@ def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, A
         "digest": built.digest,
         "size_bytes": built.size,
         "origin": made.origin,
+        "verified": made.verified.as_json(),
+        "reference": made.reference,
         "cell": dict(lock.cell),
         "id": lock.as_cell.id,
         "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
@@ -340,19 +363,33 @@ def _short(path: str) -> str:
     return "~" + path[len(home) :] if path.startswith(home + "/") else path
 
 
+def _place(reference: str | None) -> str:
+    """Return where an image came from, without its digest, which stands in a line of its own."""
+    return (reference or "").partition("@")[0]
+
+
+def _line(text: str) -> str:
+    """Return what an image says of itself, fit for a terminal."""
+    from envbuild.util.names import shown
+
+    return shown(text, 2000)
+
+
 def _told(report: dict[str, Any]) -> str:
     from envbuild.cli.show import table
 
     unpacked, packed = report["audit"]["size"]["bytes"] / 2**30, report["size_bytes"] / 2**30
+    earlier = f", pulled earlier from {_place(report['reference'])}" if report["reference"] else ", unchanged"
     how = {
-        "found": "was there already, unchanged",
-        "pulled": "pulled from the registry, verified by digest",
+        "found": f"was there already{earlier}",
+        "pulled": f"pulled from {_place(report['reference'])}",
         "built": "built",
     }[report["origin"]]
     lines = [
         f"{report['tag']}",
         f"  {how} in {report['seconds']:.0f} s",
         f"  digest  {report['digest']}",
+        *([f"  trust   {report['verified']['text']}"] if report["reference"] else []),
         f"  size    {unpacked:.2f} GiB, {packed:.2f} GiB compressed",
         f"  lock    {report['lock']['digest'][:26]}… in {_short(report['lock']['folder'])}",
     ]
@@ -365,10 +402,13 @@ def _told(report: dict[str, Any]) -> str:
             if s["executed"] == 0 or s["seconds"] >= 0.1
         ]
         lines.append(table(rows))
-    lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
+    if report["verified"]["by"] == "nobody":  # its own Python says it, and who knows whose that is
+        lines += ["", "what the image says of itself"]
+    else:
+        lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
     checks = report["audit"]["checks"]
     lines += [
-        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {c['name']}: {c['text']}"
+        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {_line(c['name'])}: {_line(c['text'])}"
         for c in checks
         if c["verdict"] != "unproven"
     ]
@@ -383,7 +423,7 @@ def _told(report: dict[str, Any]) -> str:
         if each["outcome"] != "unproven"
     ]
     if report["not_proven"]:
-        lines += ["", "not proven", *(f"  - {text}" for text in report["not_proven"])]
+        lines += ["", "not proven", *(f"  - {_line(text)}" for text in report["not_proven"])]
     if report["left_out"]:
         lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
     if report["only_when_asked"]:
@@ -396,18 +436,32 @@ def _told(report: dict[str, Any]) -> str:
 @click.command()
 @road_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
+@digest_option
 @json_option
-def pull(tag: str | None, as_json: bool, lock_file: Path | None, sources: tuple[str, ...], **flags: Any) -> None:
-    """Pull the prebuilt image of a cell's lock from the registry of the settings, verified by digest.
+def pull(
+    tag: str | None,
+    digest: str | None,
+    as_json: bool,
+    lock_file: Path | None,
+    sources: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Pull the prebuilt image of a cell's lock from the registry of the settings, and say who vouches for it.
 
-    Exits with 4 when the cell has no lock, and with 8 when the registry does not hold its image.
+    The image must carry the lock that was asked for. Its content is verified only where somebody else than the registry
+    named its digest: --digest, this machine's own build of the lock, or a committed evidence record. Then any other
+    digest is refused. Otherwise the answer says that it is not verified.
+
+    Exits with 4 when the cell has no lock or the image is not the expected one, and with 8 when the registry does not
+    hold it.
     """
     from envbuild.engine.build import engine_client
     from envbuild.errors import DataError, HostError
-    from envbuild.lock.make import read_lock
-    from envbuild.pipeline import lock_for, pull_prebuilt, registry_reference
+    from envbuild.lock.files import read_lock
+    from envbuild.pipeline import expected_of, lock_for, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
 
+    named = parse_digest(digest)
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
         locked = read_lock(lock_file)
@@ -422,18 +476,25 @@ def pull(tag: str | None, as_json: bool, lock_file: Path | None, sources: tuple[
             where="pull",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
-    built = pull_prebuilt(asked.settings, engine_client(asked.settings), locked.lock, plan, name)
-    if built is None:
+    expected = expected_of(asked.settings, plan, named)
+    found = pull_prebuilt(asked.settings, engine_client(asked.settings), plan, name, expected=expected)
+    if found is None:
         raise HostError(
             "the registry holds no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",
         )
+    built, pulled = found
     answer = {
         "tag": built.tag,
         "digest": built.digest,
         "size_bytes": built.size,
         "reference": reference,
         "lock": locked.lock.digest,
+        "verified": pulled.verified.as_json(),
     }
-    emit(answer, as_json=as_json, human=lambda: f"{built.tag}\n  from    {reference}\n  digest  {built.digest}")
+    emit(
+        answer,
+        as_json=as_json,
+        human=lambda: f"{built.tag}\n  from    {reference}\n  digest  {built.digest}\n  trust   {pulled.verified.text}",
+    )

@@ -33,8 +33,9 @@ def lock(
     What cannot be reached from here is listed in the lock as missing, and the command exits with 4.
     """
     from envbuild.lock.check import differences
+    from envbuild.lock.files import read_lock, write_lock
     from envbuild.lock.find import find_lock, own_lock, place_for, require_complete
-    from envbuild.lock.make import make_lock, read_lock, write_lock
+    from envbuild.lock.make import make_lock
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     tell(asked.settings)

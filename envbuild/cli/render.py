@@ -9,7 +9,7 @@ from envbuild.cli.output import emit, json_option, tell
 from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
-    from envbuild.lock.make import Locked
+    from envbuild.lock.files import Locked
     from envbuild.plan.plan import Plan
 
 
@@ -55,6 +55,7 @@ def render(
         },
         as_json=as_json,
         human=lambda: text.rstrip("\n"),
+        exact=True,
     )
 
 
@@ -77,8 +78,8 @@ def _text(plan: "Plan", form: str) -> str:
 
 
 def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
+    from envbuild.lock.files import Locked, read_lock
     from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
-    from envbuild.lock.make import Locked, read_lock
     from envbuild.lock.make import unlocked as without_hashes
 
     brought: tuple[str, ...] = ()

@@ -103,7 +103,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
 def _lock(lock_file: Path | None) -> "Lock | None":
     if lock_file is None:
         return None
-    from envbuild.lock.make import read_lock
+    from envbuild.lock.files import read_lock
 
     return read_lock(lock_file).lock
 
@@ -174,8 +174,8 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
 
     With a lock, a record of another one is stale.
     """
+    from envbuild.components import SOFTWARE
     from envbuild.evidence_refs import committed_evidence
-    from envbuild.matrix.order import SOFTWARE
     from envbuild.verify.evidence import evidence_for
     from envbuild.verify.smoke import suite_hash
 

@@ -9,6 +9,7 @@ import click
 
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.errors import UsageError
+from envbuild.util.names import Digest, checked, shown
 
 if TYPE_CHECKING:
     from envbuild.lock.inputs import Inputs
@@ -51,6 +52,30 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+digest_option = click.option(
+    "--digest",
+    metavar="sha256:…",
+    help="The digest that the image must have; any other is refused.",
+)
+
+
+def parse_digest(text: str | None) -> str | None:
+    """Check the value of `--digest`.
+
+    Raises:
+        UsageError: it is no digest.
+
+    """
+    if text is None:
+        return None
+    try:
+        return checked(Digest, text)
+    except ValueError:
+        raise UsageError(
+            f"{shown(text)!r} is no digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
+        ) from None
+
+
 def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
     """Resolve the flags to a cell and its inputs.
 
@@ -69,7 +94,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     matrix, settings = load_matrix(), load_settings()
     pinned = None
     if lock_file is not None:
-        from envbuild.lock.make import read_lock
+        from envbuild.lock.files import read_lock
 
         pinned = read_lock(lock_file).lock
     request = request_from(flags, lock=pinned.pins if pinned else None)

@@ -5,6 +5,9 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from envbuild.cli.output import marked
+from envbuild.cli.output import note as print_note
+
 
 class StageDisplay:
     """Shows which stages run; `change` is what the engine calls."""
@@ -40,16 +43,16 @@ class StageDisplay:
     def note(self, text: str) -> None:
         """Say one line beside the stages."""
         if self._live is not None:
-            self._live.console.print(f"[dim]{text}")
+            self._live.console.print(f"[dim]{marked(text)}")
         else:
-            print(f"  {text}", file=sys.stderr, flush=True)
+            print_note(f"  {text}")
 
     def change(self, stage: str, what: str) -> None:
         """Take a change of `stage`: started, done, cached or kept."""
         title = self._titles.get(stage, stage)
         if self._live is not None:
             if stage not in self._tasks:
-                self._tasks[stage] = self._live.add_task(title, total=1, state="")
+                self._tasks[stage] = self._live.add_task(marked(title), total=1, state="")
             done = what != "started"
             self._live.update(
                 self._tasks[stage],
@@ -63,7 +66,7 @@ class StageDisplay:
             return
         self._said.add((stage, what))
         took = f" ({time.monotonic() - self._begun[stage]:.0f} s)" if what == "done" and stage in self._begun else ""
-        print(f"  {title}: {what}{took}", file=sys.stderr, flush=True)
+        print_note(f"  {title}: {what}{took}")
 
 
 def table(rows: list[tuple[str, ...]], indent: str = "  ") -> str:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, marked, note, tell
 
 _LEVELS = ("import", "kernels", "step", "distributed", "bench")
 
@@ -205,21 +205,20 @@ class _Progress:
             self.bar.__exit__(kind, error, trace)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        from rich.markup import escape
 
         if event["event"] == "collected":
             self.bar.update(self.task, total=event["total"])
             gpus = event["machine"].get("gpus", [])
             place = f"{len(gpus)} GPU(s), driver {event['machine'].get('driver')}" if gpus else "no GPU"
             text = f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
-            self._say(escape(text))
+            self._say(marked(text))
         elif event["event"] == "begin":
-            self.bar.update(self.task, description=escape(event["id"]))
+            self.bar.update(self.task, description=marked(event["id"]))
         elif event["event"] == "test":
             self.bar.advance(self.task)
             if event["outcome"] != "skipped":
                 word = {"passed": "[green]passed[/]", "failed": "[bold red]FAILED[/]"}[event["outcome"]]
-                self._say(f"{word} {escape(event['id'])} ({event['seconds']:.1f} s)")
+                self._say(f"{word} {marked(event['id'])} ({event['seconds']:.1f} s)")
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -231,12 +230,11 @@ def _table(answer: Mapping[str, Any]) -> str:
     from io import StringIO
 
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     out = StringIO()
-    console = Console(file=out, width=120, highlight=False)
-    levels = Table(title=f"smoke {answer['cell_id']} on {answer['device']}", title_justify="left")
+    console = Console(file=out, width=120, highlight=False, color_system=None)
+    levels = Table(title=marked(f"smoke {answer['cell_id']} on {answer['device']}"), title_justify="left")
     for name in ("level", "passed", "failed", "skipped", "seconds"):
         levels.add_column(name, justify="left" if name == "level" else "right")
     for level in _LEVELS:
@@ -249,11 +247,11 @@ def _table(answer: Mapping[str, Any]) -> str:
     console.print(levels)
     for test in answer["tests"]:
         for data in test["tables"]:
-            table = Table(title=escape(data["title"]), title_justify="left")
+            table = Table(title=marked(data["title"]), title_justify="left")
             for position, column in enumerate(data["columns"]):
-                table.add_column(escape(column), justify="left" if position == 0 else "right")
+                table.add_column(marked(column), justify="left" if position == 0 else "right")
             for row in data["rows"]:
-                table.add_row(*(escape(str(cell)) for cell in row))
+                table.add_row(*(marked(str(cell)) for cell in row))
             console.print(table)
     skipped: dict[str, int] = {}
     for test in answer["tests"]:

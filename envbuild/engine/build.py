@@ -18,10 +18,10 @@ from envbuild.engine.bootstrap import bootstrap_root
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
-from envbuild.lock.index import download
 from envbuild.lock.model import PythonSet, Root
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
+from envbuild.net.download import download
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.processes import followed
@@ -44,6 +44,8 @@ _UNREACHED = re.compile(
 
 # The stages whose steps have no network: what they reach for is missing in the lock or in the source.
 _OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 # Seconds after which a folder whose maker lives is locked.
 _MOMENT = 60
@@ -132,28 +134,43 @@ def engine_client(settings: Settings) -> "DockerClient":
     return client
 
 
-def _made(settings: Settings, plan: Plan) -> Path:
-    return settings.cache_dir / "made" / plan.key
+def _note_of_build(settings: Settings, plan: Plan) -> Path:
+    # Not `made`: notes of that name were written for images that came from a registry, too.
+    return settings.cache_dir / "built" / plan.key
 
 
 def remember_built(settings: Settings, plan: Plan, digest: str) -> None:
-    """Note that the image `digest` was made from exactly this plan.
+    """Note that this machine built the image `digest` from exactly this plan. Only a build may say so.
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
-    place = _made(settings, plan)
+    place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(digest, encoding="utf-8")
 
 
+def built_digest(settings: Settings, plan: Plan) -> str | None:
+    """Return the digest (`sha256:…`) of the image that this machine built from exactly this plan, or None."""
+    try:
+        digest = _note_of_build(settings, plan).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return digest if _DIGEST.fullmatch(digest) else None
+
+
 def find_built(settings: Settings, client: "DockerClient", plan: Plan, tag: str) -> Built | None:
-    """Return the image `tag` when the engine has it and it was made from exactly this plan."""
+    """Return the image `tag` when the engine has it and this machine built it from exactly this plan."""
+    digest = built_digest(settings, plan)
+    return None if digest is None else find_image(client, tag, digest)
+
+
+def find_image(client: "DockerClient", tag: str, digest: str) -> Built | None:
+    """Return the image `tag` when the engine has it and its digest is `digest`."""
     from python_on_whales.exceptions import DockerException
 
     try:
-        digest = _made(settings, plan).read_text(encoding="utf-8")
         image = client.image.inspect(tag)
-    except (OSError, DockerException):
+    except DockerException:
         return None
     return Built(tag=tag, digest=image.id, size=image.size) if image.id == digest else None
 
@@ -265,7 +282,7 @@ class _Run:
         wheels = self._local_wheels()
         if wheels:
             self.contexts["wheels"] = str(self._folder_of("wheels", wheels))
-        store = SourceStore(settings=settings)
+        store = SourceStore(settings=settings, note=self.b.note)
         kept = {name for c in plan.components if self._kept_wheel(c.axis) for name in (c.axis, *c.downloads)}
         for source in plan.lock.sources:
             if source.name not in kept and f"src-{source.name}" not in self.b.substitutes:

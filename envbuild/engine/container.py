@@ -207,7 +207,7 @@ def run_command(
 
     """
     flags, notes = run_flags(host, container)
-    # --pull never: an image comes by `envbuild pull`, which verifies it.
+    # --pull never: an image comes by `envbuild pull`, which says who vouches for it.
     line = [
         *docker(settings),
         "run",

@@ -23,6 +23,8 @@ from envbuild.engine.container import Container, docker, run_flags
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.settings import Settings
+from envbuild.util.bounded import read_text
+from envbuild.util.names import shown
 
 Launcher = Literal["torchrun", "mpirun", "deepspeed", "srun"]
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "mpirun", "deepspeed", "srun")
@@ -37,7 +39,8 @@ NO_SSHD = 97
 START_SECONDS = 120
 """How long a host may take to start its container."""
 
-_HOST = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^[0-9a-fA-F:]+$")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z|[0-9a-fA-F:]{2,45}\Z")
+_HOSTFILE_LIMIT = 2**20  # bytes; a line of a thousand hosts takes 30 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +115,15 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
 
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=_HOSTFILE_LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the hostfile cannot be read: {error.strerror if isinstance(error, OSError) else error}",
             where=f"--hostfile {path}",
             hint="write one host per line: node1 slots=8",
         ) from error
-    nodes: list[Node] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    nodes: dict[str, Node] = {}
+    for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -134,18 +137,18 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
                 count = value
             elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which bounds what nobody asks for here
                 unknown = True
-        if unknown or not _HOST.match(name) or not (count == "" or re.fullmatch(r"0*[1-9]\d{0,4}", count)):
+        if unknown or not _HOST.match(name) or not (count == "" or re.fullmatch(r"0{0,9}[1-9][0-9]{0,4}", count)):
             raise UsageError(
-                f"{line.strip()!r} names no host and slots",
+                f"{shown(line.strip(), 80)!r} names no host and slots",
                 where=f"{path}:{number}",
                 hint="write one host per line: node1 slots=8",
             )
-        if name in {node.name for node in nodes}:
+        if name in nodes:
             raise UsageError(
                 f"{name} is listed twice", where=f"{path}:{number}", hint="write one line per host, with all its slots"
             )
-        nodes.append(Node(name=name, slots=int(count) if count else default_slots))
-    here = [node.name for node in nodes if re.match(r"localhost$|127\.|::1$", node.name)]
+        nodes[name] = Node(name=name, slots=int(count) if count else default_slots)
+    here = [name for name in nodes if re.match(r"localhost$|127\.|::1$", name)]
     if here and len(here) < len(nodes):
         raise UsageError(
             f"{here[0]} is another host to each of the hosts",
@@ -156,7 +159,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
         raise UsageError(
             "the hostfile names no host", where=f"--hostfile {path}", hint="write one host per line: node1 slots=8"
         )
-    return tuple(nodes)
+    return tuple(nodes.values())
 
 
 def new_job_name() -> str:

@@ -1,19 +1,24 @@
 """Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
 
 import contextlib
+import errno
 import json
+import os
+import re
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.engine.build import Builder, Built, Change
 from envbuild.engine.container import last_words
+from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
-from envbuild.errors import HostError, LockError, UsageError
-from envbuild.lock.make import Locked, Note, read_lock
+from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.lock.files import Locked, parse_lock
+from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.processes import Maker, bounded, uninterrupted
@@ -29,6 +34,8 @@ _AGAIN = "envbuild-reproduce"
 """Repository of the rebuilds; the tag says which run made one."""
 _LASTS_S = 2 * 86400.0
 _SAVE_S = 3600.0
+# `pylock.SET.toml`; a set's name is a SafeName.
+_LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.toml", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,41 +65,60 @@ class Reproduction:
 def carried_lock(client: "DockerClient", image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
+    The image may be anybody's: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
+
     Raises:
         HostError: the engine has no such image.
         UsageError: it carries no lock.
-        LockError: its lock is not the one that its label names.
+        LockError: its lock cannot be read, lacks hashes, or is not the one that its label names.
 
     """
     from python_on_whales.exceptions import DockerException
 
     try:
-        labels = client.image.inspect(image).config.labels or {}
+        found = client.image.inspect(image)
     except DockerException as error:
-        raise HostError(f"the engine has no image {image}", hint="`docker image ls` lists what it has") from error
-    label = labels.get("io.envbuild.lock")
+        raise HostError(
+            f"the engine has no image {shown(image)}", hint="`docker image ls` lists what it has"
+        ) from error
+    label = ((found.config.labels if found.config else None) or {}).get("io.envbuild.lock")
     if label is None:
         raise UsageError(
-            f"{image} carries no lock: envbuild did not build it", hint="name an image that `envbuild image` made"
+            f"{shown(image)} carries no lock: envbuild did not build it",
+            hint="name an image that `envbuild image` made",
         )
-    with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
-        container = client.container.create(image)
-        try:
-            client.container.copy((container, _IN_IMAGE), folder)
-        finally:
-            client.container.remove(container, force=True)
-        locked = read_lock(Path(folder) / "envbuild")
+    files = files_of_image(client, found.id, _IN_IMAGE, _LOCK_FILES)  # by id: a name may move meanwhile
+    if "lock.json" not in files:
+        raise LockError(
+            f"the image's label names a lock, and there is none in {_IN_IMAGE}",
+            where=shown(image),
+            hint="the image was changed after its build; do not use it",
+        )
+    try:
+        locked = parse_lock(files["lock.json"], lambda name: _file_of(files, name), _IN_IMAGE)
+    except (DataError, LockError) as error:
+        raise LockError(
+            f"the lock in the image cannot be read: {shown(error.what, 400)}",
+            where=f"{shown(image)}: {shown(error.where or _IN_IMAGE)}",
+            hint="the image was changed after its build; do not use it",
+        ) from None
     if locked.lock.digest != label:
         raise LockError(
-            f"the lock in the image has digest {locked.lock.digest}, its label says {label}",
-            where=image,
+            f"the lock in the image has digest {locked.lock.digest}, its label says {shown(label)}",
+            where=shown(image),
             hint="the image was changed after its build",
         )
     if not locked.lock.complete:
         raise LockError(
-            "the image was built without a complete lock", where=image, hint="lock its cell and build it again"
+            "the image was built without a complete lock", where=shown(image), hint="lock its cell and build it again"
         )
     return locked
+
+
+def _file_of(files: Mapping[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return files[name]
 
 
 def reproduce(

@@ -5,13 +5,15 @@ from pathlib import Path
 
 from envbuild.engine.registry import find_digest
 from envbuild.errors import HostError, LockError
-from envbuild.lock.index import download, files_of
+from envbuild.lock.files import Locked
+from envbuild.lock.index import files_of
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.make import Locked, Note, current_os
+from envbuild.lock.make import Note, current_os
 from envbuild.lock.model import os_packages
 from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
+from envbuild.net.download import download
 from envbuild.settings import Settings
 
 
@@ -51,7 +53,7 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
             download(settings, file.url, file.sha256, settings.cache_dir / "files")
         except LockError as error:
             faults.append(str(error.what))
-    store = SourceStore(settings=settings)
+    store = SourceStore(settings=settings, note=note)
     for source in lock.sources:
         note(f"checking the source of {source.name}")
         try:
@@ -67,10 +69,17 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
                 faults += _local(settings, [n for n in local if _normal(n) == wheel.name], wheel.hashes)
                 continue
             index = python_set.index if python_set.index and "+" in wheel.version else None
-            listed = {f.sha256 for f in files_of(settings, wheel.name, index=index)}
-            gone = [h for h in wheel.hashes if h not in listed]
-            if len(gone) == len(wheel.hashes):
-                faults.append(f"{wheel.name} {wheel.version} is not on the index with the lock's hash")
+            try:
+                listing = files_of(settings, wheel.name, index=index)
+            except LockError as error:
+                faults.append(f"{wheel.name} {wheel.version}: {error.what}")
+                continue
+            if not {f.sha256 for f in listing}.intersection(wheel.hashes):
+                refused = listing.why_not(f"-{wheel.version}-", f"-{wheel.version}.tar")
+                faults.append(
+                    f"{wheel.name} {wheel.version} is not on the index with the lock's hash"
+                    + (f"; the index lists {refused}" if refused else "")
+                )
     return faults
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from envbuild.errors import DataError, EnvbuildError, LockError
+from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.make import Locked, read_lock
 from envbuild.lock.model import Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.settings import Settings

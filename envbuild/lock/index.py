@@ -1,189 +1,177 @@
 """Python package indexes through the Simple API (PEP 503 and 691): which files a distribution has, with their hashes."""
 
-import base64
-import hashlib
-import html.parser
-import http.client
-import json
-import ssl
-import urllib.error
+import datetime as dt
+import html
+import re
 import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import HostError, LockError
-from envbuild.settings import Settings, redact
+from envbuild.errors import LockError
+from envbuild.net.data import read_object, table
+from envbuild.net.download import file_name
+from envbuild.net.http import fetch, host_of, place_of, without_login
+from envbuild.settings import Settings
+from envbuild.util.names import FileName, SafeName, Sha256, checked, shown
 
 _JSON = "application/vnd.pypi.simple.v1+json"
-_TIMEOUT_S = 60
+_LONGEST_LINK = 8192
+
+# An opening tag up to its `>`; one in a quoted value does not end it, as some indexes write `data-requires-python=">=3.8"`.
+# Nothing in it is tried twice, and at any `<` that is not quoted the attempt ends: a page is read in one pass.
+_ANCHOR = re.compile(r"""<a(?=[\s/])((?:[^<>"']++|"[^"]*+"|'[^']*+')*+)>""", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"""([^\s"'=<>/]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s"'<>]++))?""")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexFile:
-    """One file of a distribution, as an index lists it."""
+    """One file of a distribution, as an index lists it. Name, address and hash are of the types of `util.names`."""
 
     filename: str
     url: str
     sha256: str | None
     upload_time: str | None = None
+    """Starts with a day, YYYY-MM-DD."""
 
 
-class _Proxies(urllib.request.ProxyHandler):
-    """The settings' proxies, but for the hosts of their own `no_proxy`."""
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What an index lists for one distribution, in its order."""
 
-    def __init__(self, proxies: dict[str, str], direct: str) -> None:
-        super().__init__(proxies)
-        self._direct = {"no": direct}
+    files: tuple[IndexFile, ...]
+    refused: tuple[str, ...] = field(default=())
+    """The entries that were left out, each with the reason, fit for a terminal."""
 
-    def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:  # noqa: A002 - urllib's name
-        if req.host and urllib.request.proxy_bypass_environment(req.host, self._direct):  # type: ignore[attr-defined]
-            return None
-        return super().proxy_open(req, proxy, type)
+    def __iter__(self) -> Iterator[IndexFile]:
+        return iter(self.files)
 
+    def __len__(self) -> int:
+        return len(self.files)
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that keep the login on its own host."""
-
-    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
-        following = super().redirect_request(req, *answer)
-        login = req.get_header("Authorization")
-        if following and login and (following.type, following.host) == (req.type, req.host):
-            following.add_unredirected_header("Authorization", login)
-        return following
+    def why_not(self, *parts: str) -> str | None:
+        """Return the first refused entry that names any of `parts`, with its reason."""
+        return next((text for text in self.refused if any(part in text for part in parts)), None)
 
 
-def opener(settings: Settings | None) -> urllib.request.OpenerDirector:
-    """Return an opener that honours the settings' CA bundle and proxies; without settings the environment's proxies."""
-    context = ssl.create_default_context()
-    if settings and settings.ca_bundle:
-        context.load_verify_locations(cafile=settings.ca_bundle)
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context), _Redirects()]
-    if settings and (settings.http_proxy or settings.https_proxy):
-        proxies = {k: v for k, v in (("http", settings.http_proxy), ("https", settings.https_proxy)) if v}
-        handlers.append(_Proxies(proxies, settings.no_proxy or ""))
-    return urllib.request.build_opener(*handlers)
+def _entry(name: object, url: object, digest: object, upload_time: object, base: str) -> IndexFile:
+    """Return the entry; raises ValueError for one that cannot be used."""
+    if not isinstance(url, str) or len(url) > _LONGEST_LINK:
+        raise ValueError("its address is no text, or too long")
+    full = urllib.parse.urljoin(base, url)
+    ours, theirs = base.partition("://")[0], full.partition("://")[0]
+    if theirs == "file" and ours != "file":
+        raise ValueError("an index of another host names a file of this machine")
+    of_url = file_name(full)
+    filename = checked(FileName, of_url if name is None else name)
+    if digest is not None:
+        digest = checked(Sha256, digest.lower() if isinstance(digest, str) else digest)
+    return IndexFile(filename=filename, url=full, sha256=digest, upload_time=_day(upload_time))
 
 
-def _split_login(url: str) -> tuple[str, str | None]:
-    """Return the URL without its login, and that login as an Authorization header."""
-    parts = urllib.parse.urlsplit(url)
-    login, at, place = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
-    name, _, password = login.partition(":")  # a token alone is a name
-    basic = base64.b64encode(urllib.parse.unquote(f"{name}:{password}").encode()).decode()
-    return parts._replace(netloc=place).geturl(), f"Basic {basic}"
-
-
-def request_for(settings: Settings, url: str, **headers: str) -> urllib.request.Request:
-    """Return the request of `url`, with the login that it or the settings' index of that host carries."""
-    bare, login = _split_login(url)
-    host = urllib.parse.urlsplit(bare)[:2]
-    for index in (settings.index_url, settings.torch_index, *settings.extra_index_urls):
-        of_index, its_login = _split_login(index)
-        if login is None and urllib.parse.urlsplit(of_index)[:2] == host:
-            login = its_login
-    request = urllib.request.Request(bare, headers=headers)  # noqa: S310
-    if login:
-        request.add_unredirected_header("Authorization", login)  # another host has no right to it
-    return request
-
-
-def fetch(settings: Settings, url: str, *, accept: str | None = None) -> tuple[bytes, str]:
-    """Return the body and content type of `url`.
-
-    Raises:
-        HostError: the host cannot be reached; the message names it.
-        LockError: the host answered, and not with the file.
-
-    """
-    host = urllib.parse.urlsplit(url).hostname or url
+def _day(stated: object) -> str | None:
+    if not isinstance(stated, str):
+        return None
     try:
-        request = request_for(settings, url, **({"Accept": accept} if accept else {}))
-        with opener(settings).open(request, timeout=_TIMEOUT_S) as answer:
-            return answer.read(), answer.headers.get_content_type()
-    except urllib.error.HTTPError as error:
-        raise LockError(
-            f"{host} answered {error.code} {error.reason}",
-            where=redact(url),
-            hint="check the version, or the index in your settings",
-        ) from error
-    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise HostError(
-            f"{host} cannot be reached: {reason}",
-            where=redact(url),
-            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
-        ) from error
+        dt.date.fromisoformat(stated[:10])
+    except ValueError:
+        return None
+    return stated[:40]
 
 
-class _Links(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "a":
-            self.hrefs += [value for name, value in attrs if name == "href" and value]
-
-
-def _from_html(body: bytes, base: str) -> Iterator[IndexFile]:
-    parser = _Links()
-    parser.feed(body.decode("utf-8", "replace"))
-    for href in parser.hrefs:
-        url, _, fragment = urllib.parse.urljoin(base, href).partition("#")
-        algorithm, _, digest = fragment.partition("=")
-        name = urllib.parse.unquote(url.rsplit("/", 1)[-1])
-        yield IndexFile(filename=name, url=url, sha256=digest if algorithm == "sha256" else None)
+def _listing(entries: Iterable[tuple[object, object, object, object]], base: str) -> Listing:
+    """Return the entries (name, address, sha256, time of upload) that can be used, and what is wrong with the others."""
+    files: list[IndexFile] = []
+    refused: list[str] = []
+    for name, url, digest, upload_time in entries:
+        try:
+            files.append(_entry(name, url, digest, upload_time, base))
+        except ValueError as error:
+            told = name if isinstance(name, str) else url if isinstance(url, str) else "an entry"
+            if len(refused) < 1000:
+                refused.append(f"{place_of(told[-300:])}: {shown(str(error))}")
+    return Listing(files=tuple(files), refused=tuple(refused))
 
 
-def _from_json(body: bytes, base: str) -> Iterator[IndexFile]:
-    answer: dict[str, Any] = json.loads(body)
-    for file in answer["files"]:
-        yield IndexFile(
-            filename=file["filename"],
-            url=urllib.parse.urljoin(base, file["url"]),
-            sha256=file.get("hashes", {}).get("sha256"),
-            upload_time=file.get("upload-time"),
+def _html_entries(text: str) -> Iterator[tuple[object, object, object, object]]:
+    for anchor in _ANCHOR.finditer(_without_comments(text)):
+        for attribute in _ATTRIBUTE.finditer(anchor[1]):
+            if attribute[1].lower() == "href" and attribute[2]:
+                value = attribute[2][1:-1] if attribute[2][0] in "\"'" else attribute[2]
+                try:
+                    href = html.unescape(value[: _LONGEST_LINK + 1]).strip()
+                except ValueError:  # a character reference of 5000 digits
+                    href = "\0"
+                link, _, fragment = href.partition("#")
+                algorithm, _, digest = fragment.partition("=")
+                yield None, link, digest if algorithm == "sha256" else None, None
+
+
+def _without_comments(text: str) -> str:
+    kept, at = [], 0
+    while (start := text.find("<!--", at)) >= 0:
+        kept.append(text[at:start])
+        end = text.find("-->", start + 4)
+        if end < 0:
+            return "".join(kept)
+        at = end + 3
+    return "".join([*kept, text[at:]])
+
+
+def _json_entries(files: list[Any]) -> Iterator[tuple[object, object, object, object]]:
+    for file in files:
+        entry = table(file)
+        # PEP 691 asks for the name; one that is no text is not made good by the address
+        name = entry.get("filename")
+        yield (
+            "" if name is None else name,
+            entry.get("url"),
+            table(entry.get("hashes")).get("sha256"),
+            entry.get("upload-time"),
         )
 
 
-def files_of(settings: Settings, distribution: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
-    """Return every file that `index` (the settings' own by default) lists for `distribution`, in its order."""
-    url = f"{(index or settings.index_url).rstrip('/')}/{canonicalize_name(distribution)}/"
-    body, content_type = fetch(settings, url, accept=f"{_JSON}, text/html;q=0.5")
-    base, _ = _split_login(url)  # what a file's URL says goes into the lock
-    return tuple(_from_json(body, base) if content_type == _JSON else _from_html(body, base))
+def read_page(body: bytes, content_type: str, base: str) -> Listing:
+    """Return what a page of an index lists. Never fetches anything.
 
-
-def download(settings: Settings, url: str, sha256: str | None, folder: Path) -> tuple[Path, str]:
-    """Return the file at `url`, kept under `folder` by its hash, and that hash.
+    Args:
+        body: the page.
+        content_type: the JSON of PEP 691, or anything else for HTML.
+        base: where the page was read from, without a login; addresses on it are relative to that.
 
     Raises:
-        LockError: its content is not what `sha256` says.
+        LockError: it is no such page. An entry that cannot be used is left out and listed in `refused`.
 
     """
-    name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rsplit("/", 1)[-1])
-    if sha256:
-        kept = folder / sha256 / name
-        if kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == sha256:
-            return kept, sha256
-    body, _ = fetch(settings, url)
-    found = hashlib.sha256(body).hexdigest()
-    if sha256 and found != sha256:
+    if content_type != _JSON:
+        return _listing(_html_entries(body.decode("utf-8", "replace")), base)
+    try:
+        files = read_object(body).get("files")
+        if not isinstance(files, list):
+            raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - told below
+    except ValueError as error:
         raise LockError(
-            f"{name} is not the file that the lock names: its sha256 is {found}, the lock says {sha256}",
-            where=redact(url),
-            hint="do not use it; ask the index's keepers, or lock again if the change is meant",
-        )
-    kept = folder / found / name
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(kept.suffix + ".part")
-    part.write_bytes(body)
-    part.rename(kept)
-    return kept, found
+            f"the answer of {host_of(base)} is no page of a package index: {error}",
+            where=place_of(base),
+            hint="check the index in your settings, or ask its keepers",
+        ) from None
+    return _listing(_json_entries(files), base)
+
+
+def files_of(settings: Settings, distribution: str, *, index: str | None = None) -> Listing:
+    """Return every file that `index` (the settings' own by default) lists for `distribution`.
+
+    Raises:
+        HostError: the index cannot be reached.
+        LockError: it has no such distribution, or its answer is no page of an index.
+
+    """
+    try:
+        name = checked(SafeName, canonicalize_name(distribution))
+    except ValueError as error:
+        raise LockError(f"no distribution has such a name: {error}", hint="correct the lock or the stack") from None
+    url = f"{(index or settings.index_url).rstrip('/')}/{name}/"
+    body, content_type = fetch(settings, url, accept=f"{_JSON}, text/html;q=0.5")
+    return read_page(body, content_type, without_login(url))  # what a file's URL says goes into the lock

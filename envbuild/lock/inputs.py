@@ -2,30 +2,28 @@
 
 import difflib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.components import AXIS_OF_DISTRIBUTION, components_in
+from envbuild.components.base import Sdist, Tree, Wheel
+from envbuild.components.te import component as te
+from envbuild.components.torch import WITH_TORCH
+from envbuild.components.torch import component as torch
 from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION, impostors
-from envbuild.matrix.spec import version_key
-from envbuild.plan.components import Component, brought_by_base, components_of, fa3_archives, stack_components
+from envbuild.matrix.packages import impostors
+from envbuild.matrix.view import CellView
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.stacks import Stack
+from envbuild.stacks import Stack, wheels_of
 
 Flavor = Literal["runtime", "devel"]
 TeSource = Literal["pypi", "git"]
-
-_APEX_URL = "https://github.com/NVIDIA/apex.git"
-_TE_URL = "https://github.com/NVIDIA/TransformerEngine.git"
-_FLASH_ATTENTION_URL = "https://github.com/Dao-AILab/flash-attention.git"
-# apex's serve apex.contrib alone, which --cpp_ext and --cuda_ext do not build; flash-attention's other one is AMD's.
-_SUBMODULES: dict[str, tuple[str, ...]] = {"apex": (), "flash-attn-hopper": ("csrc/cutlass",)}
 
 # Triton compiles its launchers on the first kernel: a C compiler, libc's and Python's headers.
 _RUNTIME_PACKAGES = ("ca-certificates", "gcc", "libc6-dev")
@@ -35,10 +33,6 @@ _DEVEL_PACKAGES = ("g++", "make")
 
 # setuptools 82 removed pkg_resources, which apex's and TE's setup.py still import.
 _SETUPTOOLS = "setuptools<82"
-
-
-# torch is compiled against NumPy, and these against torch: they have to come from the same index as torch's variant.
-_WITH_TORCH = ("numpy", "torchaudio", "torchvision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +45,6 @@ class PythonGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeInput:
-    """A source tree by commit."""
-
-    name: str
-    url: str
-    commit: str
-    submodules: tuple[str, ...] | None = None
-    """Paths of the submodules that the build reads; every one when None."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SdistInput:
-    """A source distribution on the package index."""
-
-    name: str
-    distribution: str
-    version: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Inputs:
     """Everything that a lock must pin."""
 
@@ -78,14 +52,14 @@ class Inputs:
     flavor: Flavor
     te_source: TeSource
     stack: Stack | None
-    components: tuple[Component, ...]
+    components: tuple[Wheel, ...]
     images: tuple[BaseImage, ...]
     root_suite: str | None
     os_runtime: tuple[str, ...]
     os_builder: tuple[str, ...]
     python: tuple[PythonGroup, ...]
-    trees: tuple[TreeInput, ...]
-    sdists: tuple[SdistInput, ...]
+    trees: tuple[Tree, ...]
+    sdists: tuple[Sdist, ...]
     files: tuple[FileSource, ...] = ()
     """Files whose hash the data states."""
     brought: tuple[str, ...] = ()
@@ -94,16 +68,6 @@ class Inputs:
     def group(self, name: str) -> PythonGroup | None:
         """Return the Python group `name`, or None."""
         return next((g for g in self.python if g.name == name), None)
-
-
-def torch_requirement(matrix: Matrix, cell: Cell) -> tuple[str, str | None]:
-    """Return torch's requirement and the index that holds it beside PyPI, if any."""
-    release = matrix.release("torch", cell.versions["torch"])
-    if release.facts.index == "pypi":
-        # PyPI's files carry no local label: 2.11.0 is the cu130 build.
-        parsed = version_key(release.version)
-        return f"torch=={parsed.public if parsed else release.version}", None
-    return f"torch=={release.version}", release.facts.index
 
 
 def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
@@ -119,23 +83,6 @@ def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     version = matrix.release("nvcc", cell.versions["nvcc"]).facts.pypi
     # `profiler` holds cuda_profiler_api.h, which apex includes after eleven minutes of compiling.
     return (f"cuda-toolkit[cccl,crt,cudart,nvcc,nvrtc,nvtx,nvvm,profiler]=={version}",)
-
-
-def _te_source(matrix: Matrix, cell: Cell, asked: TeSource | None) -> TeSource:
-    """Return where Transformer Engine comes from: what PyPI does not have from git, unless it was to be PyPI."""
-    v = cell.versions
-    brought = matrix.release("base", v["base"]).facts.kind == "ngc"
-    if "te" not in v or brought or asked == "git":
-        return asked or "pypi"
-    if v["cuda"].split(".")[0] in matrix.release("te", v["te"]).facts.core:
-        return "pypi"
-    if asked == "pypi":
-        raise UsageError(
-            f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
-            where="te=pypi",
-            hint="leave the source out, and this release comes from git",
-        )
-    return "git"
 
 
 def inputs_of(
@@ -164,13 +111,21 @@ def inputs_of(
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
     mpi = matrix.release("mpi", v["mpi"]).facts if "mpi" in v else None
-    te_source = _te_source(matrix, cell, te_source)
-    components = components_of(matrix, cell, te_source)
-    brought = brought_by_base(matrix, cell)
+    view = CellView(
+        matrix=matrix,
+        cell=cell,
+        sources={te.axis: te_source} if te_source else {},
+        repository=stack is not None,
+    )
+    present = components_in(view)
+    brought = tuple(component.axis for component in present if component.is_brought(view))
+    used = tuple(component for component in present if component.axis not in brought)
+    compiled = {c.axis: replace(wheel, version=v[c.axis]) for c in used if (wheel := c.wheel(view)) is not None}
+    components = tuple(compiled.values())
     if stack is not None:
         _check_stack(matrix, stack)
         _check_in_cell(cell, stack, brought)
-        components += stack_components(stack, mpi.prefix if mpi else None)
+        components += wheels_of(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
     toolchain = pypi_toolchain(matrix, cell)
     if flavor == "devel" and toolchain:
@@ -180,58 +135,41 @@ def inputs_of(
             hint='choose such a base: --base "nvidia-cuda-*"',
         )
 
-    env: list[str] = []
-    trees: list[TreeInput] = []
-    sdists: list[SdistInput] = []
-    for component in components:
-        if component.axis not in matrix.axes:
-            continue  # a stack's own
-        release = matrix.release(component.axis, v[component.axis])
-        if component.axis == "te" and te_source == "pypi":
-            pypi = release.facts.pypi or release.version
-            core = release.facts.core[v["cuda"].split(".")[0]]
-            env += [f"transformer-engine=={pypi}", f"{core}=={pypi}"]
-            sdists.append(SdistInput(name="te", distribution="transformer-engine-torch", version=pypi))
-        elif component.axis == "flash-attn":
-            sdists.append(
-                SdistInput(name="flash-attn", distribution="flash-attn", version=release.facts.pypi or release.version)
-            )
-        elif component.axis == "deepspeed":
-            sdists.append(SdistInput(name="deepspeed", distribution="deepspeed", version=release.version))
-        else:
-            url = {"te": _TE_URL, "apex": _APEX_URL, "flash-attn-hopper": _FLASH_ATTENTION_URL}[component.axis]
-            trees.append(
-                TreeInput(
-                    name=component.axis,
-                    url=url,
-                    commit=_commit(matrix, cell, component.axis),
-                    submodules=_SUBMODULES.get(component.axis),
-                )
-            )
+    sources = {component.axis: component.sources(view) for component in used}
+    env = [line for component in used for line in component.requirements(view) if component is not torch]
+    trees = [tree for each in sources.values() for tree in each.trees]
+    sdists = [sdist for each in sources.values() for sdist in each.sdists]
+    # what is compiled by itself comes before Python, and what a wheel's build takes after it
+    files = [
+        [
+            FileSource(name=file.name, url=file.url, sha256=file.sha256)
+            for axis, each in sources.items()
+            for file in each.files
+            if (axis in compiled) == of_wheels
+        ]
+        for of_wheels in (False, True)
+    ]
     if stack is not None:
         repository = stack.repository
-        trees.append(TreeInput(name=repository.name, url=repository.url, commit=repository.commit, submodules=()))
+        trees.append(Tree(name=repository.name, url=repository.url, commit=repository.commit, submodules=()))
         for build in stack.builds:
             if build.url and build.commit:
-                trees.append(TreeInput(name=build.name, url=build.url, commit=build.commit))
+                trees.append(Tree(name=build.name, url=build.url, commit=build.commit))
             elif build.version:
-                sdists.append(SdistInput(name=build.name, distribution=build.name, version=build.version))
-        env += [line for line in stack.python if _name(line) not in _WITH_TORCH]
-    elif "megatron" in v:
-        release = matrix.release("megatron", v["megatron"])
-        env.append(f"megatron-core=={release.facts.pypi or release.version}")
+                sdists.append(Sdist(name=build.name, distribution=build.name, version=build.version))
+        env += [line for line in stack.python if _name(line) not in WITH_TORCH]
     if flavor == "devel":
         env.append("ninja")
 
     # torch's set comes first and the rest has to agree with it, so a stack's numpy is decided there.
-    beside = tuple(line for line in (stack.python if stack else ()) if _name(line) in _WITH_TORCH)
+    beside = tuple(line for line in (stack.python if stack else ()) if _name(line) in WITH_TORCH)
     if "numpy" not in {_name(line) for line in beside}:
         beside = ("numpy", *beside)
-    if "torch" in brought:
+    if torch.axis in brought:
         groups = [PythonGroup(name="torch", requirements=())]
     else:
-        torch, index = torch_requirement(matrix, cell)
-        groups = [PythonGroup(name="torch", requirements=(torch, *beside), index=index)]
+        requirement, index = torch.requirement(view)
+        groups = [PythonGroup(name="torch", requirements=(requirement, *beside), index=index)]
     tools = sorted({tool for c in components for tool in c.tools})
     if components:
         groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", _SETUPTOOLS)))
@@ -258,7 +196,7 @@ def inputs_of(
     return Inputs(
         cell=cell,
         flavor=flavor,
-        te_source=te_source,
+        te_source=te.source_of(view),
         stack=stack,
         components=components,
         images=tuple(images),
@@ -271,15 +209,12 @@ def inputs_of(
         trees=tuple(trees),
         sdists=tuple(sdists),
         files=(
-            *((FileSource(name="mpi", url=mpi.url, sha256=mpi.sha256),) if mpi and mpi.url else ()),
+            *files[0],
             *(() if own_python or base.kind == "ngc" else (_managed_python(matrix, cell),)),
-            *(
-                FileSource(name=f"flash-attn-hopper-{folder}", url=archive.url, sha256=archive.sha256)
-                for folder, archive in fa3_archives(matrix, cell).items()
-            ),
+            *files[1],
         ),
         # an NGC image's torch is compiled for its numpy
-        brought=("numpy", "torch") if "torch" in brought else (),
+        brought=("numpy", "torch") if torch.axis in brought else (),
     )
 
 
@@ -311,7 +246,7 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 where=where,
                 hint=f"name the `url` and `commit` of {never[build.name].instead}",
             )
-        if build.name in AXIS_OF_DISTRIBUTION or build.name in _WITH_TORCH:
+        if build.name in AXIS_OF_DISTRIBUTION or build.name in WITH_TORCH:
             raise DataError(
                 f"the build {build.name} is decided with the cell",
                 where=where,
@@ -369,7 +304,7 @@ def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
                 hint="state one under [stated]: mpi",
             )
     for line in stack.python:
-        if "torch" in brought and _name(line) in _WITH_TORCH:
+        if torch.axis in brought and _name(line) in WITH_TORCH:
             raise DataError(
                 f"the requirement {line!r} is decided by {cell.versions['base']}, whose torch is compiled for its own",
                 where=f"{where}: python",
@@ -381,20 +316,3 @@ def _own_python(matrix: Matrix, cell: Cell) -> bool:
     """Return whether the OS brings the cell's Python itself."""
     own: str | None = matrix.release("os", cell.versions["os"]).facts.python
     return own == cell.versions["python"]
-
-
-def _commit(matrix: Matrix, cell: Cell, axis: str) -> str:
-    """Return the commit of what is built from git.
-
-    Raises:
-        UsageError: the matrix knows the release from its package index alone.
-
-    """
-    commit = cell.commits.get(axis) or matrix.release(axis, cell.versions[axis]).commit
-    if commit is None:
-        raise UsageError(
-            f"the matrix knows no commit of {axis} {cell.versions[axis]}, so that it cannot be built from git",
-            where=f"--source {axis}=git",
-            hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
-        )
-    return commit

@@ -4,7 +4,6 @@ Who only reads a lock (`render`) waits for none of what asks, so those modules l
 """
 
 import datetime as dt
-import os
 import re
 import time
 from collections.abc import Callable
@@ -15,25 +14,18 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import DataError, HostError, LockError
-from envbuild.lock.inputs import Inputs, PythonGroup, SdistInput
+from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
+from envbuild.components.base import Sdist
+from envbuild.errors import HostError, LockError
+from envbuild.lock.files import Locked
+from envbuild.lock.inputs import Inputs, PythonGroup
 from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
 from envbuild.matrix.load import Matrix, read_toml
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
-from envbuild.util.below import OutsideError, read_below, read_file
 from envbuild.util.names import shown
 
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Locked:
-    """A lock and the pylock files that go with it, by set name; `fresh` when this very run pinned it."""
-
-    lock: Lock
-    pylocks: dict[str, str]
-    fresh: bool = False
 
 
 def uv_wheel() -> FileSource:
@@ -81,7 +73,7 @@ def _newest(matrix: Matrix, inputs: Inputs) -> int:
     return _midnight(newest)
 
 
-def _sdist_url(sdist: SdistInput) -> str:
+def _sdist_url(sdist: Sdist) -> str:
     name = sdist.distribution.replace("-", "_")
     return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
 
@@ -230,8 +222,9 @@ class _Maker:
             sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
             return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
-    def _sdist(self, sdist: SdistInput) -> FileSource:
+    def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
+        from envbuild.net.http import place_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
@@ -248,9 +241,11 @@ class _Maker:
         for file in files:
             if file.filename.endswith(suffix) and file.sha256:
                 return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
+        refused = files.why_not(suffix)
         raise LockError(
-            f"the index has no source of {sdist.distribution} {sdist.version} with a hash",
-            where=self.settings.index_url,
+            f"the index has no source of {sdist.distribution} {sdist.version} with a hash"
+            + (f" that can be used; it lists {refused}" if refused else ""),
+            where=place_of(self.settings.index_url),
             hint=f"see which versions it lists, or build {sdist.name} from git",
         )
 
@@ -263,18 +258,20 @@ class _Maker:
         return file
 
     def _tree(self, number: int) -> GitSource:
-        from envbuild.lock.sources import SourceStore
+        from envbuild.lock.sources import NotAllowedError, SourceStore
 
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")
-        store = SourceStore(settings=self.settings)
+        store = SourceStore(settings=self.settings, note=self.note)
         try:
             return store.pin(wanted)
-        except HostError as error:
+        except (HostError, NotAllowedError) as error:
             plain = GitSource(name=wanted.name, url=wanted.url, commit=wanted.commit)
             folder = store.plain_folder(plain)
             if folder is not None:
                 return plain.model_copy(update={"tree": store.tree_of(folder)})
+            if isinstance(error, NotAllowedError):
+                raise
             host = urlsplit(wanted.url).hostname or wanted.url
             what = f"source tree of {wanted.name} at {wanted.commit}"
             self._miss(what, error, host, f"src-{wanted.name}", component=wanted.name)
@@ -323,7 +320,7 @@ class _Maker:
 
     def _with_requirements_of(self, group: PythonGroup, files: tuple[FileSource, ...]) -> PythonGroup:
         """Add what the compiled wheels will ask for at run time, as their sources' metadata states it."""
-        from envbuild.lock.index import download
+        from envbuild.net.download import download
 
         extra: list[str] = []
         own = {canonicalize_name(c.distribution) for c in self.inputs.components}
@@ -334,18 +331,17 @@ class _Maker:
             for line in _requires_dist(path):
                 requirement = Requirement(line)
                 name = canonicalize_name(requirement.name)
-                # The core wheel is pinned by CUDA major; an sdist's metadata was made on one of them.
+                # A variant is pinned by CUDA major; an sdist's metadata was made on one of them.
                 if (
                     requirement.marker is None
-                    and name != "torch"
                     and name not in own
-                    and not name.startswith("transformer-engine-cu")
+                    and AXIS_OF_DISTRIBUTION.get(name) not in self.inputs.cell.versions
+                    and not name.startswith(tuple(v for c in COMPONENTS.values() for v in c.variants))
                 ):
                     extra.append(line)
-        if any(c.axis == "flash-attn-hopper" for c in self.inputs.components):
-            extra += ["einops", "packaging"]
-        if any(c.axis == "apex" for c in self.inputs.components):
-            extra.append("packaging")
+        for wheel in reversed(self.inputs.components):
+            if wheel.axis in COMPONENTS:
+                extra += COMPONENTS[wheel.axis].runtime
         return PythonGroup(
             name=group.name, requirements=(*group.requirements, *dict.fromkeys(extra)), index=group.index
         )
@@ -382,101 +378,3 @@ def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
         for cap in caps_for(matrix, inputs.cell)
         if not compiling or parts.issuperset(cap.when)
     ]
-
-
-def write_lock(locked: Locked, folder: Path) -> Path:
-    """Write `lock.json` and its `pylock.<name>.toml` files to `folder`; return the lock's path.
-
-    Every file is complete on the disk before the first takes its place.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "lock.json"
-    texts = {folder / f"pylock.{name}.toml": text for name, text in locked.pylocks.items()}
-    texts[path] = locked.lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-    parts = {place: place.with_name(f".{place.name}.{os.getpid()}.part") for place in texts}
-    try:
-        for place, text in texts.items():
-            parts[place].write_text(text, encoding="utf-8")
-        for place, part in parts.items():
-            part.replace(place)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-    return path
-
-
-_LARGEST_LOCK = 16 * 2**20
-_LARGEST_PYLOCK = 32 * 2**20
-
-
-def read_lock(path: Path) -> Locked:
-    """Read a lock (its folder or its `lock.json`).
-
-    Raises:
-        DataError: there is none, or it is malformed.
-        LockError: a pylock of it names other packages than lock.json.
-
-    """
-    folder = path if path.is_dir() else path.parent
-    name = "lock.json" if path.is_dir() else path.name
-    try:
-        # Of what lies in the folder no link is followed; the folder is the user's to name.
-        body = read_below(folder, name, limit=_LARGEST_LOCK) if path.is_dir() else read_file(path, limit=_LARGEST_LOCK)
-    except OSError as error:
-        raise DataError(
-            f"the lock cannot be read: {error.strerror}",
-            where=str(folder / name),
-            hint="`envbuild lock` writes one",
-        ) from error
-    except OutsideError as error:
-        raise DataError(f"the lock cannot be read: {error}", where=str(folder / name), hint=_WHOLE) from error
-    return parse_lock(body, lambda pylock: read_below(folder, pylock, limit=_LARGEST_PYLOCK), str(folder))
-
-
-_WHOLE = "take the whole folder as `envbuild lock` wrote it, or lock again"
-
-
-def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locked:
-    """Return the lock whose `lock.json` is `body`; nothing in it is trusted.
-
-    Args:
-        body: what lock.json holds.
-        pylock: returns what the file of that name next to it holds; it may raise OSError or OutsideError.
-        where: the folder or image that it comes from, for messages.
-
-    Raises:
-        DataError: it is malformed.
-        LockError: a pylock of it names other packages than lock.json.
-
-    """
-    from pydantic import ValidationError
-
-    try:
-        lock = Lock.model_validate_json(body)
-    except ValidationError as error:
-        from envbuild.matrix.load import explain_validation
-
-        raise explain_validation(error, Path(where) / "lock.json") from error
-    pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where) for s in lock.python if s.packages}
-    return Locked(lock=lock, pylocks=pylocks)
-
-
-def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str) -> str:
-    """Return the text of a set's pylock, which must name just what the lock's own list names: one digest covers both."""
-    from envbuild.lock.python import packages_of
-
-    name = f"pylock.{python_set.name}.toml"
-    place = f"{where}/{name}"
-    try:
-        text = read(name).decode("utf-8")
-        stated = packages_of(text)
-    except OSError as error:
-        raise DataError(f"a file of the lock cannot be read: {error.strerror}", where=place, hint=_WHOLE) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LockError) as error:
-        raise DataError(f"this is no pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
-    differing = sorted({p.name for p in set(stated) ^ set(python_set.packages)})
-    if differing:
-        raise LockError(
-            f"this file names other packages than the lock: {', '.join(differing[:5])}", where=place, hint=_WHOLE
-        )
-    return text

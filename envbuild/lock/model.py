@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field, model_validator
 
+from envbuild.components import AXIS_OF_DISTRIBUTION
 from envbuild.matrix.cell import Cell
-from envbuild.matrix.model import Model
+from envbuild.util.model import Model
 from envbuild.util.names import (
     ArchivePath,
     Commit,
@@ -172,8 +173,9 @@ def _once(what: str, names: Iterable[str]) -> None:
 
 
 def _fits(package: PythonPackage, release: str) -> bool:
-    """Return whether the package is of the release: PyPI's files carry no local label, a variant's index' do."""
-    return package.version.partition("+")[0] == release.partition("+")[0]
+    """Return whether the package is of the release: a variant's index adds a local label, an upstream a post-release."""
+    version, stated = package.version.partition("+")[0], release.partition("+")[0]
+    return version == stated or version.startswith(f"{stated}.post") or not stated[0].isdigit()
 
 
 def os_packages(root: Root | None, sets: Iterable[OsSet]) -> tuple[OsPackage, ...]:
@@ -241,13 +243,13 @@ class Lock(Model):
 
     def _check_fit(self) -> None:
         """Raise ValueError where the packages or sources are not those of the cell."""
-        for axis, distribution in (("torch", "torch"), ("megatron", "megatron-core")):
-            for python_set in self.python:
-                for package in python_set.packages:
-                    if package.name == distribution and axis in self.cell and not _fits(package, self.cell[axis]):
-                        raise ValueError(
-                            f"the cell has {axis} {self.cell[axis]}, the set {python_set.name} pins {distribution} {package.version}"
-                        )
+        for python_set in self.python:
+            for package in python_set.packages:
+                axis = AXIS_OF_DISTRIBUTION.get(package.name)
+                if axis in self.cell and not _fits(package, self.cell[axis]):
+                    raise ValueError(
+                        f"the cell has {axis} {self.cell[axis]}, the set {python_set.name} pins {package.name} {package.version}"
+                    )
         for axis, commit in self.commits.items():
             if axis not in self.cell:
                 raise ValueError(f"`commits` names {axis}, which the cell does not have")
@@ -259,6 +261,11 @@ class Lock(Model):
     def as_cell(self) -> Cell:
         """The cell that this lock pins."""
         return Cell(versions=self.cell, commits=self.commits)
+
+    @property
+    def asked_sources(self) -> dict[str, str]:
+        """Where the sources of components with a choice come from, by axis."""
+        return {"te": self.te_source}
 
     @property
     def pins(self) -> dict[str, str]:

@@ -1,22 +1,26 @@
 """The Python side of a lock: uv resolves each group of requirements to a pylock (PEP 751) with hashes."""
 
+import contextlib
 import dataclasses
 import os
 import re
 import subprocess
 import tempfile
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.net.download import file_name
+from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
+from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
 
 PYTORCH = "https://download.pytorch.org/whl"
 _UNREACHABLE = re.compile(
@@ -130,65 +134,145 @@ def _platform(glibc: str) -> str:
 def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
     unreachable = _UNREACHABLE.search(stderr)
     if unreachable:
-        host = urllib.parse.urlsplit(unreachable["url"]).hostname or unreachable["url"]
+        host = host_of(unreachable["url"])
         return HostError(
             f"{host} cannot be reached, and the {group.name} packages are resolved there",
-            where=redact(unreachable["url"]),
+            where=place_of(unreachable["url"]),
             hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
     return LockError(
-        f"the {group.name} packages cannot be resolved: " + " ".join(lines)[:1200],
+        f"the {group.name} packages cannot be resolved: " + shown(" ".join(lines), 1200),
         where=", ".join(group.requirements),
         hint="loosen a requirement of the stack, or pin the axis that it conflicts with",
     )
 
 
-def _compatible_wheels(package: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [
-        wheel
-        for wheel in package.get("wheels", ())
-        if not re.search(r"(?:aarch64|macosx|win32|win_amd64|musllinux)", _filename(wheel))
-    ]
+_OTHER_MACHINES = re.compile(r"(?:aarch64|macosx|win32|win_amd64|musllinux)")
+_WHEELS = "wheels/"
+"""Where a lock keeps the wheels that come from a folder; its pylocks name them by path."""
 
 
-def _filename(wheel: Mapping[str, Any]) -> str:
-    return urllib.parse.unquote(str(wheel.get("name") or wheel.get("url") or wheel["path"]).rsplit("/", 1)[-1])
+class _Wheel(BaseModel):
+    """A wheel of a pylock, with the parts that are read here."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    name: FileName | None = None
+    url: str | None = Field(default=None, max_length=8192)
+    path: str | None = Field(default=None, max_length=8192)
+    hashes: dict[str, str]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on a machine, and not on an index."""
+        return self.url is None or self.url.startswith("file://")
+
+    @property
+    def filename(self) -> str:
+        """The wheel's name; raises ValueError when it is none."""
+        place = self.name or self.url or self.path or ""
+        if self.url is not None and not self.is_local:
+            of_url = file_name(self.url)
+            return of_url if self.name is None else self.name
+        return checked(FileName, urllib.parse.unquote(place.rsplit("/", 1)[-1]))
+
+
+class _Package(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    name: SafeName
+    version: Version
+    wheels: list[_Wheel] = Field(default=[], max_length=10_000)
+
+    def usable(self) -> tuple[tuple[str, str, _Wheel], ...]:
+        """Return name, sha256 and the rest of each wheel that x86_64 Linux can use; raises ValueError for a bad one."""
+        every = ((wheel.filename, wheel) for wheel in self.wheels)
+        return tuple(
+            (name, checked(Sha256, wheel.hashes.get("sha256")), wheel)
+            for name, wheel in every
+            if not _OTHER_MACHINES.search(name)
+        )
+
+
+class _Pylock(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    packages: list[_Package] = Field(default=[], max_length=100_000)
+
+
+def _packages(text: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], ...]]]:
+    """Return the packages of a pylock, each with its usable wheels.
+
+    Raises:
+        LockError: it is no pylock, names a file in a way that is not safe, or a package has no such wheel.
+
+    """
+    what = ""
+    try:
+        packages = _Pylock.model_validate(tomli.loads(text)).packages
+        found = []
+        for package in packages:
+            what = f"{package.name} {package.version}: "
+            found.append((package, package.usable()))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise LockError(f"this is no pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
+    except RecursionError:
+        raise LockError("this is no pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
+    except ValueError as error:
+        raise LockError(f"this is no pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
+    for package, wheels in found:
+        if not wheels:
+            raise LockError(
+                f"{package.name} {package.version} has no wheel for x86_64 Linux",
+                hint="build it as a component of the stack",
+            )
+    return found
+
+
+_LOCK_AGAIN = "take the whole folder as `envbuild lock` wrote it, or lock again"
 
 
 def packages_of(text: str) -> tuple[PythonPackage, ...]:
     """Return what a pylock (PEP 751) names, by name, each with the hashes of the wheels that x86_64 Linux can use.
 
     Raises:
-        LockError: a package of it has no such wheel.
-        ValueError: it is no pylock.
+        LockError: it is no pylock, or a package of it has no such wheel.
 
     """
-    found: list[PythonPackage] = []
-    for package in tomli.loads(text).get("packages", ()):
-        wheels = _compatible_wheels(package)
-        if not wheels:
-            raise LockError(
-                f"{package['name']} {package['version']} has no wheel for x86_64 Linux",
-                hint="build it as a component of the stack",
-            )
-        hashes = tuple(sorted({str(wheel["hashes"]["sha256"]) for wheel in wheels}))
-        found.append(
-            PythonPackage(name=canonicalize_name(package["name"]), version=str(package["version"]), hashes=hashes)
+    found = [
+        PythonPackage(
+            name=canonicalize_name(package.name),
+            version=package.version,
+            hashes=tuple(sorted({digest for _, digest, _ in wheels})),
         )
+        for package, wheels in _packages(text)
+    ]
     return tuple(sorted(found, key=lambda p: p.name))
 
 
 def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
+    """Return what uv wrote, its local wheels named by their place in a lock, and the same as a set."""
     local: list[str] = []
-    for package in tomli.loads(text).get("packages", ()):
-        for wheel in _compatible_wheels(package):
-            url = str(wheel.get("url", ""))
-            if url.startswith("file://") or "path" in wheel:
-                name = _filename(wheel)
-                local.append(name)
-                # A lock travels: a wheel from a folder of this machine is named by its file, beside the lock.
-                text = text.replace(f'url = "{url}"', f'path = "wheels/{name}"')
+    for package, wheels in _packages(text):
+        for name, _, wheel in wheels:
+            if not wheel.is_local:
+                continue
+            if name in local:
+                continue
+            local.append(name)
+            # A lock travels: a wheel from a folder of this machine is named by its file, next to the lock.
+            key, value = ("url", wheel.url) if wheel.url is not None else ("path", wheel.path)
+            stated = f'{key} = "{value}"'
+            if stated not in text:  # uv wrote it with escapes
+                raise LockError(
+                    f"{package.name} {package.version} lies in a folder whose name cannot be written plainly",
+                    where=shown(value or ""),
+                    hint="move the wheels to a folder of letters, digits and . _ -",
+                )
+            text = text.replace(stated, f'path = "{_WHEELS}{name}"')
     return text, PythonSet(
         name=group.name,
         requirements=group.requirements,
@@ -201,13 +285,15 @@ def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
 def local_wheel(settings: Settings, filename: str) -> Path | None:
     """Return the wheel `filename` in a find-links folder of the settings, or None."""
     try:
-        parse_wheel_filename(filename)
-    except InvalidWheelFilename:
+        # packaging looks at the name and the version; the tags may hold anything, `../` too
+        parse_wheel_filename(checked(FileName, filename))
+    except ValueError:
         return None
     for place in settings.find_links:
-        candidate = Path(place) / filename
-        if candidate.is_file():
-            return candidate
+        with contextlib.suppress(OSError), os.scandir(place) as listed:  # a page's address is no folder
+            for entry in listed:
+                if entry.name == filename and entry.is_file():
+                    return Path(entry.path)
     return None
 
 

@@ -9,7 +9,7 @@ from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.matrix.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
-from envbuild.matrix.spec import check_spec, matches, version_key
+from envbuild.matrix.spec import check_spec, check_text, matches, version_key
 
 ANY = "any"
 """A synonym of `auto` in a pin."""
@@ -94,6 +94,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
                 where=pin.origin,
                 hint=f"near it: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
             )
+        check_text(pin.axis, pin.spec, pin.origin)
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
     compiled = compile_matrix(matrix, added)

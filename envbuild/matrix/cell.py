@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from envbuild.components import COMPONENTS
 from envbuild.matrix.model import AxisName
 
 NONE = "none"
@@ -65,21 +66,10 @@ class Cell:
             "cpu" if v["cuda"] == "cpu" else "cu" + v["cuda"].replace(".", ""),
             "py" + v["python"].replace(".", ""),
         ]
-        for axis, label in _ID_PARTS.items():
-            if axis in v:
+        for axis, component in COMPONENTS.items():
+            if axis in v and component.label:
                 # without the variant, which the first part says; not normalised, 25.08 is apex' own spelling
-                parts.append(label + v[axis].partition("+")[0])
+                parts.append(component.label + v[axis].partition("+")[0])
         if "gpu" in v:
             parts.append(v["gpu"].replace("_", ""))
         return "-".join([*parts, self.digest[:8]])
-
-
-_ID_PARTS = {
-    "torch": "torch",
-    "te": "te",
-    "apex": "apex",
-    "flash-attn": "fa",
-    "flash-attn-hopper": "fa3-",
-    "megatron": "mcore",
-    "deepspeed": "ds",
-}

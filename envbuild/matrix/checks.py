@@ -9,21 +9,21 @@ from typing import Literal
 
 from packaging.version import Version
 
+from envbuild.components.flash_attn import FlashAttnFacts
+from envbuild.components.megatron import MegatronFacts
+from envbuild.components.te import TeFacts
+from envbuild.components.torch import TorchFacts
 from envbuild.errors import HostError, LockError
 from envbuild.matrix.clauses import Cause, Clause, Clauses, compile_matrix
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import (
     Axis,
     AxisName,
-    FlashAttnFacts,
-    MegatronFacts,
     NvccFacts,
     Release,
     Rule,
     Source,
     Spec,
-    TeFacts,
-    TorchFacts,
 )
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
@@ -329,6 +329,9 @@ def _check_te(
             continue
         # the matrix dates a release by its first upload, not by that of a .post
         yield from _date(where, release, days.get(Version(release.version)) or days.get(version))
+        if not listed[version].wheels:
+            yield Finding(level="error", where=where, text=f"transformer-engine {facts.pypi} has no wheel on the index")
+            continue
         metadata = metadata_of(settings, listed[version].wheels[0])
         refused = _requires_python(matrix, reach, "te", release, metadata.requires_python)
         if refused:

@@ -5,10 +5,11 @@ from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
+from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import CudaFacts, GpuFacts, TorchFacts
+from envbuild.matrix.model import CudaFacts, GpuFacts
 from envbuild.matrix.spec import version_key
 
 Verdict = Literal["full", "minor-version", "needs-compat", "refused"]

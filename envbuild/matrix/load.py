@@ -10,8 +10,11 @@ import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import DataError
-from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, NoFacts, PackagesFile, Release, Rule, RuleFile
+from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
+from envbuild.util.bounded import read_file, read_text
+from envbuild.util.model import NoFacts
+from envbuild.util.names import shown
 
 RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"
@@ -45,28 +48,42 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        DataError: it cannot be read, is not UTF-8 or is not TOML; the message names the line.
+        DataError: it cannot be read, is no regular file, is larger than a data file may be, is not UTF-8 or is not TOML;
+            the message names the line.
 
     """
     try:
-        return tomli.loads(path.read_text(encoding="utf-8-sig"))
-    except RecursionError:
+        return tomli.loads(read_text(path))
+    except (RecursionError, MemoryError):
+        problem = "it is nested too deeply"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except ValueError as error:  # of UTF-8, of TOML, and of a number with thousands of digits
+        problem = shown(str(error))
+    raise DataError(f"the data file cannot be read: {problem}", where=str(path), hint="correct the file")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_file(path)
+    except OSError as error:
         raise DataError(
-            "the data file cannot be read: it is nested too deeply", where=str(path), hint="correct the file"
+            f"the data file cannot be read: {error.strerror}", where=str(path), hint="correct the file"
         ) from None
-    except (OSError, ValueError) as error:  # of UTF-8, of TOML, and of a number with thousands of digits
-        raise DataError(f"the data file cannot be read: {error}", where=str(path), hint="correct the file") from error
 
 
 def explain_validation(error: ValidationError, path: Path) -> DataError:
     """Turn pydantic's first findings into one DataError that names the file and the keys."""
     found = []
     # a misspelt key is two errors, of which this one names it
-    for item in sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")[:3]:
-        location = ".".join(str(part) for part in item["loc"]) or "(file)"
+    errors = error.errors(include_url=False, include_input=False)
+    for item in sorted(errors, key=lambda each: each["type"] != "extra_forbidden")[:3]:
+        location = ".".join(shown(str(part), 60) for part in item["loc"]) or "(file)"
         unknown = item["type"] == "extra_forbidden"
         found.append(
-            f"unknown key {location}" if unknown else f"{location}: {item['msg'].removeprefix('Value error, ')}"
+            f"unknown key {location}"
+            if unknown
+            else f"{location}: {shown(item['msg'].removeprefix('Value error, '), 300)}"
         )
     more = error.error_count() - len(found)
     return DataError(
@@ -157,7 +174,7 @@ def _load(folder: Path) -> Matrix:
     rules: list[tuple[Path, Rule]] = []
     packages = PackagesFile()
     for path in sorted(folder.glob("*.toml")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.name.encode() + b"\0" + _bytes(path) + b"\0")
         if path.name == RULES_FILE:
             try:
                 rules += [(path, rule) for rule in RuleFile.model_validate(read_toml(path)).rule]

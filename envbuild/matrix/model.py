@@ -9,7 +9,10 @@ import re
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from envbuild.components import COMPONENTS
+from envbuild.util.model import Model, NoFacts
 
 AxisName = str
 Spec = str | tuple[str, ...]
@@ -49,13 +52,6 @@ def _check_specifiers(value: str) -> str:
     except InvalidSpecifier:
         raise ValueError(f"{value!r} is not a PEP 440 specifier such as `>=1.24,<2`") from None
     return value
-
-
-class Model(BaseModel):
-    """Base of every data-file model: immutable, and an unknown key is an error."""
-
-    # deferred: a command validates by a few of the models, and need not wait for the validators of all
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
 
 class Axis(Model):
@@ -131,100 +127,6 @@ class PythonFacts(Model):
     """Full version of that build, e.g. 3.12.11."""
 
 
-class TorchFacts(Model):
-    index: str
-    """`pypi`, the URL of PyTorch's per-variant index, or `base` when an image brings it."""
-    archs: tuple[str, ...] = ()
-    """SM numbers of the wheel's kernels; empty for a CPU build."""
-    toolkit: str | None = None
-    """CUDA toolkit update whose libraries the wheel brings, e.g. 12.6.2."""
-    manylinux: str | None = None
-    cxx_standard: int | None = None
-
-
-class TeFacts(Model):
-    core: dict[str, str] = {}
-    """CUDA major -> core wheel distribution, e.g. {"12": "transformer-engine-cu12"}."""
-    pypi: str | None = None
-    """The version on PyPI (2.6.0.post1 for 2.6)."""
-    finds_cu13: bool = True
-    """Whether it finds CUDA 13's NVRTC and cuRAND where PyPI's packages put them (nvidia/cu13), without CUDA_HOME."""
-    submodules: tuple[str, ...] = ()
-    fa3_distribution: str | None = None
-    fa3_module: str | None = None
-    flash_attn_max: str | None = None
-
-
-class ApexFacts(Model):
-    build: Literal["global-option", "config-settings", "environment"]
-    """How the C++ and CUDA extensions are asked for."""
-    fused_rope: bool = True
-    """Whether apex.transformer (fused RoPE) is in the tree."""
-
-
-class FlashAttnFacts(Model):
-    pypi: str | None = None
-    cxx_standard: int | None = None
-
-
-class Archive(Model):
-    url: str
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """None where its publisher states none: no lock of it is complete."""
-
-
-class OwnToolchain(Model):
-    """What a setup.py downloads in the middle of a build, to compile with it instead of the toolkit that is there."""
-
-    archives: dict[str, Archive]
-    """By the folder of its download cache that setup.py looks for each in."""
-    unless: str
-    """The CUDA version (`12.8`) whose own toolkit it takes; those of CUDA 13 it takes too, where it knows them."""
-
-    def replaces(self, cuda: str) -> bool:
-        """Return whether it compiles with what it downloads where the toolkit is of `cuda` (major.minor)."""
-        # the releases that do so on CUDA 13, too, do not build with it at all (rule fa3-cuda-13)
-        return cuda != self.unless and not cuda.startswith("13.")
-
-
-class Fa3Facts(Model):
-    distribution: str
-    module: str
-    cutlass: str | None = None
-    """Commit of csrc/cutlass."""
-    place: str | None = None
-    """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
-    toolchain: OwnToolchain | None = None
-    """nvcc and ptxas that its setup.py would fetch during the build; locked, and given to it."""
-
-
-class MegatronFacts(Model):
-    repository: str = "https://github.com/NVIDIA/Megatron-LM.git"
-    tag: str | None = None
-    pypi: str | None = None
-
-
-class MpiFacts(Model):
-    implementation: Literal["openmpi", "mpich"]
-    package: str | None = None
-    """The OS package, when it comes from the OS."""
-    url: str | None = None
-    """The source archive, when it is compiled; with `sha256`, `prefix` and `configure`."""
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    prefix: str | None = Field(default=None, pattern=r"^/[A-Za-z0-9_./-]+$")
-    """Where it is installed, in the builder and in the image."""
-    configure: tuple[str, ...] = ()
-    """Arguments of its configure script, beside the prefix."""
-    needs_packages: tuple[str, ...] = ()
-    """OS packages that its build needs beside the compilers."""
-    environment: dict[str, dict[str, str]] = {}
-    """Variables that a process under it needs, by the release of the os axis whose package it is."""
-
-
-class NoFacts(Model):
-    pass
-
-
 FACTS: dict[AxisName, type[Model]] = {
     "cuda": CudaFacts,
     "nvcc": NvccFacts,
@@ -232,13 +134,7 @@ FACTS: dict[AxisName, type[Model]] = {
     "os": OsFacts,
     "base": BaseFacts,
     "python": PythonFacts,
-    "torch": TorchFacts,
-    "te": TeFacts,
-    "apex": ApexFacts,
-    "flash-attn": FlashAttnFacts,
-    "flash-attn-hopper": Fa3Facts,
-    "megatron": MegatronFacts,
-    "mpi": MpiFacts,
+    **{axis: component.facts for axis, component in COMPONENTS.items() if component.facts is not NoFacts},
 }
 """What a release of each axis states beyond its relations; axes not named here state nothing more."""
 

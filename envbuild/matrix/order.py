@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from envbuild.components import SOFTWARE
 from envbuild.matrix.asked import Asked, is_open_pin
 from envbuild.matrix.clauses import UNUSED, Clauses, propagate
 from envbuild.matrix.model import AxisName
@@ -36,8 +37,6 @@ ORDER_IN_WORDS = {
     ),
 }
 """The stated order in one line, by what the request prefers."""
-SOFTWARE = ("cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed")
-"""The axes that evidence speaks of: the software that ran. The OS and the base under it rank by their listed preference alone."""
 
 LEVELS = ("built", "cpu", "gpu")
 """What evidence can show, the weakest first."""

@@ -1,24 +1,9 @@
-"""Python distributions: those that are an axis, bounds on the others that a cell adds to its lock, and impostors."""
-
-from collections.abc import Mapping
-from types import MappingProxyType
+"""Python distributions: the bounds that a cell adds to its lock, and impostors."""
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import AxisName, Cap, Impostor, Release
+from envbuild.matrix.model import Cap, Impostor, Release
 from envbuild.matrix.spec import matches
-
-AXIS_OF_DISTRIBUTION: Mapping[str, AxisName] = MappingProxyType(
-    {
-        "torch": "torch",
-        "transformer-engine": "te",
-        "transformer-engine-torch": "te",
-        "flash-attn": "flash-attn",
-        "deepspeed": "deepspeed",
-        "megatron-core": "megatron",
-    }
-)
-"""The distributions on PyPI that are an axis of the matrix: the cell decides their versions."""
 
 
 def caps_for(matrix: Matrix, cell: Cell) -> tuple[Cap, ...]:

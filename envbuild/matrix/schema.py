@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from envbuild.matrix.model import FACTS, AxisFile, NoFacts, PackagesFile, RuleFile
+from envbuild.matrix.model import FACTS, AxisFile, PackagesFile, RuleFile
+from envbuild.util.model import NoFacts
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

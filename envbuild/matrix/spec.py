@@ -2,40 +2,48 @@
 
 import re
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import lru_cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
 from envbuild.matrix.model import Axis, Release, Spec
+from envbuild.util.names import is_one_line, shown
 
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _BARE = re.compile(r"^\d[\w.]*$")
 _PREFIX = re.compile(r"^\d+(\.\d+)*$")
 
 
-@cache
+# Far more than a version or a specifier has, and fewer digits than Python makes a number of.
+LONGEST_SPEC = 1000
+_KEPT = 50_000  # a matrix has some thousand versions; a recipe may state any number
+
+
+@lru_cache(_KEPT)
 def version_key(version: str) -> Version | None:
     """Return `version` as a PEP 440 version, or None for a name such as `cpu`."""
     try:
-        return Version(version)
+        return Version(version) if len(version) <= LONGEST_SPEC else None
     except InvalidVersion:
         return None
 
 
-@cache
+@lru_cache(_KEPT)
 def specifiers(text: str) -> SpecifierSet:
     """Return `text` as PEP 440 specifiers; a bare version is a prefix. Raises InvalidSpecifier."""
     if not text:
         raise InvalidSpecifier("nothing is no specifier")  # packaging takes it for every version
+    if len(text) > LONGEST_SPEC:
+        raise InvalidSpecifier(f"a specifier of {len(text)} characters")
     if _BARE.match(text):
         # "12.6" is the prefix 12.6.*, so that 2.1 does not match 2.10. 2.6.0.post1 begins no other version.
         text = f"=={text}.*" if _PREFIX.match(text) else f"=={text}"
     return SpecifierSet(text, prereleases=True)
 
 
-@cache
+@lru_cache(_KEPT)
 def public_version(version: str) -> Version | None:
     """Return `version` without its local label, or None for a name."""
     parsed = version_key(version)
@@ -81,8 +89,21 @@ def matches(axis: Axis, spec: Spec, release: Release) -> bool:
     return any(_matches_one(axis, text, release) for text in spec)
 
 
+def check_text(axis: str, text: str, origin: str = "") -> None:
+    """Raise UsageError when `text`, which `origin` asks for on `axis`, can be no constraint on any axis."""
+    if len(text) <= LONGEST_SPEC and is_one_line(text):
+        return
+    problem = "is too long for a version" if len(text) > LONGEST_SPEC else "holds a line break or a control character"
+    raise UsageError(
+        f"{shown(text, 60)!r} {problem}",
+        where=origin or f"--{axis}",
+        hint=f"write a version or a listed name; `envbuild matrix {axis}` lists them",
+    )
+
+
 def check_spec(axis: Axis, text: str, origin: str = "") -> None:
     """Raise UsageError when `text`, which `origin` asks for, cannot be read as a constraint on `axis`."""
+    check_text(axis.name, text, origin)
     if axis.scheme == "name" or "+" in text or _COMMIT.match(text):
         return
     for part in text.split("||"):

@@ -6,9 +6,7 @@ already is never touched: a release of the same version, or one that a person wr
 
 import datetime as dt
 import json
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
@@ -30,12 +28,15 @@ from envbuild.matrix.wheels import (
     uploads,
 )
 from envbuild.settings import Settings
+from envbuild.util.git import Reach, empty_repository, run_git
+from envbuild.util.names import Commit, SafeName, checked
+from envbuild.util.quote import comment
 
 TE_REPOSITORY = "https://github.com/NVIDIA/TransformerEngine.git"
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex.git"
 MEGATRON_REPOSITORY = "https://github.com/NVIDIA/Megatron-LM.git"
 _GIT_TIMEOUT_S = 60
-_APEX_TAG = re.compile(r"^\d\d\.\d\d(\.\d\d)?$")
+_APEX_TAG = re.compile(r"[0-9]{2}\.(?:0[1-9]|1[0-2])(?:\.[0-9]{2})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,8 @@ class Proposal:
 
     def toml(self) -> str:
         """Return the release as TOML, what is missing as comments above it."""
-        lines = [f"# to fill in: {text}" for text in self.to_fill_in]
-        lines += [f"# metadata: {text}" for text in self.remarks]
+        lines = [f"# to fill in: {comment(text)}" for text in self.to_fill_in]
+        lines += [f"# metadata: {comment(text)}" for text in self.remarks]
         lines += ["[[release]]", *(f"{key} = {_value(value)}" for key, value in self.release.items() if value)]
         return "\n".join(lines) + "\n"
 
@@ -114,38 +115,38 @@ class _Asking:
         """Return tag -> commit of `repository`; {} and a remark when it cannot be asked."""
         if repository not in self.tags:
             self.tags[repository] = {}
+            reach = Reach(
+                ca_bundle=self.settings.ca_bundle,
+                https_proxy=self.settings.https_proxy,
+                no_proxy=self.settings.no_proxy,
+            )
             try:
-                answer = subprocess.run(
-                    ["git", "ls-remote", "--tags", repository],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                    timeout=_GIT_TIMEOUT_S,
-                    env=_git_environment(self.settings),
-                )
-            except (OSError, subprocess.SubprocessError):
+                with empty_repository() as ours:
+                    answer = run_git(
+                        ours, "ls-remote", "--tags", operands=(repository,), reach=reach, limit_s=_GIT_TIMEOUT_S
+                    )
+            except (EnvbuildError, OSError):
                 self.unreachable.append(repository)
             else:
-                self.tags[repository] = _tags(answer.stdout)
+                if answer.code:
+                    self.unreachable.append(repository)
+                self.tags[repository] = _tags(answer.stdout.decode("utf-8", "replace"))
         return self.tags[repository]
 
 
-def _git_environment(settings: Settings) -> dict[str, str]:
-    # a question without a terminal would wait for a password for ever
-    extra = {"GIT_TERMINAL_PROMPT": "0"}
-    if settings.ca_bundle:
-        extra["GIT_SSL_CAINFO"] = str(settings.ca_bundle)
-    if settings.https_proxy:
-        extra["https_proxy"] = settings.https_proxy
-    return {**os.environ, **extra}
-
-
 def _tags(text: str) -> dict[str, str]:
-    """Read `git ls-remote --tags`: an annotated tag's commit is on its `^{}` line."""
+    """Read `git ls-remote --tags`: an annotated tag's commit is on its `^{}` line. Other lines are left out."""
     tags: dict[str, str] = {}
     for line in text.splitlines():
         commit, _, ref = line.partition("\t")
+        if not ref.startswith("refs/tags/"):
+            continue
         name = ref.removeprefix("refs/tags/")
+        try:
+            checked(Commit, commit)
+            checked(SafeName, name.removesuffix("^{}"))
+        except ValueError:
+            continue
         if name.endswith("^{}"):
             tags[name.removesuffix("^{}")] = commit
         else:
@@ -190,7 +191,7 @@ def _torch_builds(asking: _Asking) -> Iterator[Proposal]:
         cuda = _cuda_of(metadata)
         if cuda is None:
             continue
-        standard = re.findall(r"-std=c\+\+(\d+)", member(asking.settings, wheel, "torch/utils/cpp_extension.py"))
+        standard = re.findall(r"-std=c\+\+([0-9]{2})\b", member(asking.settings, wheel, "torch/utils/cpp_extension.py"))
         platform = next((m[0] for m in re.finditer(r"manylinux(?:_\d+_\d+|\d+)", wheel.filename)), None)
         pythons = sorted(python_tags(distribution), key=Version)
         fixes = {axis: metadata.pin(f"nvidia-{axis}-cu") for axis in ("cudnn", "nccl")}
@@ -377,7 +378,7 @@ def _bundled(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
 def _apex(asking: _Asking) -> Iterator[Proposal]:
     known = {release.version for release in asking.matrix.releases["apex"]}
     for tag, commit in sorted(asking.commits(APEX_REPOSITORY).items()):
-        if _APEX_TAG.match(tag) and tag not in known:
+        if _APEX_TAG.fullmatch(tag) and tag not in known:
             yield Proposal(
                 axis="apex",
                 version=tag,

@@ -8,24 +8,39 @@ import datetime as dt
 import email.parser
 import email.policy
 import io
-import json
-import urllib.error
-import urllib.request
+import re
+import struct
 import zipfile
-from dataclasses import dataclass
-from typing import Any
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_sdist_filename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
 from envbuild.errors import HostError, LockError
-from envbuild.lock.index import IndexFile, fetch, files_of, opener, request_for
+from envbuild.lock.index import IndexFile, files_of
+from envbuild.net.data import read_object, table
+from envbuild.net.http import (
+    PAGE,
+    Answer,
+    BadAnswerError,
+    Client,
+    NoAnswerError,
+    fetch,
+    login_for,
+    place_of,
+    read_address,
+)
 from envbuild.settings import Settings
+from envbuild.util.names import shown
 
 _CHUNK = 1 << 16
-_TIMEOUT_S = 60
 _HTTP_PARTIAL = 206
+_LONGEST_MEMBER = 64 << 20
+"""Bytes of a file within a wheel, and of the wheel's own directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +87,7 @@ def parse_filename(filename: str) -> Version | None:
         if filename.endswith(".whl"):
             return parse_wheel_filename(filename)[1]
         return parse_sdist_filename(filename)[1]
-    except (InvalidWheelFilename, InvalidVersion, ValueError):
+    except ValueError:  # a number of 5000 digits, too
         return None
 
 
@@ -81,7 +96,7 @@ def python_tags(distribution: Distribution) -> set[str]:
     found = set()
     for file in distribution.wheels:
         for tag in parse_wheel_filename(file.filename)[3]:
-            if tag.interpreter.startswith("cp3") and tag.abi in {tag.interpreter, tag.interpreter + "m"}:
+            if re.fullmatch(r"cp3\d{1,2}", tag.interpreter, re.ASCII) and tag.abi.removesuffix("m") == tag.interpreter:
                 found.add(f"3.{tag.interpreter[3:]}")
     return found
 
@@ -123,52 +138,100 @@ def uploads(settings: Settings, name: str) -> dict[Version, Upload]:
     root = settings.index_url.rstrip("/").removesuffix("/simple")
     try:
         body, _ = fetch(settings, f"{root}/pypi/{canonicalize_name(name)}/json")
-        releases: dict[str, list[dict[str, Any]]] = json.loads(body)["releases"]
-    except (LockError, HostError, ValueError, KeyError):
+        return read_uploads(body)
+    except (LockError, HostError):
         return {}
+
+
+def read_uploads(body: bytes) -> dict[Version, Upload]:
+    """Return what an answer of the JSON API says of every version. Never fetches anything.
+
+    Raises:
+        LockError: it is no such answer. A version that cannot be read is left out.
+
+    """
+    try:
+        releases = table(read_object(body).get("releases"))
+    except ValueError as error:
+        raise LockError(f"the answer is none of the JSON API of a package index: {error}") from None
     found = {}
-    for text, files in releases.items():
+    for text, listed in releases.items():
+        files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+        days = []
+        for file in files:
+            try:
+                days.append(dt.date.fromisoformat(str(file.get("upload_time"))[:10]))
+            except ValueError:
+                continue
         try:
             version = Version(text)
-        except InvalidVersion:
+        except ValueError:  # a number of 5000 digits, too
             continue
-        days = [file["upload_time"][:10] for file in files if file.get("upload_time")]
         if days:
-            yanked = all(file.get("yanked") for file in files)
-            found[version] = Upload(day=dt.date.fromisoformat(min(days)), yanked=yanked)
+            found[version] = Upload(day=min(days), yanked=all(file.get("yanked") for file in files))
     return found
 
 
 def parse_metadata(text: str) -> Metadata:
-    """Read a METADATA file; requirements that belong to an extra are left out."""
+    """Read a METADATA file; requirements that belong to an extra are left out, as is what cannot be read."""
     message = email.parser.Parser(policy=email.policy.compat32).parsestr(text, headersonly=True)
     requires = []
     for line in message.get_all("Requires-Dist", []):
         try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue  # a form of before PEP 508, in wheels of many years ago
+            requirement = Requirement(str(line))
+            str(requirement.specifier)
+        except (InvalidRequirement, ValueError, RecursionError):
+            continue  # a form of before PEP 508, in wheels of many years ago; or nonsense
         if requirement.marker is None or "extra" not in str(requirement.marker):
             requires.append(requirement)
-    return Metadata(requires_python=message["Requires-Python"], requires=tuple(requires))
+    return Metadata(requires_python=_specifiers(message["Requires-Python"]), requires=tuple(requires))
+
+
+def _specifiers(stated: object) -> str | None:
+    """Return the text of a Requires-Python in one line, None where it is none."""
+    text = " ".join(str(stated or "").split())
+    try:
+        SpecifierSet(text).contains("3.12")
+    except (InvalidSpecifier, ValueError):
+        return None
+    return text or None
 
 
 class _Ranges(io.RawIOBase):
     """A remote file, read in chunks as zipfile asks for them."""
 
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._settings = settings
-        self._opener = opener(settings)
+    def __init__(self, client: Client, settings: Settings, url: str) -> None:
+        self._client = client
         self._url = url
+        self._login = login_for(settings, read_address(url))
         self._at = 0
         self._held = (0, b"")
-        with self._opener.open(
-            request_for(settings, url, Range="bytes=0-0"),
-            timeout=_TIMEOUT_S,
-        ) as answer:
+        _, self._size = self._part(0, 0)
+
+    def _part(self, first: int, last: int) -> tuple[bytes, int]:
+        """Return the bytes from `first` to `last`, both included, and the size of the whole file."""
+        asked = last - first + 1
+
+        def take(answer: Answer, chunks: Iterator[bytes]) -> tuple[bytes, int]:
             if answer.status != _HTTP_PARTIAL:
                 raise OSError("the index does not answer range requests")
-            self._size = int(answer.headers["Content-Range"].rpartition("/")[2])
+            stated = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", answer.headers.get("content-range", ""))
+            if not stated or int(stated[1]) != first:
+                raise OSError("the index answers another range than the one asked for")
+            return b"".join(chunks), int(stated[3])
+
+        answer, taken = self._client.ask(
+            self._url,
+            take,
+            bounds=replace(PAGE, size=asked),
+            headers={"Range": f"bytes={first}-{last}"},
+            login=self._login,
+        )
+        if taken is None:
+            raise OSError(f"the index answered {answer.status} {answer.reason}")
+        if len(taken[0]) != asked:
+            raise OSError("the index answers another range than the one asked for")
+        return taken
 
     def seekable(self) -> bool:
         return True
@@ -189,13 +252,31 @@ class _Ranges(io.RawIOBase):
             return b""
         start, held = self._held
         if not (start <= self._at and self._at + size <= start + len(held)):
+            if size > _LONGEST_MEMBER:
+                raise OSError(f"it holds a part of more than {_LONGEST_MEMBER >> 20} MiB")
             end = min(self._size, self._at + max(size, _CHUNK)) - 1
-            request = request_for(self._settings, self._url, Range=f"bytes={self._at}-{end}")
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                start, held = self._held = (self._at, answer.read())
+            body, whole = self._part(self._at, end)
+            if whole != self._size:
+                raise OSError("it changed while it was read")
+            start, held = self._held = (self._at, body)
         data = held[self._at - start : self._at - start + size]
         self._at += len(data)
         return data
+
+
+# What zipfile raises for an archive that is damaged, or made to confuse it.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
@@ -206,17 +287,21 @@ def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
 
     """
     try:
-        with zipfile.ZipFile(_Ranges(settings, wheel.url)) as archive:
+        with Client(settings) as client, zipfile.ZipFile(_Ranges(client, settings, wheel.url)) as archive:
             for name in archive.namelist():
                 if name.endswith(suffix):
-                    return archive.read(name).decode("utf-8", "replace")
-    except (OSError, urllib.error.URLError, zipfile.BadZipFile, KeyError) as error:
+                    with archive.open(name) as file:
+                        body = file.read(_LONGEST_MEMBER + 1)
+                    if len(body) > _LONGEST_MEMBER:
+                        raise OSError(f"its {suffix} has more than {_LONGEST_MEMBER >> 20} MiB")
+                    return body.decode("utf-8", "replace")
+    except (NoAnswerError, BadAnswerError, *_UNREADABLE) as error:
         raise LockError(
-            f"{wheel.filename} cannot be looked into: {error}",
-            where=wheel.url,
+            f"{wheel.filename} cannot be looked into: {shown(str(error) or type(error).__name__)}",
+            where=place_of(wheel.url),
             hint="try again, or with an index that answers range requests",
-        ) from error
-    raise LockError(f"{wheel.filename} holds no {suffix}", where=wheel.url, hint="look at the wheel by hand")
+        ) from None
+    raise LockError(f"{wheel.filename} holds no {suffix}", where=place_of(wheel.url), hint="look at the wheel by hand")
 
 
 def metadata_of(settings: Settings, wheel: IndexFile) -> Metadata:

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from envbuild.matrix.load import explain_validation, read_toml
-from envbuild.matrix.model import AxisName, Model, Source, Spec
+from envbuild.matrix.model import AxisName, Source, Spec
 from envbuild.paths import data_dir
+from envbuild.util.model import Model
 
 
 def _check_pattern(value: str) -> str:

@@ -17,10 +17,10 @@ import tomli
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.components import AXIS_OF_DISTRIBUTION
 from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION
 
 Kind = Literal["dockerfile", "requirements", "shell", "toml"]
 

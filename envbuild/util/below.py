@@ -10,7 +10,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from envbuild.util.names import TreePath, checked
+from envbuild.util.names import FileName, Sha256, TreePath, checked
 
 
 class OutsideError(ValueError):
@@ -18,6 +18,10 @@ class OutsideError(ValueError):
 
 
 def _parts(relative: str) -> list[str]:
+    hashed, slash, name = relative.partition("/")
+    with contextlib.suppress(ValueError):
+        # a file kept by its hash: a wheel's name may hold `!` and `~`, which no path of a tree needs
+        return [checked(Sha256, hashed), checked(FileName, name)] if slash else [checked(FileName, relative)]
     try:
         return checked(TreePath, relative).split("/")
     except ValueError as error:
@@ -104,7 +108,7 @@ def read_file(path: Path, *, limit: int) -> bytes:
         OSError: it cannot be read.
 
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envbuild.errors import DataError, HostError
+from envbuild.util.bounded import read_text
+from envbuild.util.names import shown
 
 if TYPE_CHECKING:
     from envbuild.verify.smoke import SmokeReport
@@ -154,9 +156,14 @@ class Evidence(_Model):
 
 
 def content_id(record: Mapping[str, Any]) -> str:
-    """Return the hash over everything in a record but its `id`."""
+    """Return the hash over everything in a record but its `id`.
+
+    Raises:
+        ValueError: it holds an infinite number, which JSON lacks, or half a surrogate pair.
+
+    """
     body = {key: value for key, value in record.items() if key != "id"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -339,6 +346,10 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
     return path
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
+
+
 def read_evidence(path: Path) -> Evidence:
     """Read one record.
 
@@ -351,12 +362,20 @@ def read_evidence(path: Path) -> Evidence:
 
 def _read(path: Path, *, named: Path) -> Evidence:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path), parse_constant=_refuse_constant)
         evidence = Evidence.model_validate(raw)
-    except (OSError, ValueError) as error:
-        first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"this evidence record does not load: {first}", where=str(path)) from None
-    found = content_id(raw)
+        found = content_id(raw)
+    except RecursionError:
+        raise DataError("this evidence record does not load: it is nested too deeply", where=str(path)) from None
+    except OSError as error:
+        raise DataError(f"this evidence record does not load: {error.strerror}", where=str(path)) from None
+    except ValueError as error:  # of UTF-8, of JSON, of a number with thousands of digits, of half a surrogate pair
+        first = (
+            error.errors(include_url=False, include_input=False)[0]["msg"]
+            if isinstance(error, ValidationError)
+            else str(error)
+        )
+        raise DataError(f"this evidence record does not load: {shown(first)}", where=str(path)) from None
     if raw.get("id") != found or not named.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
         raise DataError(
             "this evidence record was edited after it was written",

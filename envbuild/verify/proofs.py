@@ -1,4 +1,7 @@
-"""What this machine has proven of an image, by digest: an unchanged image need not be proven again."""
+"""What this machine has proven of an image, by digest: an unchanged image need not be proven again.
+
+A proof says what ran in the image and how it ended. Who vouches for the image is another question: `envbuild.engine.trust`.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,13 +28,16 @@ def kept_proof(
     Where a GPU can be asked (`device` is cuda) what a processor proved does not do.
     """
     try:
-        proof: dict[str, Any] = json.loads(_path(settings, digest).read_text(encoding="utf-8"))
+        proof: Any = json.loads(_path(settings, digest).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    enough = device == "cpu" or (proof.get("smoke") or {}).get("device") == "cuda"
-    if not enough or proof.get("suite") != suite_hash() or not proof.keys() >= set(KEPT):
+    whole = isinstance(proof, dict) and proof.keys() >= set(KEPT) and isinstance(proof["smoke"], dict)
+    if not whole or proof.get("suite") != suite_hash():
         return None
-    return proof if [each["run"] for each in proof["stack_proof"]] == [use.run for use in stack_proof] else None
+    if device != "cpu" and proof["smoke"].get("device") != "cuda":
+        return None
+    kept: dict[str, Any] = proof
+    return kept if [each["run"] for each in kept["stack_proof"]] == [use.run for use in stack_proof] else None
 
 
 def keep_proof(settings: Settings, digest: str, report: Mapping[str, Any]) -> None:

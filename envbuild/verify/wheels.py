@@ -102,7 +102,8 @@ class Wheels:
             LockError: no index has one of these wheels, or what it has is no wheel.
 
         """
-        from envbuild.lock.index import download, files_of
+        from envbuild.lock.index import files_of
+        from envbuild.net.download import download
 
         wanted = set(hashes)
         for wheel in self._in_folders(name):

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from root_support import build_image, debian_tar
 
+from envbuild.components.base import Tree
 from envbuild.errors import HostError
-from envbuild.lock.index import download, files_of
-from envbuild.lock.inputs import TreeInput
+from envbuild.lock.index import files_of
 from envbuild.lock.make import uv_wheel
 from envbuild.lock.python import uv_executable
 from envbuild.lock.sources import SourceStore
+from envbuild.net.download import download
 from envbuild.settings import load_settings
 
 HEADLINE = ("--cuda", "12.6", "--te", "2.6", "--gpu", "h100", "--flash-attn-hopper", "auto")
@@ -112,7 +113,7 @@ def environment(engine, folder: Path, requirement: str) -> str:
     return tag
 
 
-def checkout(settings, wanted: TreeInput) -> Path:
+def checkout(settings, wanted: Tree) -> Path:
     """The pinned tree with its submodules, or a skip where neither its upstream nor a clone is at hand."""
     store = SourceStore(settings=settings)
     try:
@@ -188,7 +189,7 @@ def test_a_linter_and_buildkits_check_find_nothing(headline, engine, tmp_path):
 
 def test_apex_compiles_with_its_extensions(headline, wheel, settings):
     """Needs a clone of apex under the setting `sources` where GitHub is out of reach."""
-    wanted = TreeInput(
+    wanted = Tree(
         name="apex",
         url="https://github.com/NVIDIA/apex.git",
         commit="e74a67bba3ee679f778670e17edc21639008ae0a",
@@ -216,7 +217,7 @@ def test_transformer_engines_extension_compiles(headline, wheel, settings, tmp_p
 
 def test_transformer_engine_compiles_from_git_with_its_submodules(wheel, settings, tmp_path):
     """Its core library too. Needs clones of TransformerEngine, cudnn-frontend and googletest where GitHub is out of reach."""
-    wanted = TreeInput(
+    wanted = Tree(
         name="te",
         url="https://github.com/NVIDIA/TransformerEngine.git",
         commit="c90a720765bc01ebb5ba1f70a7ce2d16b2e46d77",

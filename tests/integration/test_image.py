@@ -151,7 +151,7 @@ def test_a_rebuild_that_differs_is_told_file_by_file(cpu, engine, cache, tmp_pat
     assert any(path.startswith("(configuration)") for path in found)
 
 
-def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, registry, second_engine, tmp_path):
+def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, registry, tmp_path):
     env = cache | {"ENVBUILD_REGISTRY": f"{registry}/envbuild"}
     pushed = run("image", *CPU, "--tag", "envbuild-test:cpu", "--push", "--json", env=env)
     assert pushed.code == 0, pushed.err
@@ -160,7 +160,17 @@ def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, reg
     pulled = run("pull", *CPU, "--lock", cpu["lock"]["folder"], "--tag", "envbuild-test:cpu", "--json", env=env)
     assert pulled.code == 0, pulled.err
     assert pulled.answer["digest"] == cpu["digest"]
-    assert run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=env).answer["executed"] == 0
+    assert pulled.answer["verified"]["by"] == "build"
+    again = run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=env).answer
+    assert (again["executed"], again["origin"], again["verified"]["by"]) == (0, "found", "build")
+    # On a machine that built nothing only a person knows which digest it should be.
+    lock = ("--lock", cpu["lock"]["folder"], "--tag", "envbuild-test:cpu", "--json")
+    other = env | {"ENVBUILD_CACHE_DIR": str(tmp_path)}
+    assert run("pull", *CPU, *lock, "--digest", cpu["digest"], env=other).answer["verified"]["by"] == "flag"
+    assert run("pull", *CPU, *lock, env=other).answer["verified"]["by"] == "nobody"
+    found = run("image", *CPU, *lock, "--no-smoke", env=other).answer
+    assert (found["origin"], found["verified"]["by"], found["executed"]) == ("found", "nobody", 0)
+    assert any("only the registry vouches" in text for text in found["not_proven"])
     for tag in images(engine, f"{registry}/"):
         engine.image.remove(tag, force=True)  # the name alone: the image is the other tests'
 

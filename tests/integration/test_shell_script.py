@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.components.base import Wheel
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import PythonGroup, inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.python import resolve, uv_executable
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve
-from envbuild.plan.components import Component
 from envbuild.plan.plan import Plan, Stage, plan_of
 from envbuild.plan.shell import script
 from envbuild.settings import load_settings
@@ -68,9 +69,7 @@ def plan(sources) -> Plan:
     source = FileSource(name="tiny", url="https://upstream.invalid/tiny-1.0.tar.gz", sha256=digest)
     lock = unlocked(matrix, inputs).model_copy(update={"missing": (), "python": sets, "files": (source,)})
     made = plan_of(matrix, Locked(lock=lock, pylocks={}))
-    component = Component(
-        axis="tiny", distribution="tiny", module="tiny", extensions=("tiny",), job_gib=0.5, version="1.0"
-    )
+    component = Wheel(axis="tiny", distribution="tiny", module="tiny", extensions=("tiny",), job_gib=0.5, version="1.0")
     stage = Stage(name="wheel-tiny", title="tiny", inputs={"source": digest})
     return dataclasses.replace(made, components=(component,), stages=(*made.stages, stage))
 

@@ -82,8 +82,13 @@ class Index:
                 for key, value in (("Content-Type", kind), ("Content-Length", str(len(body))), *more):
                     self.send_header(key, value)
                 self.end_headers()
+                if self.command == "HEAD":
+                    return
                 self.wfile.write(body)
                 index.bytes_sent += len(body)
+
+            def do_HEAD(self):  # uv asks so for a wheel's size
+                self.do_GET()
 
             def do_GET(self):
                 parts = self.path.strip("/").split("/")

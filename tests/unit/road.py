@@ -4,8 +4,9 @@ import hashlib
 
 from packaging.utils import canonicalize_name
 
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.lock.model import Lock, OsPackage, PythonPackage, PythonSet
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix

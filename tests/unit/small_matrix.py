@@ -2,9 +2,11 @@
 
 import datetime as dt
 
+from envbuild.components.apex import ApexFacts
+from envbuild.components.torch import TorchFacts
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import ApexFacts, Axis, CudaFacts, GpuFacts, Release, Rule, TorchFacts
+from envbuild.matrix.model import Axis, CudaFacts, GpuFacts, Release, Rule
 
 PAGE = "https://example.org/page"
 

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve

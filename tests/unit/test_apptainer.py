@@ -6,7 +6,8 @@ import sys
 
 from road import complete, inputs_for, inputs_for_stack, plan_for
 
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.files import Locked
+from envbuild.lock.make import unlocked
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.apptainer import definition
 from envbuild.plan.dockerfile import dockerfile

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from road import complete, inputs_for_stack
 
 from envbuild.errors import DataError, EnvbuildError
-from envbuild.lock.make import Locked, read_lock
+from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.model import Lock
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir

@@ -6,7 +6,10 @@ import pytest
 from index_server import Index, wheel
 
 from envbuild.errors import HostError, LockError
-from envbuild.lock.index import download, files_of
+from envbuild.lock.index import files_of
+from envbuild.lock.inputs import PythonGroup
+from envbuild.lock.python import resolve
+from envbuild.net.download import download
 from envbuild.settings import load_settings
 
 DEAD = "http://127.0.0.1:9"
@@ -70,3 +73,24 @@ def test_no_proxy_is_honoured(index, tmp_path):
 def test_an_address_that_is_none_is_one_clear_message(tmp_path):
     with pytest.raises(HostError, match="cannot be reached"):
         files_of(settings_of(tmp_path), "six", index="http://me:x@127.0.0.1:port/simple")
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_the_login_of_an_index_is_in_no_pylock(index, tmp_path, html):
+    index.html = html
+    index.login = "Basic " + base64.b64encode(b"me@acme:p:w").decode()
+    links = tmp_path / "links"
+    links.mkdir()
+    info = "linked-2.0.dist-info"
+    members = {f"{info}/RECORD": "", f"{info}/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n"}
+    name, body = wheel("linked", "2.0", "py3-none-any", members=members)
+    (links / name).write_bytes(body)
+    with index.served() as url:
+        settings = settings_of(tmp_path, ENVBUILD_INDEX_URL=with_login(url), ENVBUILD_FIND_LINKS=str(links))
+        group = PythonGroup(name="env", requirements=("six", "linked"))
+        text, found = resolve(settings, group, python="3.12", glibc="2.36")
+    assert [p.name for p in found.packages] == ["linked", "six"]
+    assert found.local_wheels == (name,)
+    assert f'path = "wheels/{name}"' in text
+    for secret in ("p%3Aw", "p:w", "me%40", str(tmp_path)):
+        assert secret not in text

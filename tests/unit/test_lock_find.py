@@ -6,7 +6,8 @@ from road import complete, inputs_for
 from envbuild import pipeline
 from envbuild.errors import DataError, LockError
 from envbuild.lock import find
-from envbuild.lock.make import Locked, read_lock, unlocked, write_lock
+from envbuild.lock.files import Locked, read_lock, write_lock
+from envbuild.lock.make import unlocked
 from envbuild.matrix.load import load_matrix
 from envbuild.settings import load_settings
 

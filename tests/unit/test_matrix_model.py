@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.components.torch import TorchFacts
 from envbuild.errors import DataError, UsageError
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.model import Axis, Release, TorchFacts
+from envbuild.matrix.model import Axis, Release
 from envbuild.matrix.spec import check_spec, matches
 
 CUDA = """

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_server import git_server
 from index_server import Index, wheel
 from packaging.version import Version
 
@@ -225,14 +226,20 @@ def test_tags_are_read_and_a_git_host_out_of_reach_is_remarked(matrix_folder, mo
     subprocess.run([*git, "tag", "v1"], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
 
-    monkeypatch.setattr(update, "APEX_REPOSITORY", str(upstream))
-    proposals = propose(matrix_folder, "http://127.0.0.1:9/simple", "apex")
-    assert [(p.version, p.release["commit"]) for p in proposals.found] == [("25.10", commit)]
-
-    monkeypatch.setattr(update, "APEX_REPOSITORY", str(tmp_path / "nowhere"))
-    proposals = propose(matrix_folder, "http://127.0.0.1:9/simple", "apex")
-    assert proposals.found == ()
-    assert proposals.unreachable == (str(tmp_path / "nowhere"),)
+    with git_server(tmp_path, tmp_path / "private") as served:
+        asking = Settings(
+            index_url="http://127.0.0.1:9/simple",
+            cache_dir=tmp_path,
+            ca_bundle=served.certificate,
+            no_proxy="127.0.0.1",
+        )
+        monkeypatch.setattr(update, "APEX_REPOSITORY", f"{served.url}/apex/.git")
+        proposals = update.propose(load_matrix(matrix_folder), ("apex",), asking)
+        assert [(p.version, p.release["commit"]) for p in proposals.found] == [("25.10", commit)]
+        for away in (f"{served.url}/nowhere/.git", str(upstream)):  # a folder is no upstream
+            monkeypatch.setattr(update, "APEX_REPOSITORY", away)
+            proposals = update.propose(load_matrix(matrix_folder), ("apex",), asking)
+            assert (proposals.found, proposals.unreachable) == ((), (away,))
 
 
 def test_an_axis_without_an_upstream(matrix_folder):

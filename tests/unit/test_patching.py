@@ -215,7 +215,7 @@ def test_the_products_own_patches_load():
         ('path = "a.txt", pre', 'path = "c.txt", pre', "do not name the same files: a.txt, c.txt"),
         ("fixed_when_present", "fixed_when_absent = 'y'\nfixed_when_present", "give one of"),
         ('target = "demo"', 'target = "other"', "its folder 'demo'"),
-        ('target = "demo"', "target = ", "no TOML"),
+        ('target = "demo"', "target = ", "cannot be read: Invalid value"),
         ('name = "one"', 'name = "two"', "patch two has no diff"),
     ],
 )

@@ -38,5 +38,17 @@ def test_another_command_of_the_stack_proves_anew(settings):
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "5", '{"suite": "x"}', '"smoke"'])
+def test_half_a_proof_is_none(settings, text):
+    proofs.keep_proof(settings, DIGEST, REPORT)
+    next((settings.cache_dir / "proofs").iterdir()).write_text(text)
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
+
+
+def test_a_proof_is_of_one_digest(settings):
+    proofs.keep_proof(settings, DIGEST, REPORT)
+    assert proofs.kept_proof(settings, "sha256:" + "1" * 64, "cpu") is None
+
+
 def test_what_was_never_proven(settings):
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None

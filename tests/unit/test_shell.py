@@ -1,20 +1,25 @@
 """The shell rendering: the lock's pins and no others, keys that follow the axes, refusals before anything is made."""
 
 import hashlib
+import http.server
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
+from git_server import git_server
 from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.files import Locked
+from envbuild.lock.make import unlocked
 from envbuild.lock.model import GitSource, Missing, Submodule
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
@@ -565,3 +570,206 @@ def test_a_torch_for_rocm_is_refused_for_a_cell_without_cuda(look):
     done = look({}, hip="7.0")
     assert done.returncode == 4
     assert "2.11.0+cu130, built for ROCm 7.0, the lock says 2.11.0+cu130" in done.stderr
+
+
+# -- what a lock, a folder of sources or an upstream of somebody else's can have it do ------------------------------------
+
+
+def lock_of(tmp_path, **source):
+    lock = tmp_path / "hostile.json"
+    lock.write_text(json.dumps({"sources": [{"name": "thing", "url": "https://127.0.0.1:1/x.git"} | source]}))
+    return lock
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"url": "--upload-pack=touch {marker}", "commit": "1" * 40},
+        {"url": "ext::sh -c touch% {marker}", "commit": "1" * 40},
+        {"url": "http://127.0.0.1:1/x", "commit": "1" * 40},
+        {"commit": "--upload-pack=touch {marker}"},
+        {"commit": 5},
+        {"commit": "1" * 40, "tree": "x"},
+        {"commit": "1" * 40, "submodules": [{"path": "../x", "url": "https://127.0.0.1:1/x", "commit": "1" * 40}]},
+        {
+            "commit": "1" * 40,
+            "submodules": [{"path": "a/.git/hooks", "url": "https://127.0.0.1:1/x", "commit": "1" * 40}],
+        },
+        {"commit": "1" * 40, "submodules": [{"path": "a", "url": "--upload-pack=x", "commit": "1" * 40}]},
+        {"commit": "1" * 40, "submodules": "x"},
+        {"commit": "1" * 40, "submodules": ["x"]},
+    ],
+)
+def test_a_hostile_field_of_a_lock_is_one_message(tmp_path, source):
+    marker = tmp_path / "marker"
+    filled = json.loads(json.dumps(source).replace("{marker}", str(marker)))
+    done = bring("source", lock_of(tmp_path, **filled), "thing", tmp_path / "one", "", "0")
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "can be used" in done.stderr
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"sources": 5}', '{"sources": [5]}', "\xff"])
+def test_a_lock_that_is_none_is_one_message(tmp_path, text):
+    (tmp_path / "lock.json").write_text(text, encoding="latin-1")
+    done = bring("source", tmp_path / "lock.json", "thing", tmp_path / "one", "", "0")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+
+
+def test_another_protocol_is_asked_for(tmp_path, upstream, monkeypatch):
+    clones, source, _ = upstream
+    lock = lock_of(tmp_path, url=f"file://{clones}/part", commit=source.submodules[0].commit)
+    done = bring("source", lock, "thing", tmp_path / "one", "", "0")
+    assert done.returncode == 2
+    assert "ENVBUILD_GIT_PROTOCOLS" in done.stderr
+    monkeypatch.setenv("ENVBUILD_GIT_PROTOCOLS", "file")
+    assert bring("source", lock, "thing", tmp_path / "one", "", "0").returncode == 0
+    assert (tmp_path / "one/part.h").is_file()
+
+
+def test_an_upstream_is_fetched_over_https(tmp_path, upstream, monkeypatch):
+    clones, source, _ = upstream
+    with git_server(clones, tmp_path / "private") as served:
+        lock = lock_of(tmp_path, url=f"{served.url}/part/.git", commit=source.submodules[0].commit)
+        monkeypatch.delenv("GIT_SSL_CAINFO", raising=False)
+        monkeypatch.setenv("SSL_CERT_FILE", str(served.certificate))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("GIT_SSH_COMMAND", f"touch {tmp_path}/marker")
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+        (tmp_path / "gitconfig").write_text(f'[url "https://127.0.0.1:1/"]\n\tinsteadOf = {served.url}/\n')
+        done = bring("source", lock, "thing", tmp_path / "one", "", "0")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one/part.h").is_file()
+
+
+def test_a_clones_own_configuration_runs_nothing(tmp_path, upstream):
+    clones, _, lock = upstream
+    marker = tmp_path / "marker"
+    script = tmp_path / "touch"
+    script.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    script.chmod(0o755)
+    for key in (
+        "core.fsmonitor",
+        "core.sshCommand",
+        "filter.x.smudge",
+        "filter.x.process",
+        "core.alternateRefsCommand",
+    ):
+        git(clones / "lib", "config", key, script)
+    (clones / "lib/.git/info/attributes").write_text("* filter=x\n")
+    for hook in ("post-checkout", "post-index-change"):
+        shutil.copy(script, clones / "lib/.git/hooks" / hook)
+    done = bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
+
+
+def test_a_submodule_behind_a_link_stays_in_its_tree(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    place = tmp_path / "site" / f"thing-{'1' * 40}"
+    place.mkdir(parents=True)
+    (place / "sub").symlink_to(outside)
+    part = tmp_path / "site" / f"thing-sub-x-{'2' * 40}"
+    part.mkdir()
+    (part / "file").write_text("x")
+    submodule = {"path": "sub/x", "url": "https://127.0.0.1:1/x", "commit": "2" * 40}
+    lock = lock_of(tmp_path, commit="1" * 40, submodules=[submodule])
+    done = bring("source", lock, "thing", tmp_path / "one", tmp_path / "site", "1")
+    assert done.returncode == 4, done.stderr
+    assert not list(outside.iterdir())
+
+
+def test_a_fifo_among_the_sources_does_not_hang(tmp_path):
+    place = tmp_path / "site" / f"thing-{'1' * 40}"
+    place.mkdir(parents=True)
+    os.mkfifo(place / "fifo")
+    done = bring("source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1")
+    assert done.returncode == 4, done.stderr
+    assert "neither a file" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["outside", "link", "fifo", "behind"])
+def test_an_archive_among_the_sources_stays_in_its_folder(tmp_path, kind):
+    (tmp_path / "site").mkdir()
+    with tarfile.open(tmp_path / "site" / f"thing-{'1' * 40}.tar", "w") as tar:
+        member = tarfile.TarInfo({"outside": "../../marker"}.get(kind, "a"))
+        if kind == "link":
+            member.type, member.linkname = tarfile.SYMTYPE, str(tmp_path)
+        if kind == "behind":
+            member.type, member.linkname = tarfile.SYMTYPE, "."
+        if kind == "fifo":
+            member.type = tarfile.FIFOTYPE
+        tar.addfile(member)
+        tar.addfile(tarfile.TarInfo("a/marker"))
+    done = bring("source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1")
+    assert done.returncode == 4, done.stderr
+    assert "cannot be unpacked" in done.stderr
+    assert not list(tmp_path.rglob("marker"))
+
+
+def file_lock(tmp_path, url, body=b"x"):
+    lock = tmp_path / "lock.json"
+    lock.write_text(json.dumps({"files": [{"name": "te", "url": url, "sha256": hashlib.sha256(body).hexdigest()}]}))
+    return lock
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        if self.path.startswith("/redirect"):
+            self.send_response(302)
+            self.send_header("Location", "file:///etc/passwd")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "3" if "short" in self.path else "1")
+        self.end_headers()
+        self.wfile.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("good.tar.gz", 0), ("short.tar.gz", 8), ("redirect.tar.gz", 8), ("..", 2), (".hidden", 2), ("", 2)],
+)
+def test_a_file_is_downloaded_whole_or_not_at_all(tmp_path, path, code):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        lock = file_lock(tmp_path, f"http://127.0.0.1:{server.server_address[1]}/{path}")
+        done = bring("source", lock, "te", tmp_path / "d", "", "0")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == code, done.stderr
+    held = list((tmp_path / "d").iterdir()) if (tmp_path / "d").exists() else []
+    assert [p.name for p in held] == ([path] if code == 0 else [])
+
+
+def test_a_file_of_another_hash_is_not_left(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/a.tar").write_text("other")
+    done = bring(
+        "source", file_lock(tmp_path, "https://127.0.0.1:1/a.tar"), "te", tmp_path / "d", tmp_path / "site", "1"
+    )
+    assert done.returncode == 4
+    assert not list((tmp_path / "d").iterdir())
+
+
+def test_a_folder_of_a_wheel_gives_what_its_record_names(tmp_path):
+    """The script installs every wheel of that folder."""
+    kept = tmp_path / "te-key"
+    kept.mkdir()
+    (kept / "te.whl").write_bytes(b"x")
+    (kept / "other.whl").write_bytes(b"hostile")
+    record = {"wheel": "te.whl", "sha256": hashlib.sha256(b"x").hexdigest()}
+    (kept / "record.json").write_text(json.dumps(record))
+    done = bring("wheel", kept, tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["record.json", "te.whl"]
+    for wheel in ("../te.whl", "/etc/passwd", 5):
+        (kept / "record.json").write_text(json.dumps(record | {"wheel": wheel}))
+        assert bring("wheel", kept, tmp_path / "two").returncode == 2

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from road import plan_for
 
+from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError
-from envbuild.lock.inputs import TreeInput
 from envbuild.lock.sources import SourceStore
 from envbuild.pipeline import UnreachableError, require_sources
 from envbuild.settings import Settings, load_settings
@@ -51,10 +51,11 @@ def site(tmp_path):
             "HOME": str(tmp_path),
             "ENVBUILD_SOURCES": str(sources),
             "ENVBUILD_CACHE_DIR": str(tmp_path / "cache"),
+            "ENVBUILD_GIT_PROTOCOLS": "file",
         },
         root=tmp_path,
     )
-    wanted = TreeInput(
+    wanted = Tree(
         name="lib", url="https://unreachable.invalid/x/lib.git", commit=git(sources / "lib", "rev-parse", "HEAD")
     )
     return sources, settings, wanted
@@ -124,7 +125,7 @@ def test_a_submodule_of_an_unpacked_tree_is_verified(site, what):
     (part / "run.sh").write_text("#!/bin/sh\necho changed\n")
     if what == "missing":
         shutil.rmtree(part)
-    with pytest.raises(LockError, match="lib-deps-part is not what the lock names") as refused:
+    with pytest.raises(LockError, match="lib/deps/part is not what the lock names") as refused:
         store.checkout(pinned)
     assert pinned.submodules[0].tree in str(refused.value)
 
@@ -182,7 +183,7 @@ def test_an_archive_is_unpacked_and_verified(site):
     sources, settings, wanted = site
     store = SourceStore(settings=settings)
     pinned = store.pin(
-        TreeInput(
+        Tree(
             name="part", url="https://unreachable.invalid/x/part.git", commit=git(sources / "part", "rev-parse", "HEAD")
         )
     )
@@ -197,7 +198,7 @@ def test_a_broken_archive_is_one_clear_message(site):
     sources, settings, _ = site
     store = SourceStore(settings=settings)
     pinned = store.pin(
-        TreeInput(
+        Tree(
             name="part", url="https://unreachable.invalid/x/part.git", commit=git(sources / "part", "rev-parse", "HEAD")
         )
     )
@@ -209,7 +210,7 @@ def test_a_broken_archive_is_one_clear_message(site):
 def test_a_commit_that_the_upstream_does_not_have_is_no_matter_of_the_network(site, tmp_path):
     _, settings, _ = site
     git(tmp_path, "init", "-q", "--bare", "up.git")
-    wanted = TreeInput(name="lib", url=f"file://{tmp_path}/up.git", commit="1" * 40)
+    wanted = Tree(name="lib", url=f"file://{tmp_path}/up.git", commit="1" * 40)
     with pytest.raises(LockError, match=f"has no commit {'1' * 40}") as refused:
         SourceStore(settings=settings).pin(wanted)
     assert "correct the pin" in str(refused.value)
@@ -217,7 +218,7 @@ def test_a_commit_that_the_upstream_does_not_have_is_no_matter_of_the_network(si
 
 def test_an_upstream_out_of_reach_names_its_host(site):
     _, settings, _ = site
-    wanted = TreeInput(name="gone", url="https://unreachable.invalid/x/gone.git", commit="1" * 40)
+    wanted = Tree(name="gone", url="https://unreachable.invalid/x/gone.git", commit="1" * 40)
     with pytest.raises(HostError, match=r"unreachable\.invalid") as refused:
         SourceStore(settings=settings).pin(wanted)
     assert "`sources`" in str(refused.value)

@@ -9,8 +9,9 @@ from road import complete, inputs_for_stack
 
 from envbuild.cli import main
 from envbuild.errors import DataError, LockError, NoCellError, UsageError
+from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
-from envbuild.lock.make import Locked, unlocked
+from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.solve import solve

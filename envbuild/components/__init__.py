@@ -1,0 +1,35 @@
+"""The components: one module each, found by being here. Nothing outside this package decides by a component's name."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from envbuild.components.base import Component, View
+
+_NOT_COMPONENTS = ("base",)
+
+
+def _found() -> Iterator[Component]:
+    for module in pkgutil.iter_modules(__path__):
+        if module.name not in _NOT_COMPONENTS:
+            yield importlib.import_module(f"{__name__}.{module.name}").component
+
+
+COMPONENTS: Mapping[str, Component] = MappingProxyType(
+    {component.axis: component for component in sorted(_found(), key=lambda c: c.place)}
+)
+"""Every component by its axis, in their order."""
+
+AXIS_OF_DISTRIBUTION: Mapping[str, str] = MappingProxyType(
+    {name: component.axis for component in COMPONENTS.values() for name in component.distributions}
+)
+"""The distributions on PyPI that are an axis of the matrix: the cell decides their versions."""
+
+SOFTWARE = ("cuda", *(component.axis for component in COMPONENTS.values() if component.ran))
+"""The axes that evidence speaks of: the software that ran. The OS and the base under it rank by their listed preference alone."""
+
+
+def components_in(view: View) -> tuple[Component, ...]:
+    """Return the components of a cell, in their order."""
+    return tuple(component for component in COMPONENTS.values() if component.axis in view.versions)

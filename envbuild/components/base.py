@@ -1,0 +1,274 @@
+"""What a component is: one part of an environment that comes from one upstream, on one axis of the matrix.
+
+A component says where its source is, what it needs, how its wheel is compiled and what the image then holds. It sees the
+cell through a `View` and asks nothing else: no network, no clock, no process.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+from envbuild.errors import UsageError
+from envbuild.util.model import Model, NoFacts
+
+Environment = Mapping[str, str]
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
+"""Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
+
+
+class ReleaseView(Protocol):
+    """What a component reads of a release."""
+
+    @property
+    def version(self) -> str:
+        """The release, as the matrix spells it."""
+
+    @property
+    def commit(self) -> str | None:
+        """The upstream's commit, where the matrix states one."""
+
+    @property
+    def facts(self) -> Any:
+        """An instance of the component's `facts` model."""
+
+
+class View(Protocol):
+    """What a component sees: the cell, and what the matrix states of its releases."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The cell's release on each axis."""
+
+    @property
+    def commits(self) -> Mapping[str, str]:
+        """Full commits of the axes whose releases are commits."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where a component's source was asked to come from (`pypi`, `git`), by axis."""
+
+    @property
+    def repository(self) -> bool:
+        """Whether a stack puts a whole training repository into the image."""
+
+    def release(self, axis: str) -> ReleaseView:
+        """Return the cell's release on `axis`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A source tree by commit.
+
+    Attributes:
+        name: its name in stages (`src-apex`).
+        url: the git repository.
+        commit: 40 hex digits.
+        submodules: paths of the submodules that the build reads; every one when None.
+
+    """
+
+    name: str
+    url: str
+    commit: str
+    submodules: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sdist:
+    """A source distribution on the package index."""
+
+    name: str
+    distribution: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """A file by address and hash, as the matrix states it. `sha256` is None where its publisher states none."""
+
+    name: str
+    url: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where a component comes from."""
+
+    trees: tuple[Tree, ...] = ()
+    sdists: tuple[Sdist, ...] = ()
+    files: tuple[Download, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """How one wheel is compiled.
+
+    Attributes:
+        axis: the matrix axis that it stands for, and its name in stages (`build-apex`).
+        distribution: the distribution that it installs.
+        module: a module that must import once it is installed.
+        extensions: extension modules that it must hold; a build that lacks one fails.
+        folder: where setup.py lies in the source.
+        nvcc: whether it needs a CUDA compiler, and not only g++ and headers.
+        job_gib: peak memory of one compile job, GiB; measured (docs/building.md).
+        environment: build environment.
+        config_settings: PEP 517 settings for the backend.
+        tools: build requirements beside torch.
+        version: the release, or the commit's first digits.
+        alone: installed without what it asks for, which the stack that brings it states itself.
+        mpi: whether it is compiled against the cell's MPI.
+        downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
+            where the build finds it unpacked.
+
+    """
+
+    axis: str
+    distribution: str
+    module: str
+    extensions: tuple[str, ...] = ()
+    folder: str = "."
+    nvcc: bool = True
+    job_gib: float
+    environment: Environment = field(default_factory=lambda: _NONE)
+    config_settings: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ("packaging", "wheel")
+    version: str = ""
+    alone: bool = False
+    mpi: bool = False
+    downloads: Mapping[str, str] = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """Where new releases appear, for `matrix update` and `matrix check --online`.
+
+    Attributes:
+        distribution: the distribution on PyPI whose releases are this axis'.
+        repository: the git repository whose tags name commits.
+        chosen: whether a release older than the oldest listed one, or between two, is left out.
+        facts: the facts of a new release that are its version.
+        to_fill_in: what a person adds to each new release.
+
+    """
+
+    distribution: str | None = None
+    repository: str | None = None
+    chosen: bool = True
+    facts: tuple[str, ...] = ()
+    to_fill_in: tuple[str, ...] = ()
+
+
+class Component:
+    """One component. A subclass states what differs; `envbuild.components` finds the one instance in each module."""
+
+    axis: ClassVar[str]
+    """Its axis in the matrix, and its flag."""
+    place: ClassVar[int]
+    """Its place wherever components come in order: the cell's id, the flags, the build (cheap compiles first, so that a
+    broken toolchain shows early), the comparison of evidence."""
+    label: ClassVar[str] = ""
+    """What stands before its version in a cell's id; no part of the id when empty."""
+    facts: ClassVar[type[Model]] = NoFacts
+    """What a release of it states."""
+    distributions: ClassVar[tuple[str, ...]] = ()
+    """The distributions on PyPI whose version the cell decides with this axis."""
+    in_ngc: ClassVar[bool] = False
+    """Whether NVIDIA's PyTorch images hold it, so that it is neither installed nor compiled there."""
+    ran: ClassVar[bool] = True
+    """Whether it is software that evidence of a run speaks of."""
+    needs_commit: ClassVar[bool] = False
+    """Whether every release has a commit, since it comes from git alone."""
+    runtime: ClassVar[tuple[str, ...]] = ()
+    """What its compiled wheel imports and does not ask for: requirements of the environment."""
+    variants: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of distributions' names whose version follows from its own, one per CUDA version."""
+    upstream: ClassVar[Upstream] = Upstream()
+
+    def module(self, view: View) -> str | None:
+        """Return a module that imports where the component is installed."""
+        del view
+        return None
+
+    def is_brought(self, view: View) -> bool:
+        """Return whether the base image holds it already."""
+        return self.in_ngc and view.release("base").facts.kind == "ngc"
+
+    def sources(self, view: View) -> Sources:
+        """Return what the build takes from outside for it, Python packages aside."""
+        del view
+        return Sources()
+
+    def requirements(self, view: View) -> tuple[str, ...]:
+        """Return the distributions that come from an index for it, as requirements."""
+        del view
+        return ()
+
+    def wheel(self, view: View) -> Wheel | None:
+        """Return how its wheel is compiled, or None when nothing is compiled for it."""
+        del view
+        return None
+
+    def environment(self, view: View, *, site: str, devel: bool) -> Environment:
+        """Return the variables that it needs in the image.
+
+        Args:
+            view: the cell.
+            site: the image's site-packages.
+            devel: whether the image keeps a CUDA toolkit.
+
+        """
+        del view, site, devel
+        return _NONE
+
+    def placed(self, view: View) -> Mapping[str, str]:
+        """Return the modules that it installs elsewhere than where they are imported: name -> file below site-packages."""
+        del view
+        return _NONE
+
+    def expected(self, view: View) -> Mapping[str, Any] | None:
+        """Return what audit and smoke tests hold an image against beyond its wheel, or None when there is no more."""
+        del view
+        return None
+
+
+def sm_of(view: View) -> str:
+    """Return the SM number that the cell's GPU needs, e.g. `90`.
+
+    Raises:
+        UsageError: the cell has no GPU.
+
+    """
+    if "gpu" not in view.versions:
+        raise UsageError(
+            "what is compiled for CUDA is compiled for one GPU architecture, and this cell has none",
+            where="--gpu none",
+            hint="name the GPU, such as --gpu h100, or leave the flag out",
+        )
+    sm: str = view.release("gpu").facts.sm
+    return sm
+
+
+def dotted(sm: str) -> str:
+    """Return an SM number as torch writes it: `90` is 9.0."""
+    return f"{sm[:-1]}.{sm[-1]}"
+
+
+def commit_of(view: View, axis: str) -> str:
+    """Return the commit of what is built from git.
+
+    Raises:
+        UsageError: the matrix knows the release from its package index alone.
+
+    """
+    commit = view.commits.get(axis) or view.release(axis).commit
+    if commit is None:
+        raise UsageError(
+            f"the matrix knows no commit of {axis} {view.versions[axis]}, so that it cannot be built from git",
+            where=f"--source {axis}=git",
+            hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
+        )
+    return commit

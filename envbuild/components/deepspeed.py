@@ -1,0 +1,35 @@
+"""DeepSpeed, from PyPI's sdist."""
+
+from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel
+
+
+class DeepSpeed(Component):
+    """DeepSpeed."""
+
+    axis = "deepspeed"
+    place = 60
+    label = "ds"
+    distributions = ("deepspeed",)
+    upstream = Upstream(
+        distribution="deepspeed", to_fill_in=("whether its requirements changed (requirements/requirements.txt)",)
+    )
+
+    def sources(self, view: View) -> Sources:
+        version = view.release("deepspeed").version
+        return Sources(sdists=(Sdist(name="deepspeed", distribution="deepspeed", version=version),))
+
+    def wheel(self, view: View) -> Wheel:
+        del view
+        # Without DS_BUILD_OPS the ops are compiled when they are first used, which is DeepSpeed's own default.
+        return Wheel(
+            axis="deepspeed",
+            distribution="deepspeed",
+            module="deepspeed",
+            nvcc=False,
+            job_gib=1.0,
+            environment={"DS_BUILD_OPS": "0"},
+            tools=("packaging", "wheel", "psutil", "py-cpuinfo"),
+        )
+
+
+component = DeepSpeed()

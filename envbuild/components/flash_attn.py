@@ -1,0 +1,48 @@
+"""flash-attention 2, compiled from PyPI's sdist."""
+
+from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.util.model import Model
+
+
+class FlashAttnFacts(Model):
+    pypi: str | None = None
+    cxx_standard: int | None = None
+
+
+class FlashAttention(Component):
+    """flash-attention 2."""
+
+    axis = "flash-attn"
+    place = 30
+    label = "fa"
+    facts = FlashAttnFacts
+    distributions = ("flash-attn",)
+    upstream = Upstream(
+        distribution="flash-attn",
+        facts=("pypi",),
+        to_fill_in=("facts.cxx_standard (setup.py)", "whether TE's cap takes it in"),
+    )
+
+    def sources(self, view: View) -> Sources:
+        release = view.release("flash-attn")
+        version = release.facts.pypi or release.version
+        return Sources(sdists=(Sdist(name="flash-attn", distribution="flash-attn", version=version),))
+
+    def wheel(self, view: View) -> Wheel:
+        return Wheel(
+            axis="flash-attn",
+            distribution="flash-attn",
+            module="flash_attn",
+            extensions=("flash_attn_2_cuda",),
+            job_gib=4.3,
+            # 2.8's setup.py knows 80, 90, 100 and 120; 8.6 and 8.9 run sm_80's code.
+            environment={
+                "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
+                "FLASH_ATTN_CUDA_ARCHS": sm_of(view)[:-1] + "0",
+                "NVCC_THREADS": "1",
+            },
+            tools=("packaging", "wheel", "psutil"),
+        )
+
+
+component = FlashAttention()

@@ -1,0 +1,110 @@
+"""flash-attention 3 for Hopper, from the `hopper` folder of flash-attention's git repository."""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from envbuild.components.base import (
+    DOWNLOADED,
+    Component,
+    Download,
+    Sources,
+    Tree,
+    View,
+    Wheel,
+    commit_of,
+)
+from envbuild.util.model import Model
+
+_URL = "https://github.com/Dao-AILab/flash-attention.git"
+
+
+class Archive(Model):
+    url: str
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """None where its publisher states none: no lock of it is complete."""
+
+
+class OwnToolchain(Model):
+    """What a setup.py downloads in the middle of a build, to compile with it instead of the toolkit that is there."""
+
+    archives: dict[str, Archive]
+    """By the folder of its download cache that setup.py looks for each in."""
+    unless: str
+    """The CUDA version (`12.8`) whose own toolkit it takes; those of CUDA 13 it takes too, where it knows them."""
+
+    def replaces(self, cuda: str) -> bool:
+        """Return whether it compiles with what it downloads where the toolkit is of `cuda` (major.minor)."""
+        # the releases that do so on CUDA 13, too, do not build with it at all (rule fa3-cuda-13)
+        return cuda != self.unless and not cuda.startswith("13.")
+
+
+class Fa3Facts(Model):
+    distribution: str
+    module: str
+    cutlass: str | None = None
+    """Commit of csrc/cutlass."""
+    place: str | None = None
+    """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
+    toolchain: OwnToolchain | None = None
+    """nvcc and ptxas that its setup.py would fetch during the build; locked, and given to it."""
+
+
+class FlashAttentionHopper(Component):
+    """flash-attention 3."""
+
+    axis = "flash-attn-hopper"
+    place = 40
+    label = "fa3-"
+    facts = Fa3Facts
+    needs_commit = True
+    runtime = ("einops", "packaging")
+
+    def _archives(self, view: View) -> Mapping[str, Archive]:
+        """Return what setup.py would download, by the folder of its cache: nvcc and ptxas, unless it takes the cell's own."""
+        toolchain: OwnToolchain | None = view.release(self.axis).facts.toolchain
+        return toolchain.archives if toolchain is not None and toolchain.replaces(view.versions["cuda"]) else {}
+
+    def sources(self, view: View) -> Sources:
+        # flash-attention's other submodule is AMD's
+        tree = Tree(name=self.axis, url=_URL, commit=commit_of(view, self.axis), submodules=("csrc/cutlass",))
+        files = (
+            Download(name=f"{self.axis}-{folder}", url=archive.url, sha256=archive.sha256)
+            for folder, archive in self._archives(view).items()
+        )
+        return Sources(trees=(tree,), files=tuple(files))
+
+    def wheel(self, view: View) -> Wheel:
+        facts = view.release(self.axis).facts
+        prefix = "FAHOPPER" if facts.distribution == "flashattn-hopper" else "FLASH_ATTENTION"
+        env = {f"{prefix}_FORCE_BUILD": "TRUE", "NVCC_THREADS": "1"}
+        if prefix == "FLASH_ATTENTION":
+            # Its cells are Hopper's (rule fa3-sm90a), and 60 of the 130 files that 27f501d compiles are for Ampere. Older
+            # trees have none.
+            env["FLASH_ATTENTION_DISABLE_SM80"] = "TRUE"
+        archives = self._archives(view)
+        if archives:
+            env["FLASH_ATTENTION_HOME"] = DOWNLOADED
+        return Wheel(
+            axis=self.axis,
+            distribution=facts.distribution.replace("_", "-"),
+            module=facts.module,
+            folder="hopper",
+            job_gib=7.0,
+            environment=env,
+            tools=("packaging", "wheel", "psutil", "einops"),
+            downloads={f"{self.axis}-{folder}": f".flashattn/nvidia/{folder}" for folder in archives},
+        )
+
+    def placed(self, view: View) -> dict[str, str]:
+        # The file hands over the module itself. A copy would register FA3's operators a second time, and its backward
+        # then fails.
+        place: str | None = view.release(self.axis).facts.place
+        return {"flash_attn_interface": place} if place else {}
+
+    def expected(self, view: View) -> dict[str, object]:
+        del view
+        return {"head_dims": [64, 128]}
+
+
+component = FlashAttentionHopper()

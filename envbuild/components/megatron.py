@@ -1,0 +1,45 @@
+"""Megatron-core from PyPI; a stack brings the whole repository instead."""
+
+from typing import Any
+
+from envbuild.components.base import Component, Upstream, View
+from envbuild.util.model import Model
+
+
+class MegatronFacts(Model):
+    repository: str = "https://github.com/NVIDIA/Megatron-LM.git"
+    tag: str | None = None
+    pypi: str | None = None
+
+
+class Megatron(Component):
+    """Megatron-core."""
+
+    axis = "megatron"
+    place = 50
+    label = "mcore"
+    facts = MegatronFacts
+    distributions = ("megatron-core",)
+    upstream = Upstream(distribution="megatron-core", repository="https://github.com/NVIDIA/Megatron-LM.git")
+
+    def module(self, view: View) -> str:
+        del view
+        return "megatron.core"
+
+    def requirements(self, view: View) -> tuple[str, ...]:
+        if view.repository:
+            return ()
+        release = view.release("megatron")
+        return (f"megatron-core=={release.facts.pypi or release.version}",)
+
+    def expected(self, view: View) -> dict[str, Any] | None:
+        if view.repository:
+            return None
+        return {
+            "distribution": "megatron-core",
+            "version": view.versions["megatron"],
+            "module": "megatron.core",
+        }
+
+
+component = Megatron()

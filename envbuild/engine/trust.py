@@ -1,0 +1,151 @@
+"""Who says that a registry's image is the one that a lock makes.
+
+A registry vouches for nothing: the digest that it names is the digest of what it serves. Somebody else must have said the
+digest before: a person, this machine when it built the image itself, or a committed evidence record.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from envbuild.engine.build import built_digest
+from envbuild.errors import LockError
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+
+if TYPE_CHECKING:
+    from envbuild.verify.evidence import Evidence
+
+By = Literal["flag", "build", "evidence", "nobody"]
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_WORDS: dict[By, str] = {
+    "flag": "verified: it has the digest that --digest named",
+    "build": "verified: this machine built an image of this digest from the lock",
+    "evidence": "verified: it has the digest in the evidence record {record}",
+    "nobody": "not verified: nobody but the registry vouches for its content; the lock in it is the one asked for",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What is known of an image's digest.
+
+    Attributes:
+        by: who named the digest: a person (`flag`), this machine's own build (`build`), an evidence record (`evidence`),
+            or `nobody` but the registry.
+        digest: the image's digest.
+        record: id of the evidence record, where it is one.
+
+    """
+
+    by: By
+    digest: str
+    record: str | None = None
+
+    @property
+    def text(self) -> str:
+        """It in words."""
+        return _WORDS[self.by].format(record=self.record)
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return it as JSON values."""
+        return {"by": self.by, "digest": self.digest, "record": self.record, "text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The digests that a lock's image may have, by the best of those who know."""
+
+    by: By
+    records: dict[str, str | None]
+    """Digest -> id of the evidence record that names it."""
+
+    def verify(self, digest: str, *, where: str, what: str, hint: str | None = None) -> Verified:
+        """Return that `digest` is an expected one.
+
+        Args:
+            digest: what an image has.
+            where: of the error: the image.
+            what: of the error: which image it is, such as `the registry's image`.
+            hint: of the error; what to do about a registry's image by default.
+
+        Raises:
+            LockError: it is another one.
+
+        """
+        if digest in self.records:
+            return Verified(by=self.by, digest=digest, record=self.records[digest])
+        named = {
+            "flag": "--digest names",
+            "build": "this machine built from the same lock",
+            "evidence": "the evidence records of this lock name",
+        }[self.by]
+        raise LockError(
+            f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}",
+            where=where,
+            hint=hint
+            or "find out who changed it; `envbuild image --no-pull` builds the image here"
+            + ("" if self.by == "flag" else ", and --digest names another digest that you trust"),
+        )
+
+
+def expected_digests(
+    settings: Settings, plan: Plan, records: Iterable["Evidence"], *, flag: str | None = None
+) -> Expected | None:
+    """Return which digests the image of `plan` may have, or None when nobody named any.
+
+    A person's word comes first, then what this machine built from exactly this plan, then the records of runs that passed
+    in an image of exactly this lock.
+    """
+    if flag is not None:
+        return Expected(by="flag", records={flag: None})
+    if (own := built_digest(settings, plan)) is not None:
+        return Expected(by="build", records={own: None})
+    lock = plan.lock.digest
+    found = {
+        str(record.target["digest"]): record.id
+        for record in records
+        if record.passed and record.lock_digest == lock and _is_digest(record.target.get("digest"))
+    }
+    return Expected(by="evidence", records=dict(found)) if found else None
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """The note on an image that was pulled for a plan: it is in the engine, and this machine did not build it."""
+
+    verified: Verified
+    reference: str
+
+
+def remember_pulled(settings: Settings, plan: Plan, pulled: Pulled) -> None:
+    """Note that an image was pulled for exactly this plan, and who vouched for it."""
+    place = settings.cache_dir / "pulled" / plan.key
+    place.parent.mkdir(parents=True, exist_ok=True)
+    body = {
+        "digest": pulled.verified.digest,
+        "by": pulled.verified.by,
+        "record": pulled.verified.record,
+        "reference": pulled.reference,
+    }
+    place.write_text(json.dumps(body), encoding="utf-8")
+
+
+def pulled_for(settings: Settings, plan: Plan) -> Pulled | None:
+    """Return the note on the image that was pulled for exactly this plan, or None."""
+    note: Any = None
+    with contextlib.suppress(OSError, ValueError):  # half a note is none
+        note = json.loads((settings.cache_dir / "pulled" / plan.key).read_text(encoding="utf-8"))
+    if not isinstance(note, dict) or note.get("by") not in tuple(_WORDS) or not _is_digest(note.get("digest")):
+        return None
+    record = note.get("record")
+    verified = Verified(by=note["by"], digest=note["digest"], record=str(record) if record else None)
+    return Pulled(verified=verified, reference=str(note.get("reference")))

@@ -1,0 +1,95 @@
+"""What an image carries of its plan: lists of packages, the lock, what is expected of it, labels."""
+
+import json
+from typing import Any
+
+from envbuild.components import components_in
+from envbuild.components.base import View
+from envbuild.lock.files import Locked
+from envbuild.lock.inputs import Inputs
+from envbuild.lock.model import Lock
+from envbuild.matrix.cell import Cell
+from envbuild.stacks import patches_of, tools_of
+
+
+def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
+    """Return the texts that the build reads, by name; those below `lock/` go into the image."""
+    from envbuild.lock.python import requirements_text
+
+    lock = locked.lock
+    lists: dict[str, str] = {}
+    for os_set in lock.os:
+        lines = [f"{p.name}={p.version} {p.sha256}" for p in os_set.packages] or list(os_set.wanted)
+        lines += [f"# {p.name}={p.version} {p.sha256}" for p in os_set.renewed]
+        lists[f"os.{os_set.name}.txt"] = "".join(f"{line}\n" for line in lines)
+    for python_set in lock.python:
+        lists[f"python.{python_set.name}.txt"] = (
+            requirements_text(python_set) if python_set.packages else "".join(f"{r}\n" for r in python_set.requirements)
+        )
+    lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
+    lists["lock/expected.json"] = json.dumps(expected(lock, inputs, view), indent=1, sort_keys=True) + "\n"
+    for patch in patches_of(inputs.stack) if inputs.stack else ():
+        lists[f"patches/{patch.filename}"] = patch.diff.decode()
+    for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
+        lists[f"tools/{name}"] = text
+    for name, text in sorted(locked.pylocks.items()):
+        lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
+    return lists
+
+
+def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
+    """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
+    components: dict[str, Any] = {}
+    for component in components_in(view):
+        if component.is_brought(view):
+            components[component.axis] = {
+                "distribution": component.axis,
+                "version": lock.cell[component.axis],
+                "module": component.module(view),
+                "source": "base",
+            }
+    for wheel in inputs.components:
+        components[wheel.axis] = {
+            "distribution": wheel.distribution,
+            "version": wheel.version,
+            "module": wheel.module,
+            # a stack's own lie inside their packages, and `module` is what imports
+            "extensions": [] if wheel.alone else list(wheel.extensions),
+        }
+    for component in components_in(view):
+        if (more := component.expected(view)) is not None and not component.is_brought(view):
+            components[component.axis] = components.get(component.axis, {}) | dict(more)
+    if inputs.stack is not None:
+        for build in inputs.stack.builds:
+            if build.version is None:  # what a tree calls itself is its own affair
+                components[build.name] |= {"version": None, "commit": build.commit}
+        components["stack"] = {
+            "name": inputs.stack.name,
+            "path": inputs.stack.repository.path,
+            "commit": inputs.stack.repository.commit,
+            "patches": list(inputs.stack.patches),
+        }
+    sets = [found for found in map(lock.python_set, ("torch", "env")) if found]
+    packages = {package.name: package.version for each in sets for package in each.packages}
+    return {
+        "cell_id": lock.as_cell.id,
+        "lock_digest": lock.digest,
+        "flavor": lock.flavor,
+        "cell": lock.cell,
+        "packages": packages,
+        "components": components,
+        "matrix": lock.matrix,
+    }
+
+
+def labels_of(lock: Lock, cell: Cell) -> dict[str, str]:
+    """Return the labels of the image."""
+    labels = {
+        "org.opencontainers.image.title": "envbuild " + cell.id,
+        "io.envbuild.cell": cell.id,
+        "io.envbuild.lock": lock.digest,
+        "io.envbuild.complete": "true" if lock.complete else "false",
+    }
+    if lock.stack:
+        labels["io.envbuild.stack"] = lock.stack
+    return labels
