@@ -7,14 +7,15 @@ import io
 import json
 import tarfile
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from road import complete, inputs_for
 
 from envbuild.lock.model import Lock
-from envbuild.plan.carried import expected
+from envbuild.matrix.load import load_matrix
+from envbuild.plan.plan import plan_of
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 PYTHON = '#!/bin/sh\ncat >/dev/null\necho "noise without an end"\nprintf \'envbuild-probe %s \' "$2"\ncat /answer.json\necho\n'
@@ -88,8 +89,8 @@ def fake_image() -> FakeImage:
 
 @cache
 def _sound() -> FakeImage:
-    inputs = inputs_for(cuda="cpu")
-    lock = complete(inputs).lock
+    locked = complete(inputs_for(cuda="cpu"))
+    lock = locked.lock
     files: dict[str, bytes] = {}
     wheels: dict[str, bytes] = {}
     sets = []
@@ -106,7 +107,8 @@ def _sound() -> FakeImage:
     files |= {f"opt/venv/bin/{name}": b"#\n" for name in ("activate.ps1", "activate_this.py")}
     files |= {"opt/venv/bin/__pycache__/activate_this.cpython-311.pyc": b"byte code"}
     files |= {"opt/venv/pyvenv.cfg": b"home = /usr/bin\n", "opt/venv/bin/activate": b"#\n"}
-    stated = expected(lock, inputs)
+    plan = plan_of(load_matrix(), replace(locked, lock=lock))
+    stated = json.loads(plan.lists["lock/expected.json"])
     answer = {
         "expected": stated,
         "python": "3.11",
