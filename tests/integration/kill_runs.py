@@ -77,7 +77,7 @@ HAVE = ("--no-smoke", "--locked")
 ANEW = ("--no-smoke", "--locked", "--no-cache")
 STAGES: Mapping[str, Stage] = {
     "lock": Stage("pinning every input", gone=("locks",), flags=QUICK, weight=5),
-    "source": Stage("looking up the source", gone=("locks", "git"), flags=QUICK),
+    "source": Stage("looking up the source", gone=("locks", "git", "made"), flags=QUICK),
     "base": Stage("base system: started", gone=("roots", "made"), flags=HAVE, weight=6),
     "runtime": Stage("OS packages: started", gone=("made",), flags=ANEW, weight=4),
     "builder": Stage("builder: started", gone=("made",), flags=ANEW),
