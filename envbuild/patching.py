@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -157,7 +157,15 @@ def load_patches(root: Path | None = None) -> dict[str, Patch]:
         DataError: a manifest does not load, or contradicts its diff, another manifest or itself.
 
     """
-    root = data_dir("patches") if root is None else root
+    return dict(_shipped()) if root is None else _load(root)
+
+
+@cache
+def _shipped() -> dict[str, Patch]:
+    return _load(data_dir("patches"))
+
+
+def _load(root: Path) -> dict[str, Patch]:
     patches: dict[str, Patch] = {}
     for path in sorted(root.glob("*/manifest.toml")):
         for patch in _load_manifest(path):
