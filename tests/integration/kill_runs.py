@@ -77,16 +77,16 @@ HAVE = ("--no-smoke", "--locked")
 ANEW = ("--no-smoke", "--locked", "--no-cache")
 STAGES: Mapping[str, Stage] = {
     "lock": Stage("pinning every input", gone=("locks",), flags=QUICK, weight=5),
-    "source": Stage("looking up the source", gone=("locks", "git", "made"), flags=QUICK),
-    "base": Stage("base system: started", gone=("roots", "made"), flags=HAVE, weight=6),
-    "runtime": Stage("OS packages: started", gone=("made",), flags=ANEW, weight=4),
-    "builder": Stage("builder: started", gone=("made",), flags=ANEW),
-    "torch": Stage("torch .*: started", gone=("made",), flags=ANEW, weight=5),
-    "compile": Stage("build-regex: started", gone=("wheels", "made"), flags=ANEW, weight=4),
-    "wheel": Stage("regex 2024.11.6: (started|cached)", gone=("wheels", "made"), flags=HAVE, weight=2),
-    "env": Stage("Python environment: started", gone=("made",), flags=ANEW, weight=2),
-    "export": Stage("export: started", gone=("made",), flags=HAVE, weight=5),
-    "load": Stage("load: started", gone=("made",), flags=HAVE, weight=5),
+    "source": Stage("looking up the source", gone=("locks", "git", "built"), flags=QUICK),
+    "base": Stage("base system: started", gone=("roots", "built"), flags=HAVE, weight=6),
+    "runtime": Stage("OS packages: started", gone=("built",), flags=ANEW, weight=4),
+    "builder": Stage("builder: started", gone=("built",), flags=ANEW),
+    "torch": Stage("torch .*: started", gone=("built",), flags=ANEW, weight=5),
+    "compile": Stage("build-regex: started", gone=("wheels", "built"), flags=ANEW, weight=4),
+    "wheel": Stage("regex 2024.11.6: (started|cached)", gone=("wheels", "built"), flags=HAVE, weight=2),
+    "env": Stage("Python environment: started", gone=("built",), flags=ANEW, weight=2),
+    "export": Stage("export: started", gone=("built",), flags=HAVE, weight=5),
+    "load": Stage("load: started", gone=("built",), flags=HAVE, weight=5),
     "audit": Stage("audit$", gone=("proofs",), flags=("--locked",), weight=3),
     "smoke": Stage("smoke$", gone=("proofs",), flags=("--locked",), weight=3, smoke=True),
     "proof": Stage("the stack's own proof", gone=("proofs",), flags=("--locked",), weight=2, smoke=True),
@@ -220,7 +220,7 @@ class Killer:
         """Run undisturbed, from nothing or from a copy of `cache`: the digest, the files, how long each stage takes."""
         if cache is not None:
             shutil.copytree(cache, self.cache, dirs_exist_ok=True, symlinks=True)
-            shutil.rmtree(self.cache / "made", ignore_errors=True)
+            shutil.rmtree(self.cache / "built", ignore_errors=True)
         self.digest, run = self.finish(*(QUICK if cache is not None else ()))
         said = [(at, line) for at, line in run.lines if _SAID.search(line)] + [run.lines[-1]]
         for name, stage in STAGES.items():
