@@ -31,10 +31,11 @@ KILLS ?= --kills 50 --seed 15
 kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
 	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
-lint: $(VENV)/ready ## ruff and mypy, strict
+lint: $(VENV)/ready ## ruff, mypy strict, and the layers of the packages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 bench: $(VENV)/ready ## The figures of docs/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py

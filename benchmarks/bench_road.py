@@ -19,16 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.evidence_refs import evidence_refs
+from envbuild.evidence.refs import evidence_refs
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import _load, load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import public_version, specifiers, version_key
 from envbuild.plan.dockerfile import _templates, dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.solver.solve import solve
 
 HEADLINE = {"cuda": "12.6", "te": "2.6", "gpu": "h100", "flash-attn-hopper": "auto"}
 FLAGS = [word for axis, spec in HEADLINE.items() for word in (f"--{axis}", spec)]

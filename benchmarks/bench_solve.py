@@ -16,11 +16,11 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, NoCellError
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.clauses import compile_matrix
-from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.load import Matrix, load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import version_key
+from envbuild.solver.clauses import compile_matrix
+from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.solve import solve
 
 TYPICAL = [
     {"cuda": "12.6", "te": "2.6"},

@@ -4,10 +4,22 @@ Every error a user can meet is an `EnvbuildError`: the command line prints it as
 do) on stderr and exits with its code, never with a traceback.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
-if TYPE_CHECKING:
-    from envbuild.matrix.conflict import Conflict
+
+class Explanation(Protocol):
+    """Why there is no cell, as the solver says it."""
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """From what was asked to what cannot be; each has a `text` and a `source`."""
+
+    def nearest_text(self) -> str:
+        """Return the cells that change the fewest pins, as lines."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the steps and the nearest cells."""
 
 
 class EnvbuildError(Exception):
@@ -61,7 +73,7 @@ class NoCellError(EnvbuildError):
     exit_code = 3
 
     def __init__(
-        self, what: str, *, where: str | None = None, hint: str | None = None, conflict: "Conflict | None" = None
+        self, what: str, *, where: str | None = None, hint: str | None = None, conflict: Explanation | None = None
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.conflict = conflict

@@ -21,12 +21,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from envbuild.errors import DataError, EnvbuildError, PatchError, UsageError
-from envbuild.matrix.load import read_toml
 from envbuild.paths import data_dir
 from envbuild.util.below import OutsideError, read_below
 from envbuild.util.bounded import read_file
 from envbuild.util.git import empty_repository, head_of, object_kind, objects_of
 from envbuild.util.names import shown
+from envbuild.util.toml import read_toml
 
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 ObjectId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from envbuild.engine.build import Builder, Built, find_built, find_image, kept_wheel
-from envbuild.engine.registry import find_digest, pull_verified, push
+from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
@@ -17,6 +17,7 @@ from envbuild.lock.make import current_os, make_lock
 from envbuild.lock.model import Lock, Missing, os_packages
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
+from envbuild.net.registry import find_digest
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -393,7 +394,7 @@ def expected_of(settings: Settings, plan: Plan, digest: str | None) -> Expected 
 
     """
     from envbuild.engine.trust import expected_digests
-    from envbuild.evidence_refs import committed_evidence
+    from envbuild.evidence.refs import committed_evidence
 
     return expected_digests(settings, plan, committed_evidence(), flag=digest)
 

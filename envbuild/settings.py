@@ -29,10 +29,10 @@ from pydantic import (
 )
 
 from envbuild.errors import DataError, HostError
-from envbuild.matrix.load import read_toml
 from envbuild.util.bounded import read_file, read_text
 from envbuild.util.names import is_one_line, shown
 from envbuild.util.text import redact
+from envbuild.util.toml import read_toml
 
 __all__ = ["Settings", "config_path", "load_settings", "redact"]
 

@@ -15,11 +15,11 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from envbuild.components.base import Wheel
 from envbuild.errors import DataError, UsageError
-from envbuild.matrix.load import explain_validation, read_toml
 from envbuild.matrix.model import AxisName, Source
 from envbuild.paths import data_dir
 from envbuild.util.model import Model
 from envbuild.util.names import shown
+from envbuild.util.toml import explain_validation, read_toml
 
 if TYPE_CHECKING:
     from envbuild.patching import Patch

@@ -28,8 +28,8 @@ def ci(limit: int, as_json: bool, **flags: Any) -> None:
     least one cell of the whole list. --json prints what a GitHub workflow takes as `strategy.matrix`, and nothing else:
     {"include": [{"id", "args", "stack"}, …]}, where `args` are flags for `envbuild image`.
     """
-    from envbuild.evidence_refs import evidence_refs
-    from envbuild.matrix.coverage import cells_to_verify
+    from envbuild.curate.coverage import cells_to_verify
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks import load_stack, stack_names
 

@@ -9,8 +9,8 @@ import click
 from envbuild.cli.output import emit, json_option, tell
 
 if TYPE_CHECKING:
-    from envbuild.diagnosis import Area
-    from envbuild.reach import Reach
+    from envbuild.doctor.diagnosis import Area
+    from envbuild.doctor.reach import Reach
     from envbuild.settings import Settings
 
 _MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "LACK"}
@@ -32,12 +32,12 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
 
     Exits with 0 whatever it finds, and with 8 when an area named with --require lacks something.
     """  # fmt: skip
-    from envbuild.diagnosis import diagnose
+    from envbuild.doctor.diagnosis import diagnose
+    from envbuild.doctor.reach import cuda_reach, stack_reach
     from envbuild.errors import HostError
-    from envbuild.evidence_refs import evidence_refs
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.host import facts, read_facts
     from envbuild.matrix.load import load_matrix
-    from envbuild.reach import cuda_reach, stack_reach
     from envbuild.settings import load_settings
     from envbuild.stacks import load_stack, stack_names
 
@@ -72,7 +72,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
 
 
 def _required(text: str | None) -> set[str]:
-    from envbuild.diagnosis import AREAS
+    from envbuild.doctor.diagnosis import AREAS
     from envbuild.errors import UsageError
 
     names = {name.strip() for name in (text or "").split(",") if name.strip()}

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
     from envbuild.engine.build import Built
+    from envbuild.evidence.report import Device, SmokeReport
     from envbuild.lock.files import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
     from envbuild.verify.audit import Audit
-    from envbuild.verify.smoke import Device, SmokeReport
 
 
 @click.command()
@@ -307,7 +307,8 @@ def _device(settings: "Settings", made: "Made") -> "Device":
 
 def _smoke(settings: "Settings", made: "Made", audited: "Audit", device: "Device") -> "tuple[SmokeReport, list[str]]":
     """Run the smoke levels that this host can, and name those that it cannot."""
-    from envbuild.verify.smoke import ImageTarget, Level, run_smoke
+    from envbuild.evidence.report import Level
+    from envbuild.verify.smoke import ImageTarget, run_smoke
 
     lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
     note("smoke" + (" (on CPU)" if lacking else ""))
@@ -323,7 +324,7 @@ def _smoke(settings: "Settings", made: "Made", audited: "Audit", device: "Device
 
 
 def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
-    from envbuild.engine.container import shown
+    from envbuild.run.container import shown
 
     built: Built = made.built
     lock = made.locked.lock

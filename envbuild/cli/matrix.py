@@ -179,8 +179,8 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
     The flags filter: `envbuild matrix cells torch te --cuda 12.6 --gpu h100`.
     """
     from envbuild.cli.show import table
-    from envbuild.matrix.enumerate import enumerate_cells
     from envbuild.matrix.load import load_matrix
+    from envbuild.solver.enumerate import enumerate_cells
 
     loaded = load_matrix()
     axes = tuple(dict.fromkeys(axes))
@@ -210,8 +210,8 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 
     Exits with 2 when there is an error.
     """
+    from envbuild.curate.checks import check_matrix
     from envbuild.errors import DataError
-    from envbuild.matrix.checks import check_matrix
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
@@ -243,9 +243,9 @@ def page(folder: Path, as_json: bool) -> None:
     It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
     then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
     """
-    from envbuild.evidence_refs import committed_evidence, evidence_refs
+    from envbuild.curate.page import build_page, page_path, render_page, write_page
+    from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.page import build_page, page_path, render_page, write_page
     from envbuild.stacks import load_stack, stack_names
     from envbuild.verify.smoke import suite_hash
 
@@ -295,8 +295,8 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
 
     Prints TOML with what a person has to fill in; nothing is written without --write.
     """
+    from envbuild.curate.update import append, propose
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.update import append, propose
     from envbuild.settings import load_settings
 
     proposals = propose(load_matrix(folder), axes, tell(load_settings()))
@@ -333,8 +333,8 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
 @json_option
 def schema(name: str | None, folder: Path | None, as_json: bool) -> None:
     """Print the JSON Schema of a kind of data file, list the kinds, or write them all."""
+    from envbuild.curate.schema import as_text, schemas, write_schemas
     from envbuild.errors import UsageError
-    from envbuild.matrix.schema import as_text, schemas, write_schemas
 
     published = schemas()
     if folder is not None:

@@ -11,14 +11,14 @@ from envbuild.cli.output import emit, json_option
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from envbuild.evidence.records import Evidence
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
-    from envbuild.matrix.explain import Choice
     from envbuild.matrix.load import Matrix
     from envbuild.matrix.model import Rule
-    from envbuild.matrix.solve import Solution
-    from envbuild.verify.evidence import Evidence
+    from envbuild.solver.explain import Choice
+    from envbuild.solver.solve import Solution
 
 _lock_option = click.option(
     "--lock",
@@ -38,10 +38,10 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     A SPEC is a version or its beginning (12.6), a PEP 440 specifier (">=2.6,<2.8"), a commit, an alias (h100), `auto`
     for whichever release fits, or `none`. Exits with 3 and the conflict in numbered steps when no cell fits.
     """
-    from envbuild.evidence_refs import evidence_refs
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.solve import solve
+    from envbuild.solver.solve import solve
 
     matrix = load_matrix()
     lock = _lock(lock_file)
@@ -70,12 +70,12 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
     from envbuild.errors import NoCellError
-    from envbuild.evidence_refs import evidence_refs
-    from envbuild.matrix.asked import read_request
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
-    from envbuild.matrix.explain import explain as choices_of
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.solve import solve
+    from envbuild.solver.asked import read_request
+    from envbuild.solver.explain import explain as choices_of
+    from envbuild.solver.solve import solve
 
     matrix, evidence = load_matrix(), evidence_refs()
     lock = _lock(lock_file)
@@ -175,8 +175,8 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
     With a lock, a record of another one is stale.
     """
     from envbuild.components import SOFTWARE
-    from envbuild.evidence_refs import committed_evidence
-    from envbuild.verify.evidence import evidence_for
+    from envbuild.evidence.records import evidence_for
+    from envbuild.evidence.refs import committed_evidence
     from envbuild.verify.smoke import suite_hash
 
     def answer(status: str, text: str, record: "Evidence | None" = None) -> dict[str, str | None]:
@@ -205,7 +205,7 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:
-    from envbuild.matrix.solve import NOT_ASKED
+    from envbuild.solver.solve import NOT_ASKED
 
     unasked = [axis for axis, why in solution.left_out.items() if why == NOT_ASKED]
     lines = [f"left out   {axis}: {why}" for axis, why in solution.left_out.items() if why != NOT_ASKED]
@@ -242,7 +242,7 @@ def _explained(
     verdict: "DriverVerdict | None",
     standing: "Mapping[str, str | None]",
 ) -> str:
-    from envbuild.matrix.order import ORDER_IN_WORDS
+    from envbuild.solver.order import ORDER_IN_WORDS
 
     prefer = solution.request.prefer
     lines = [solution.cell.id, "", f"the order: {ORDER_IN_WORDS[prefer]}"]

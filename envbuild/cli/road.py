@@ -14,8 +14,8 @@ from envbuild.util.names import Digest, checked, shown
 if TYPE_CHECKING:
     from envbuild.lock.inputs import Inputs
     from envbuild.matrix.load import Matrix
-    from envbuild.matrix.solve import Solution
     from envbuild.settings import Settings
+    from envbuild.solver.solve import Solution
     from envbuild.stacks import Stack
 
 
@@ -84,11 +84,11 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
         NoCellError: no cell satisfies the request.
 
     """
-    from envbuild.evidence_refs import evidence_refs
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.lock.inputs import inputs_of
     from envbuild.matrix.load import load_matrix
-    from envbuild.matrix.solve import solve
     from envbuild.settings import load_settings
+    from envbuild.solver.solve import solve
     from envbuild.stacks import load_stack, stack_of_lock
 
     matrix, settings = load_matrix(), load_settings()

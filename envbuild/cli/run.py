@@ -45,7 +45,7 @@ def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _container(image: str, kwargs: dict[str, Any]) -> Any:
-    from envbuild.engine.container import Container, parse_environment, parse_image, parse_mount, parse_network
+    from envbuild.run.container import Container, parse_environment, parse_image, parse_mount, parse_network
 
     return Container(
         image=parse_image(image),
@@ -67,8 +67,8 @@ def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, *
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
-    from envbuild.engine.container import require_image, run_command, shown
     from envbuild.host import facts
+    from envbuild.run.container import require_image, run_command, shown
     from envbuild.settings import load_settings
 
     settings = tell(load_settings())
@@ -140,9 +140,9 @@ def launch(
     to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
     with keys made for this job. The exit code is the launcher's.
     """
-    from envbuild.engine.container import require_image, shown
-    from envbuild.engine.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.host import facts
+    from envbuild.run.container import require_image, shown
+    from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.settings import load_settings
 
     settings = tell(load_settings())

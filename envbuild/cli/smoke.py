@@ -76,11 +76,12 @@ def smoke(
     """
     import shutil
 
-    from envbuild.engine.launch import read_hostfile
     from envbuild.errors import UsageError
+    from envbuild.evidence.records import from_report, record_evidence
+    from envbuild.evidence.report import Level
+    from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
     from envbuild.verify import smoke as runner
-    from envbuild.verify.evidence import from_report, record_evidence
 
     if on_host == bool(image):
         raise UsageError(
@@ -115,7 +116,7 @@ def smoke(
         report = runner.run_smoke(
             target,
             expected=expected,
-            level=runner.Level(level),
+            level=Level(level),
             nproc=nproc or 0,
             seed=seed,
             nodes=nodes,

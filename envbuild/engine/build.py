@@ -25,10 +25,10 @@ from envbuild.lock.sources import SourceStore
 from envbuild.net.download import download
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
-from envbuild.processes import followed
 from envbuild.settings import Settings
 from envbuild.util import quote
 from envbuild.util.names import FileName, checked
+from envbuild.util.processes import followed
 from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from envbuild.engine.container import docker, last_words, require_image
 from envbuild.errors import HostError
-from envbuild.processes import Maker, Said, Stream, bounded, streamed, uninterrupted
+from envbuild.run.container import docker, last_words, require_image
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import Digest, shown
+from envbuild.util.processes import Maker, Said, Stream, bounded, streamed, uninterrupted
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from envbuild.errors import HostError, LockError
-from envbuild.processes import end_group
 from envbuild.util.names import shown
+from envbuild.util.processes import end_group
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient

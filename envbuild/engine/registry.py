@@ -1,148 +1,23 @@
 """Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
 
 import contextlib
-import hashlib
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
-from envbuild.processes import followed
-from envbuild.settings import Settings
+from envbuild.net.registry import Reference, no_access, parse_reference
 from envbuild.util.names import shown
+from envbuild.util.processes import followed
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
 
-    from envbuild.net.http import Bounds, Client
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# One manifest may be of any of these; a registry that is asked for none of them answers with the oldest kind.
-_MANIFEST_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-_HUB = "docker.io"
-_HUB_API = "registry-1.docker.io"
-# The name under which `docker login` keeps Docker Hub's credentials.
-_HUB_LOGIN = "https://index.docker.io/v1/"
 # What the engine says last tells what went wrong; a registry may have it say much more.
 _SAID_LINES = 400
 _SAID = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """An image's name taken apart: `host/path:tag` or `host/path@digest`."""
-
-    host: str
-    path: str
-    tag: str
-    digest: str | None
-
-    @property
-    def repository(self) -> str:
-        """The reference without tag and digest."""
-        return f"{self.host}/{self.path}"
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the registry is on this machine, where plain http is what docker speaks, too."""
-        name = self.host.rpartition(":")[0] or self.host
-        return name in {"localhost", "[::1]"} or name.startswith("127.")
-
-
-def parse_reference(text: str) -> Reference:
-    """Take `text` apart as docker does: no host is Docker Hub, one word there is `library/`, no tag is `latest`.
-
-    Raises:
-        UsageError: it is no image reference.
-
-    """
-    name, _, digest = text.partition("@")
-    # A colon before the last slash belongs to a host's port.
-    head, slash, last = name.rpartition("/")
-    last, colon, tag = last.partition(":")
-    name = head + slash + last
-    first, slash, rest = name.partition("/")
-    if slash and (first == "localhost" or "." in first or ":" in first):
-        host, path = first, rest
-    else:
-        host, path = _HUB, name if slash else f"library/{name}"
-    component = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
-    good = (
-        re.fullmatch(r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?", host)
-        and re.fullmatch(rf"{component}(?:/{component})*", path)
-        and re.fullmatch(r"\w[\w.-]{0,127}", tag if colon else "latest", re.ASCII)
-        and ("@" not in text or _DIGEST.fullmatch(digest))
-    )
-    if not good:
-        raise UsageError(f"not an image reference: {text!r}", hint="write it as registry.example.org/team/image:tag")
-    return Reference(host=host, path=path, tag=tag or "latest", digest=digest or None)
-
-
-def find_digest(reference: str, *, settings: Settings | None = None) -> str | None:
-    """Return the digest (`sha256:…`) that `reference` has in its registry now, or None when it is not there.
-
-    Asks the registry's HTTP API v2 for the manifest; no engine is needed and no layer is downloaded. Logins are those of
-    `docker login`: stored in docker's config.json, or by the credential helper it names.
-
-    Args:
-        reference: an image by tag or digest; a registry on loopback is asked over plain http, any other over https.
-        settings: the proxies and the CA bundle to reach it with; the environment's proxies by default.
-
-    Raises:
-        HostError: the registry cannot be reached, or wants a login that is missing or wrong.
-        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names.
-        UsageError: `reference` is no image reference.
-
-    """
-    from envbuild.net.http import BadAnswerError, Client, NoAnswerError, body_of
-
-    ref = parse_reference(reference)
-    host = _HUB_API if ref.host == _HUB else ref.host
-    url = f"{'http' if ref.loopback else 'https'}://{host}/v2/{ref.path}/manifests/{ref.digest or ref.tag}"
-    headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
-    try:
-        # a proxy would look for loopback on itself
-        with Client(settings, direct=ref.loopback) as client:
-            answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers)
-            if answer.status == 401:
-                login = _authorization(client, ref, answer.headers.get("www-authenticate", ""))
-                answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers, login=login)
-    except NoAnswerError as error:
-        raise HostError(
-            f"the registry {ref.host} cannot be reached: {error.reason}",
-            where=url,
-            hint="check the address, the network, and the proxy and ca_bundle settings",
-        ) from None
-    except BadAnswerError as error:
-        raise HostError(f"the registry {ref.host} cannot be used: {error}", where=url) from None
-    if answer.status == 404:
-        return None
-    if answer.status in {401, 403}:
-        raise _no_access(ref)
-    if body is None:
-        raise HostError(f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(), where=url)
-    return _checked_digest(ref, body, answer.headers.get("docker-content-digest", ""), url)
-
-
-def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> str:
-    """Return the manifest's digest, which every name that it has must agree with."""
-    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-    for who, named in (("the registry says", stated), ("the reference says", ref.digest or "")):
-        if named and named != digest:
-            other = "another digest than a sha256" if not _DIGEST.fullmatch(named) else "another digest"
-            raise LockError(
-                f"the manifest that the registry {ref.host} sends has {other}: it is {digest}, {who} {shown(named, 100)}",
-                where=url,
-                hint="try once more, as a broken connection looks alike; then have the image pushed again",
-            )
-    return digest
 
 
 def pull_verified(
@@ -169,7 +44,7 @@ def pull_verified(
     from python_on_whales.exceptions import DockerException
 
     ref = parse_reference(reference)
-    if not _DIGEST.fullmatch(digest):
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise LockError(f"not a digest: {digest!r}", where=reference, hint="it reads sha256: and 64 hex digits")
     if ref.digest not in {None, digest}:
         raise UsageError(f"{reference} names another digest than {digest}")
@@ -233,46 +108,6 @@ def _docker(client: "DockerClient", ref: Reference, doing: str, *words: str) -> 
     return "".join(said)
 
 
-def _bounds() -> "Bounds":
-    from envbuild.net.http import Bounds
-
-    # A manifest, or a token. Registries refuse manifests of more than 4 MiB.
-    return Bounds(size=4 << 20, stall_s=20.0, total_s=90.0)
-
-
-def _authorization(client: "Client", ref: Reference, header: str) -> str:
-    """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic)."""
-    from envbuild.engine.docker_login import docker_login
-    from envbuild.net.http import body_of
-    from envbuild.net.registry import read_challenge, read_token, token_url
-
-    challenge = read_challenge(header)
-    basic = docker_login(_HUB_LOGIN if ref.host == _HUB else ref.host)
-    if challenge.scheme == "basic" and basic:
-        return basic
-    if challenge.scheme != "bearer" or not challenge.realm:
-        raise _no_access(ref)
-    url = token_url(challenge, scope=f"repository:{ref.path}:pull", plain=ref.loopback)
-    # As docker does: the login for a registry goes to the realm that this registry itself names, which is often another
-    # host (auth.docker.io). It goes there over https and to no further host.
-    answer, body = client.ask(url, body_of, bounds=_bounds(), login=basic)
-    if answer.status in {400, 401, 403}:
-        raise _no_access(ref)
-    if body is None:
-        raise HostError(
-            f"the registry {ref.host} gives no token: it answered {answer.status} {answer.reason}".rstrip(),
-            where=url.partition("?")[0],
-        )
-    return f"Bearer {read_token(body)}"
-
-
-def _no_access(ref: Reference) -> HostError:
-    return HostError(
-        f"the registry {ref.host} refuses access to {ref.path}",
-        hint=f"docker login {'' if ref.host == _HUB else ref.host}".rstrip(),
-    )
-
-
 # How the engine says that what it was sent is not what the manifest, or the digest that was asked for, describes.
 _DAMAGED = re.compile(
     r"unexpected commit digest|short read|unexpected EOF|failed size validation|could not fetch content descriptor"
@@ -307,7 +142,7 @@ def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
             "envbuild image --no-pull",
         )
     if re.search(r"unauthorized|authentication required|no basic auth|denied|forbidden", text, re.IGNORECASE):
-        return _no_access(ref)
+        return no_access(ref)
     if re.search(r"manifest unknown|not found", text, re.IGNORECASE):
         return LockError(
             f"the registry {ref.host} does not hold this image",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.engine.build import Builder, Built, Change
-from envbuild.engine.container import last_words
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
 from envbuild.errors import DataError, HostError, LockError, UsageError
@@ -20,10 +19,11 @@ from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
-from envbuild.processes import Maker, bounded, uninterrupted
+from envbuild.run.container import last_words
 from envbuild.settings import Settings
 from envbuild.stacks import stack_of_lock
 from envbuild.util.names import shown
+from envbuild.util.processes import Maker, bounded, uninterrupted
 from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
 if TYPE_CHECKING:
-    from envbuild.verify.evidence import Evidence
+    from envbuild.evidence.records import Evidence
 
 By = Literal["flag", "build", "evidence", "nobody"]
 

@@ -3,7 +3,6 @@
 import hashlib
 from pathlib import Path
 
-from envbuild.engine.registry import find_digest
 from envbuild.errors import HostError, LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.index import files_of
@@ -14,6 +13,7 @@ from envbuild.lock.python import local_wheel
 from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
 from envbuild.net.download import download
+from envbuild.net.registry import find_digest
 from envbuild.settings import Settings
 
 

@@ -83,7 +83,7 @@ def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locke
     try:
         lock = Lock.model_validate_json(body)
     except ValidationError as error:
-        from envbuild.matrix.load import explain_validation
+        from envbuild.util.toml import explain_validation
 
         raise explain_validation(error, Path(where) / "lock.json") from error
     pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where) for s in lock.python if s.packages}

@@ -20,10 +20,11 @@ from envbuild.errors import HostError, LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, PythonGroup
 from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
-from envbuild.matrix.load import Matrix, read_toml
+from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.util.names import shown
+from envbuild.util.toml import read_toml
 
 Note = Callable[[str], None]
 
@@ -165,7 +166,7 @@ class _Maker:
         )
 
     def _image(self, image: BaseImage) -> BaseImage:
-        from envbuild.engine.registry import find_digest, parse_reference
+        from envbuild.net.registry import find_digest, parse_reference
 
         if image.digest:
             return image
@@ -183,7 +184,7 @@ class _Maker:
         return image.model_copy(update={"digest": digest})
 
     def os_side(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.engine.bootstrap import resolve_on_image, resolve_os_packages
+        from envbuild.lock.apt import resolve_on_image, resolve_os_packages
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
@@ -207,7 +208,7 @@ class _Maker:
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.engine.bootstrap import mirrors_of
+        from envbuild.lock.apt import mirrors_of
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite

@@ -18,9 +18,9 @@ from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
 from envbuild.net.download import file_name
 from envbuild.net.http import host_of, place_of
-from envbuild.processes import guarded
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
+from envbuild.util.processes import guarded
 from envbuild.util.scratch import scratch
 
 PYTORCH = "https://download.pytorch.org/whl"

@@ -6,15 +6,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import DataError
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
-from envbuild.util.bounded import read_file, read_text
+from envbuild.util.bounded import read_file
 from envbuild.util.model import NoFacts
-from envbuild.util.names import shown
+from envbuild.util.toml import explain_validation, read_toml
 
 RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"
@@ -44,25 +43,6 @@ class Matrix:
         return (axis, version) in self._by_version
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises:
-        DataError: it cannot be read, is no regular file, is larger than a data file may be, is not UTF-8 or is not TOML;
-            the message names the line.
-
-    """
-    try:
-        return tomli.loads(read_text(path))
-    except (RecursionError, MemoryError):
-        problem = "it is nested too deeply"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    except ValueError as error:  # of UTF-8, of TOML, and of a number with thousands of digits
-        problem = shown(str(error))
-    raise DataError(f"the data file cannot be read: {problem}", where=str(path), hint="correct the file")
-
-
 def _bytes(path: Path) -> bytes:
     try:
         return read_file(path)
@@ -70,27 +50,6 @@ def _bytes(path: Path) -> bytes:
         raise DataError(
             f"the data file cannot be read: {error.strerror}", where=str(path), hint="correct the file"
         ) from None
-
-
-def explain_validation(error: ValidationError, path: Path) -> DataError:
-    """Turn pydantic's first findings into one DataError that names the file and the keys."""
-    found = []
-    # a misspelt key is two errors, of which this one names it
-    errors = error.errors(include_url=False, include_input=False)
-    for item in sorted(errors, key=lambda each: each["type"] != "extra_forbidden")[:3]:
-        location = ".".join(shown(str(part), 60) for part in item["loc"]) or "(file)"
-        unknown = item["type"] == "extra_forbidden"
-        found.append(
-            f"unknown key {location}"
-            if unknown
-            else f"{location}: {shown(item['msg'].removeprefix('Value error, '), 300)}"
-        )
-    more = error.error_count() - len(found)
-    return DataError(
-        "; ".join(found) + (f"; and {more} more" if more > 0 else ""),
-        where=str(path),
-        hint="`envbuild matrix schema` prints the schema that an editor can check against",
-    )
 
 
 def _load_axis(path: Path) -> AxisFile:

@@ -1,140 +1,185 @@
-"""What a registry and docker's configuration say about logins: bytes in, values out; nothing is asked here.
+"""Which digest an image has in its registry, by the registry's HTTP API v2; no engine is needed."""
 
-A token or a secret is in no message.
-"""
-
-import base64
-import binascii
-import contextlib
+import hashlib
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from typing import TYPE_CHECKING
 
-from envbuild.errors import HostError
-from envbuild.net.data import read_object, table
-from envbuild.settings import redact
-from envbuild.util.names import FileUrl, SafeName, checked, shown
+from envbuild.errors import HostError, LockError, UsageError
+from envbuild.settings import Settings
+from envbuild.util.names import shown
 
-_LONGEST_HEADER = 8192
-_LONGEST_TOKEN = 65536
+if TYPE_CHECKING:
+    from envbuild.net.http import Bounds, Client
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+# One manifest may be of any of these; a registry that is asked for none of them answers with the oldest kind.
+_MANIFEST_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+
+
+_HUB = "docker.io"
+
+
+_HUB_API = "registry-1.docker.io"
+
+
+# The name under which `docker login` keeps Docker Hub's credentials.
+_HUB_LOGIN = "https://index.docker.io/v1/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Challenge:
-    """What a registry asks for (RFC 6750, or HTTP Basic)."""
+class Reference:
+    """An image's name taken apart: `host/path:tag` or `host/path@digest`."""
 
-    scheme: str
-    """`bearer`, `basic` or another word, in lower case."""
-    realm: str
-    service: str
-    scope: str
+    host: str
+    path: str
+    tag: str
+    digest: str | None
+
+    @property
+    def repository(self) -> str:
+        """The reference without tag and digest."""
+        return f"{self.host}/{self.path}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the registry is on this machine, where plain http is what docker speaks, too."""
+        name = self.host.rpartition(":")[0] or self.host
+        return name in {"localhost", "[::1]"} or name.startswith("127.")
 
 
-def read_challenge(header: str) -> Challenge:
-    """Return what a WWW-Authenticate header asks for; of several challenges the first.
+def parse_reference(text: str) -> Reference:
+    """Take `text` apart as docker does: no host is Docker Hub, one word there is `library/`, no tag is `latest`.
 
     Raises:
-        HostError: it is too long to be one.
+        UsageError: it is no image reference.
 
     """
-    if len(header) > _LONGEST_HEADER:
-        raise HostError("the registry asks for a login in a way that cannot be read: it is too long")
-    scheme, _, rest = header.strip().partition(" ")
-    fields: dict[str, str] = {}
-    for name, value in re.findall(r'([A-Za-z_]++)="([^"]*+)"', rest):
-        fields.setdefault(name.lower(), value)
-    return Challenge(
-        scheme=shown(scheme.lower(), 20),
-        realm=fields.get("realm", ""),
-        service=fields.get("service", ""),
-        scope=fields.get("scope", ""),
+    name, _, digest = text.partition("@")
+    # A colon before the last slash belongs to a host's port.
+    head, slash, last = name.rpartition("/")
+    last, colon, tag = last.partition(":")
+    name = head + slash + last
+    first, slash, rest = name.partition("/")
+    if slash and (first == "localhost" or "." in first or ":" in first):
+        host, path = first, rest
+    else:
+        host, path = _HUB, name if slash else f"library/{name}"
+    component = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+    good = (
+        re.fullmatch(r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?", host)
+        and re.fullmatch(rf"{component}(?:/{component})*", path)
+        and re.fullmatch(r"\w[\w.-]{0,127}", tag if colon else "latest", re.ASCII)
+        and ("@" not in text or _DIGEST.fullmatch(digest))
     )
+    if not good:
+        raise UsageError(f"not an image reference: {text!r}", hint="write it as registry.example.org/team/image:tag")
+    return Reference(host=host, path=path, tag=tag or "latest", digest=digest or None)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether `host`, without a port, is this machine."""
-    return host in {"localhost", "::1", "[::1]"} or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
+def find_digest(reference: str, *, settings: Settings | None = None) -> str | None:
+    """Return the digest (`sha256:…`) that `reference` has in its registry now, or None when it is not there.
 
-
-def token_url(challenge: Challenge, *, scope: str, plain: bool) -> str:
-    """Return the address at which a token answers `challenge`.
+    Asks the registry's HTTP API v2 for the manifest; no engine is needed and no layer is downloaded. Logins are those of
+    `docker login`: stored in docker's config.json, or by the credential helper it names.
 
     Args:
-        challenge: a bearer challenge.
-        scope: what is asked for, where the registry does not say.
-        plain: whether http:// will do, to this machine alone: the registry itself is here.
+        reference: an image by tag or digest; a registry on loopback is asked over plain http, any other over https.
+        settings: the proxies and the CA bundle to reach it with; the environment's proxies by default.
 
     Raises:
-        HostError: the realm is no address, carries a login, or would have a login travel unencrypted.
+        HostError: the registry cannot be reached, or wants a login that is missing or wrong.
+        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names.
+        UsageError: `reference` is no image reference.
 
     """
-    parts = None
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(checked(FileUrl, challenge.realm))
-    here = plain and parts is not None and parts.scheme == "http" and is_loopback(parts.hostname or "")
-    if parts is None or not (here or parts.scheme == "https"):
+    from envbuild.net.http import BadAnswerError, Client, NoAnswerError, body_of
+
+    ref = parse_reference(reference)
+    host = _HUB_API if ref.host == _HUB else ref.host
+    url = f"{'http' if ref.loopback else 'https'}://{host}/v2/{ref.path}/manifests/{ref.digest or ref.tag}"
+    headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
+    try:
+        # a proxy would look for loopback on itself
+        with Client(settings, direct=ref.loopback) as client:
+            answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers)
+            if answer.status == 401:
+                login = _authorization(client, ref, answer.headers.get("www-authenticate", ""))
+                answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers, login=login)
+    except NoAnswerError as error:
         raise HostError(
-            f"the registry has its tokens given out at {shown(redact(challenge.realm), 80)!r}, which is no https:// address",
-            hint="ask the registry's keepers",
+            f"the registry {ref.host} cannot be reached: {error.reason}",
+            where=url,
+            hint="check the address, the network, and the proxy and ca_bundle settings",
+        ) from None
+    except BadAnswerError as error:
+        raise HostError(f"the registry {ref.host} cannot be used: {error}", where=url) from None
+    if answer.status == 404:
+        return None
+    if answer.status in {401, 403}:
+        raise no_access(ref)
+    if body is None:
+        raise HostError(f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(), where=url)
+    return _checked_digest(ref, body, answer.headers.get("docker-content-digest", ""), url)
+
+
+def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> str:
+    """Return the manifest's digest, which every name that it has must agree with."""
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    for who, named in (("the registry says", stated), ("the reference says", ref.digest or "")):
+        if named and named != digest:
+            other = "another digest than a sha256" if not _DIGEST.fullmatch(named) else "another digest"
+            raise LockError(
+                f"the manifest that the registry {ref.host} sends has {other}: it is {digest}, {who} {shown(named, 100)}",
+                where=url,
+                hint="try once more, as a broken connection looks alike; then have the image pushed again",
+            )
+    return digest
+
+
+def _bounds() -> "Bounds":
+    from envbuild.net.http import Bounds
+
+    # A manifest, or a token. Registries refuse manifests of more than 4 MiB.
+    return Bounds(size=4 << 20, stall_s=20.0, total_s=90.0)
+
+
+def _authorization(client: "Client", ref: Reference, header: str) -> str:
+    """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic)."""
+    from envbuild.net.answers import read_challenge, read_token, token_url
+    from envbuild.net.docker_login import docker_login
+    from envbuild.net.http import body_of
+
+    challenge = read_challenge(header)
+    basic = docker_login(_HUB_LOGIN if ref.host == _HUB else ref.host)
+    if challenge.scheme == "basic" and basic:
+        return basic
+    if challenge.scheme != "bearer" or not challenge.realm:
+        raise no_access(ref)
+    url = token_url(challenge, scope=f"repository:{ref.path}:pull", plain=ref.loopback)
+    # As docker does: the login for a registry goes to the realm that this registry itself names, which is often another
+    # host (auth.docker.io). It goes there over https and to no further host.
+    answer, body = client.ask(url, body_of, bounds=_bounds(), login=basic)
+    if answer.status in {400, 401, 403}:
+        raise no_access(ref)
+    if body is None:
+        raise HostError(
+            f"the registry {ref.host} gives no token: it answered {answer.status} {answer.reason}".rstrip(),
+            where=url.partition("?")[0],
         )
-    query = [*parse_qsl(parts.query), ("service", challenge.service), ("scope", challenge.scope or scope)]
-    return parts._replace(query=urlencode(query, errors="replace"), fragment="").geturl()
+    return f"Bearer {read_token(body)}"
 
 
-def read_token(body: bytes) -> str:
-    """Return the token of a token server's answer.
-
-    Raises:
-        HostError: it holds none.
-
-    """
-    try:
-        answer = read_object(body)
-    except ValueError as error:
-        raise HostError(f"the registry's answer with a token cannot be read: {error}") from None
-    token = answer.get("token") or answer.get("access_token")
-    if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > _LONGEST_TOKEN:
-        raise HostError("the registry's answer holds no token")
-    return token
-
-
-def read_docker_config(body: bytes, key: str) -> tuple[str | None, str | None]:
-    """Return what docker's config.json holds for the registry `key`: the name of its helper, and its Basic login.
-
-    Raises:
-        HostError: it is no such file, or what it holds for `key` is no login.
-
-    """
-    try:
-        config = read_object(body)
-        helper = table(config.get("credHelpers")).get(key) or config.get("credsStore")
-        if helper is not None and helper != "":
-            return checked(SafeName, helper), None
-        stored = table(table(config.get("auths")).get(key)).get("auth")
-        if stored is None or stored == "":
-            return None, None
-        if not isinstance(stored, str) or not base64.b64decode(stored, validate=True):
-            raise ValueError("the login is no base64")  # noqa: TRY301 - the same message for both
-    except binascii.Error:
-        raise HostError("docker's logins cannot be read: the login is no base64") from None
-    except ValueError as error:
-        raise HostError(f"docker's logins cannot be read: {error}") from None
-    return None, stored
-
-
-def read_helper_answer(body: bytes) -> str:
-    """Return the login that a credential helper answers, as an HTTP Basic header.
-
-    Raises:
-        HostError: it answers something else.
-
-    """
-    try:
-        entry = read_object(body)
-        name, secret = entry.get("Username"), entry.get("Secret")
-        if not isinstance(name, str) or not isinstance(secret, str):
-            raise ValueError("it holds no Username and Secret")  # noqa: TRY004, TRY301 - the same message for both
-        return "Basic " + base64.b64encode(f"{name}:{secret}".encode()).decode()
-    except ValueError as error:  # a lone surrogate is one, too
-        reason = "it holds text that is none" if isinstance(error, UnicodeError) else error
-        raise HostError(f"docker's credential helper gives no login: {reason}") from None
+def no_access(ref: Reference) -> HostError:
+    """Return the error of a registry that refuses access."""
+    return HostError(
+        f"the registry {ref.host} refuses access to {ref.path}",
+        hint=f"docker login {'' if ref.host == _HUB else ref.host}".rstrip(),
+    )

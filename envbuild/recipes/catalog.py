@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from envbuild.matrix.load import explain_validation, read_toml
 from envbuild.matrix.model import AxisName, Source, Spec
 from envbuild.paths import data_dir
 from envbuild.util.model import Model
+from envbuild.util.toml import explain_validation, read_toml
 
 
 def _check_pattern(value: str) -> str:

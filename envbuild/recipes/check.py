@@ -12,17 +12,17 @@ from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentN
 from packaging.version import Version
 
 from envbuild.errors import UsageError
-from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.clauses import compile_matrix
-from envbuild.matrix.conflict import Conflict, explain_conflict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import BaseFacts, Release, Rule
 from envbuild.matrix.packages import impostors
-from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog, variables
 from envbuild.recipes.read import Recipe, Stage, Statement
+from envbuild.solver.asked import read_request
+from envbuild.solver.clauses import compile_matrix
+from envbuild.solver.conflict import Conflict, explain_conflict
+from envbuild.solver.program import solvable
 
 
 @dataclass(frozen=True, kw_only=True)

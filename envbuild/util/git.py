@@ -20,7 +20,7 @@ from signal import SIGTERM
 from typing import IO
 
 from envbuild.errors import HostError, LockError
-from envbuild.processes import end_group, guarded
+from envbuild.util.processes import end_group, guarded
 from envbuild.util.scratch import scratch
 
 _FILE_LIMIT = 32 * 2**30  # bytes of the largest file that git may write: a pack, a file of a tree

@@ -17,16 +17,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from envbuild.errors import HostError, SmokeError, UsageError
+from envbuild.evidence.report import Device, Level, Outcome, SmokeReport, Verdict, where_of
 from envbuild.paths import data_dir
-from envbuild.processes import bounded, end_group, guarded
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
+from envbuild.util.processes import bounded, end_group, guarded
 from envbuild.util.scratch import scratch
 from envbuild.verify.events import LINE, MARK, read_event
 
@@ -52,20 +52,6 @@ _NOT_THE_SUITES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")
 _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
 
 
-class Level(StrEnum):
-    """How far to go; each level includes those before it."""
-
-    IMPORT = "import"
-    KERNELS = "kernels"
-    STEP = "step"
-    DISTRIBUTED = "distributed"
-    BENCH = "bench"
-
-
-Device = Literal["cpu", "cuda"]
-Verdict = Literal["passed", "failed", "hung", "host", "interrupted"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class HostTarget:
     """The environment of an interpreter on this host."""
@@ -78,82 +64,6 @@ class ImageTarget:
     """An image that the engine holds."""
 
     reference: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How one test ended."""
-
-    id: str
-    level: str
-    outcome: Literal["passed", "failed", "skipped"]
-    seconds: float
-    reason: str = ""
-    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tables: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmokeReport:
-    """One run of the suite."""
-
-    target: Mapping[str, Any]
-    """`{"kind": "image", "reference", "digest"}` or `{"kind": "host", "os", "python"}`."""
-    cell_id: str
-    cell: Mapping[str, Any]
-    lock_digest: str | None
-    level: str
-    device: str
-    nproc: int
-    verdict: Verdict
-    reason: str
-    """Why the run did not pass; empty when it did."""
-    suite: str
-    """Hash of the suite's files."""
-    seed: int | None
-    machine: Mapping[str, Any]
-    launchers: Sequence[str]
-    tests: Sequence[Outcome]
-    seconds: float
-    log: str
-    """Path of everything that the suite printed."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of tests by outcome."""
-        found = {"passed": 0, "failed": 0, "skipped": 0}
-        for test in self.tests:
-            found[test.outcome] += 1
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return {**asdict(self), "counts": self.counts}
-
-    def raise_for_verdict(self) -> None:
-        """Raise what the verdict calls for.
-
-        Raises:
-            SmokeError: a test failed or hung.
-            HostError: this host cannot run what was asked: no GPU, too few, a driver too old, memory exhausted.
-            KeyboardInterrupt: somebody interrupted it.
-
-        """
-        if self.verdict == "passed":
-            return
-        if self.verdict == "host":
-            raise HostError(
-                self.reason, where=_where(self.target), hint="`envbuild doctor` says what this host can run"
-            )
-        if self.verdict == "interrupted":
-            raise KeyboardInterrupt
-        raise SmokeError(self.reason, where=_where(self.target), hint=f"everything it printed is in {self.log}")
-
-
-def _where(target: Mapping[str, Any]) -> str:
-    if target["kind"] == "image":
-        return f"{target['reference']} ({target['digest']})" if target.get("digest") else str(target["reference"])
-    return f"this host, {target.get('interpreter')}"
 
 
 def suite_hash(folder: Path | None = None) -> str:
@@ -250,7 +160,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         except OSError as error:
             raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
         told: dict[str, Any] = {"kind": "host"}
-        where = _where({**told, "interpreter": target.python})
+        where = where_of({**told, "interpreter": target.python})
     else:
         image = look_up(settings, target.reference)
         said = run_guest(
@@ -383,7 +293,7 @@ def run_smoke(
         SmokeError: the image has no Python that runs.
 
     """
-    from envbuild.engine.launch import read_hostfile
+    from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
 
     settings = settings or load_settings()
@@ -643,9 +553,9 @@ def _in_container(
     settings: "Settings",
     timeout_s: float,
 ) -> _Started:
-    from envbuild.engine.container import Container, Mount, run_flags
     from envbuild.engine.guest import guest, remove, start_line
     from envbuild.host import facts
+    from envbuild.run.container import Container, Mount, run_flags
 
     container = Container(
         image=image.id,

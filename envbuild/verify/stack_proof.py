@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.container import Container, run_flags
 from envbuild.engine.guest import Image, guest, look_up, start_line
 from envbuild.errors import SmokeError
+from envbuild.evidence.report import Device
 from envbuild.host import facts
-from envbuild.processes import bounded
+from envbuild.run.container import Container, run_flags
 from envbuild.settings import Settings
 from envbuild.stacks import Use
 from envbuild.util.names import shown
-from envbuild.verify.smoke import Device
+from envbuild.util.processes import bounded
 
 _SAID = 64 << 20
 """Bytes that one command may print."""

@@ -96,9 +96,9 @@ def _text(body: bytes) -> str:
 
 
 def _read_spec(kind: str, body: bytes) -> None:
-    from envbuild.matrix.asked import read_request
     from envbuild.matrix.cell import Pin, Request
     from envbuild.matrix.spec import matches
+    from envbuild.solver.asked import read_request
 
     text = _text(body).strip()
     pins = (Pin(axis=kind, spec=text, origin=f"--{kind}"),)
@@ -278,8 +278,8 @@ def _index_seeds() -> list[Seed]:
 
 
 def _read_registry(kind: str, body: bytes) -> None:
-    from envbuild.engine.registry import parse_reference
-    from envbuild.net import registry
+    from envbuild.net import answers as registry
+    from envbuild.net.registry import parse_reference
 
     if kind == "reference":
         parse_reference(_text(body))
@@ -335,7 +335,7 @@ def _gitmodules_seeds() -> list[Seed]:
 
 
 def _read_hostfile(kind: str, body: bytes) -> None:
-    from envbuild.engine.launch import read_hostfile
+    from envbuild.run.launch import read_hostfile
 
     for node in read_hostfile(_write("hostfile", body), default_slots=8):
         if not 0 < node.slots < 10**5 or node.name.startswith("-"):
@@ -417,7 +417,7 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
-    from envbuild.verify.evidence import content_id, evidence_for, read_evidence
+    from envbuild.evidence.records import content_id, evidence_for, read_evidence
 
     name = "20261122T101859Z-0000000000000000.json"
     with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a record whose hash is right gets further

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.engine.bootstrap import RootFS, archive_of, bootstrap_root, mirrors_of
+from envbuild.engine.bootstrap import RootFS, bootstrap_root
+from envbuild.lock.apt import archive_of, mirrors_of
 from envbuild.settings import load_settings
 
 

@@ -7,9 +7,10 @@ import tarfile
 
 import pytest
 
-from envbuild.engine.bootstrap import bootstrap_root, resolve_os_packages
+from envbuild.engine.bootstrap import bootstrap_root
 from envbuild.engine.progress import Watch
 from envbuild.errors import HostError, LockError
+from envbuild.lock.apt import resolve_os_packages
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 

@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 
-from envbuild.engine.registry import find_digest, pull_verified, push
+from envbuild.engine.registry import pull_verified, push
 from envbuild.errors import HostError, LockError, UsageError
+from envbuild.net.registry import find_digest
 
 NOWHERE = "sha256:" + "0" * 64
 # bcrypt, cost 5, of the password "let-me-in"

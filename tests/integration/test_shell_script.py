@@ -21,10 +21,10 @@ from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.python import resolve, uv_executable
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.plan.plan import Plan, Stage, plan_of
 from envbuild.plan.shell import script
 from envbuild.settings import load_settings
+from envbuild.solver.solve import solve
 from envbuild.stacks import Stack
 
 TORCH = "2.13.0+cpu"

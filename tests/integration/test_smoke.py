@@ -13,10 +13,11 @@ import pytest
 from root_support import debian_tar
 
 from envbuild.errors import EnvbuildError, SmokeError, UsageError
+from envbuild.evidence.records import evidence_for, load_evidence
+from envbuild.evidence.report import Level
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
-from envbuild.verify.evidence import evidence_for, load_evidence
-from envbuild.verify.smoke import HostTarget, ImageTarget, Level, pinned_pytest, run_smoke, suite_hash, write_junit
+from envbuild.verify.smoke import HostTarget, ImageTarget, pinned_pytest, run_smoke, suite_hash, write_junit
 
 TORCH = "2.13.0"
 

@@ -160,7 +160,7 @@ def test_what_this_machine_built_says_which_digest_the_registry_may_hold(site):
 
 
 def test_committed_evidence_says_which_digest_the_registry_may_hold(site, engine):
-    from envbuild.evidence_refs import committed_evidence
+    from envbuild.evidence.refs import committed_evidence
 
     good = site.publish()
     passed = next(record for record in committed_evidence() if record.passed)

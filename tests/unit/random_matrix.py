@@ -5,7 +5,7 @@ import datetime as dt
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, Release, Rule
-from envbuild.matrix.order import EvidenceRef
+from envbuild.solver.order import EvidenceRef
 
 # names of real software axes, so that evidence applies
 SHAPES = [

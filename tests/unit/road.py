@@ -10,8 +10,8 @@ from envbuild.lock.make import unlocked
 from envbuild.lock.model import Lock, OsPackage, PythonPackage, PythonSet
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.plan.plan import Plan, plan_of
+from envbuild.solver.solve import solve
 from envbuild.stacks import Stack
 
 

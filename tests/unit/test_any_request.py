@@ -10,9 +10,9 @@ from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.solver.solve import solve
 
 
 def random_request(chance: random.Random) -> Request:

@@ -11,7 +11,7 @@ from envbuild.errors import NoCellError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.model import Source
-from envbuild.matrix.solve import solve
+from envbuild.solver.solve import solve
 
 
 class Case(BaseModel):

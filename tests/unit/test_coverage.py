@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from envbuild.cli import main
+from envbuild.curate.coverage import AXES, cells_to_verify
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.coverage import AXES, cells_to_verify
-from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.load import load_matrix
+from envbuild.solver.enumerate import enumerate_cells
 from envbuild.stacks import load_stack, stack_names
 
 

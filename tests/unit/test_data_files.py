@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from envbuild import patching
-from envbuild.engine.launch import read_hostfile
 from envbuild.errors import DataError, EnvbuildError, UsageError
+from envbuild.evidence.records import read_evidence
 from envbuild.lock.files import read_lock
-from envbuild.matrix.load import read_toml
+from envbuild.run.launch import read_hostfile
 from envbuild.settings import load_settings
 from envbuild.stacks import load_stack
 from envbuild.util.bounded import DATA_LIMIT, UnfitFileError, read_file
-from envbuild.verify.evidence import read_evidence
+from envbuild.util.toml import read_toml
 
 ROOT = Path(__file__).parents[2]
 

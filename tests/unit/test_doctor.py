@@ -6,13 +6,13 @@ from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOT
 
 from envbuild import host as host_module
 from envbuild.cli import main
-from envbuild.diagnosis import AREAS, Area, diagnose
-from envbuild.evidence_refs import evidence_refs
+from envbuild.doctor.diagnosis import AREAS, Area, diagnose
+from envbuild.doctor.reach import Reach, cuda_reach, gpu_release, stack_reach
+from envbuild.evidence.refs import evidence_refs
 from envbuild.host import Gpu
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
-from envbuild.reach import Reach, cuda_reach, gpu_release, stack_reach
+from envbuild.solver.solve import solve
 
 
 def areas(machine: Recording) -> dict[str, Area]:

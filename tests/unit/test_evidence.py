@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from envbuild import evidence_refs
 from envbuild.cli.resolve import _standing
 from envbuild.errors import DataError, HostError
-from envbuild.matrix.cell import Cell
-from envbuild.verify.evidence import (
+from envbuild.evidence import refs as evidence_refs
+from envbuild.evidence.records import (
     Evidence,
     age,
     content_id,
@@ -25,7 +24,9 @@ from envbuild.verify.evidence import (
     read_evidence,
     record_evidence,
 )
-from envbuild.verify.smoke import Outcome, SmokeReport, suite_hash
+from envbuild.evidence.report import Outcome, SmokeReport
+from envbuild.matrix.cell import Cell
+from envbuild.verify.smoke import suite_hash
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"

@@ -8,10 +8,10 @@ from envbuild.cli.axes import request_from
 from envbuild.cli.resolve import explain as explain_command
 from envbuild.cli.resolve import resolve as resolve_command
 from envbuild.errors import NoCellError, UsageError
-from envbuild.matrix.asked import read_request
-from envbuild.matrix.explain import explain
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
+from envbuild.solver.asked import read_request
+from envbuild.solver.explain import explain
+from envbuild.solver.solve import solve
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from envbuild.cli.road import asked_from
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.nearest import nearest
-from envbuild.matrix.solve import solve
+from envbuild.solver.nearest import nearest
+from envbuild.solver.solve import solve
 
 OLD_DRIVER = {"axis_cuda": "12.6", "axis_te": "2.6", "axis_base": "nvidia-cuda-*", "axis_driver": "545.23.08"}
 

@@ -12,15 +12,15 @@ from fault_server import FaultServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.engine import docker_login as logins
-from envbuild.engine.registry import find_digest
+from envbuild.curate.update import Proposal, _tags
+from envbuild.curate.wheels import Distribution, IndexFile, Version, member, parse_metadata, python_tags, read_uploads
 from envbuild.errors import EnvbuildError, HostError, LockError
 from envbuild.lock.index import files_of, read_page
 from envbuild.lock.python import local_wheel, packages_of
-from envbuild.matrix.update import Proposal, _tags
-from envbuild.matrix.wheels import Distribution, IndexFile, Version, member, parse_metadata, python_tags, read_uploads
-from envbuild.net import registry
+from envbuild.net import answers as registry
+from envbuild.net import docker_login as logins
 from envbuild.net.download import download
+from envbuild.net.registry import find_digest
 from envbuild.settings import load_settings
 
 JSON = "application/vnd.pypi.simple.v1+json"

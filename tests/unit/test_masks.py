@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from envbuild.matrix.masks import AxisMasks
 from envbuild.matrix.model import Axis, Release
 from envbuild.matrix.spec import matches
+from envbuild.solver.masks import AxisMasks
 
 VERSIONS = [
     "1.9", "1.9.0", "2.0", "2.0.0a0+7c8ec84dab", "2.0.dev1", "2.0rc1", "2.0.post1", "2.0+cu118", "2.0.0+cu121", "2.0.1", "2.1",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from index_server import Index, wheel
 
+from envbuild.curate.checks import check_matrix
 from envbuild.errors import HostError
-from envbuild.matrix.checks import check_matrix
 from envbuild.matrix.load import load_matrix
 from envbuild.settings import Settings
 

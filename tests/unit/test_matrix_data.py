@@ -6,14 +6,14 @@ import tomllib
 
 import pytest
 
+from envbuild.curate.checks import check_matrix
+from envbuild.curate.schema import as_text, schemas
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.checks import check_matrix
 from envbuild.matrix.load import _load, load_matrix
 from envbuild.matrix.packages import caps_for, impostors
-from envbuild.matrix.schema import as_text, schemas
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import matches, version_key
 from envbuild.paths import data_dir
+from envbuild.solver.solve import solve
 
 TOPICS = {
     "abi", "apex-cuda13", "cpu-build", "cxx-standard", "deepspeed-cuda13", "deepspeed-torch", "driver-compat", "driver-floor",

@@ -9,10 +9,10 @@ from git_server import git_server
 from index_server import Index, wheel
 from packaging.version import Version
 
+from envbuild.curate import update
+from envbuild.curate.wheels import distributions, member, metadata_of, python_tags, uploads
 from envbuild.errors import DataError, HostError, LockError, UsageError
-from envbuild.matrix import update
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.wheels import distributions, member, metadata_of, python_tags, uploads
 from envbuild.settings import Settings
 
 TORCH = (

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from envbuild.curate.links import source_url
+from envbuild.curate.page import _standing, build_page, page_data, page_path, render_page, write_page
 from envbuild.errors import HostError
+from envbuild.evidence.records import Evidence, evidence_for
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.enumerate import enumerate_cells
-from envbuild.matrix.links import source_url
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.page import _standing, build_page, page_data, page_path, render_page, write_page
-from envbuild.matrix.solve import solve
+from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.solve import solve
 from envbuild.stacks import load_stack
-from envbuild.verify.evidence import Evidence, evidence_for
 
 KEPT = {
     "cuda": {"12.6", "13.0", "cpu"},

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild import processes
-from envbuild.processes import Maker, Said, bounded, followed, guarded, streamed
+from envbuild.util import processes
+from envbuild.util.processes import Maker, Said, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -148,7 +148,7 @@ def test_a_stream_that_is_left_is_ended(script, tmp_path):
 
 HELD_BACK = """
 import os, signal, sys
-from envbuild.processes import uninterrupted
+from envbuild.util.processes import uninterrupted
 for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler)
 try:
@@ -190,7 +190,7 @@ def test_a_maker_is_known_by_more_than_its_number():
 
 PARENT = """
 import sys
-from envbuild.processes import followed, guarded
+from envbuild.util.processes import followed, guarded
 followed(["sh", "-c", sys.argv[1]], feed=lambda line: print(line, end="", flush=True), patience=float(sys.argv[2]))
 """
 

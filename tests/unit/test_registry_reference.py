@@ -2,8 +2,8 @@
 
 import pytest
 
-from envbuild.engine.registry import parse_reference
 from envbuild.errors import UsageError
+from envbuild.net.registry import parse_reference
 
 DIGEST = "sha256:" + "ab" * 32
 

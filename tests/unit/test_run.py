@@ -8,7 +8,8 @@ from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
 
 from envbuild import host as host_module
 from envbuild.cli import main
-from envbuild.engine.container import (
+from envbuild.errors import HostError, UsageError
+from envbuild.run.container import (
     Container,
     parse_environment,
     parse_image,
@@ -18,8 +19,7 @@ from envbuild.engine.container import (
     run_flags,
     shown,
 )
-from envbuild.engine.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
-from envbuild.errors import HostError, UsageError
+from envbuild.run.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))

@@ -5,18 +5,13 @@ import os
 import pytest
 from road import plan_for
 
-from envbuild.engine.bootstrap import (
-    _apt_options,
-    _environment,
-    _IsolatedApt,
-    _parse_stanzas,
-    archive_of,
-    bootstrap_root,
-    end_of,
-    resolve_os_packages,
-)
+from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, HostError, LockError
+from envbuild.lock.apt import _IsolatedApt, archive_of, resolve_os_packages
+from envbuild.lock.apt import apt_environment as _environment
+from envbuild.lock.apt import apt_options as _apt_options
+from envbuild.lock.apt import parse_stanzas as _parse_stanzas
 from envbuild.settings import load_settings
 
 
@@ -143,7 +138,7 @@ def test_a_tmpdir_that_apt_cannot_read_is_a_clear_message(tmp_path):
 
 @pytest.mark.parametrize("package", ["-oDPkg::Pre-Invoke::=x", "a b", "bash=1 x", "?essential", "x;y", "bash=-1", ""])
 def test_a_name_that_is_no_packages_never_reaches_apt(tmp_path, monkeypatch, package):
-    monkeypatch.setattr("envbuild.engine.bootstrap._IsolatedApt", None)
+    monkeypatch.setattr("envbuild.lock.apt._IsolatedApt", None)
     with pytest.raises(LockError, match="is no OS package"):
         resolve_os_packages(settings_of(tmp_path), suite="bookworm", packages=[package])
 

@@ -20,9 +20,10 @@ from click.testing import CliRunner
 
 from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
-from envbuild.verify import evidence, smoke
+from envbuild.evidence import records as evidence
+from envbuild.evidence.report import Level, Outcome, SmokeReport
+from envbuild.verify import smoke
 from envbuild.verify.events import read_event
-from envbuild.verify.smoke import Level, Outcome
 
 SUITE = Path(__file__).parents[2] / "smoke_tests"
 
@@ -146,8 +147,8 @@ def test_lines_that_are_not_events_are_harmless() -> None:
     assert [event["event"] for event in seen] == ["collected"]
 
 
-def _report(verdict: str, tests: tuple[Outcome, ...] = (), reason: str = "why") -> smoke.SmokeReport:
-    return smoke.SmokeReport(
+def _report(verdict: str, tests: tuple[Outcome, ...] = (), reason: str = "why") -> SmokeReport:
+    return SmokeReport(
         target={"kind": "image", "reference": "img:1", "digest": None},
         cell_id="cell",
         cell={},

@@ -7,11 +7,11 @@ from small_matrix import locked_together, request, requires, small_matrix, with_
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
-from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.program import runs
-from envbuild.matrix.solve import NOT_ASKED, solve
+from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.order import EvidenceRef
+from envbuild.solver.program import runs
+from envbuild.solver.solve import NOT_ASKED, solve
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_order_of_flags_changes_nothing(matrix):
 
 def test_another_process_gives_the_same_cell():
     program = (
-        "from small_matrix import *; from envbuild.matrix.solve import solve\n"
+        "from small_matrix import *; from envbuild.solver.solve import solve\n"
         "print(solve(small_matrix(), request(gpu='h100', flash_attn='auto')).cell.id)"
     )
     runs_ = {

@@ -14,7 +14,7 @@ from random_matrix import random_evidence, random_matrix, random_request
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
+from envbuild.solver.solve import solve
 
 MATRICES, REQUESTS, CHUNKS = 250, 40, 10
 

@@ -14,12 +14,12 @@ from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import matches
 from envbuild.patching import load_patches
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.recipes.catalog import findings_catalog
+from envbuild.solver.solve import solve
 from envbuild.stacks import load_stack, stack_names, stack_of_lock
 
 FIVE = ("alcf", "gpt2-3d", "llama3-70b", "llm-jp", "megatron-gpt3")

@@ -14,11 +14,12 @@ from envbuild.cli.image import _told
 from envbuild.cli.road import parse_digest
 from envbuild.engine.build import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
-from envbuild.engine.registry import _engine_failure, parse_reference
+from envbuild.engine.registry import _engine_failure
 from envbuild.engine.trust import Pulled, Verified, expected_digests, pulled_for, remember_pulled
 from envbuild.errors import HostError, LockError
-from envbuild.evidence_refs import committed_evidence
+from envbuild.evidence.refs import committed_evidence
 from envbuild.matrix.load import load_matrix
+from envbuild.net.registry import parse_reference
 from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
 

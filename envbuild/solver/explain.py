@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envbuild.matrix.asked import Asked, read_request
 from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.conflict import explain_conflict
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.order import EvidenceRef, Score, best_values, score_of
-from envbuild.matrix.solve import Solution
+from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.conflict import explain_conflict
+from envbuild.solver.order import EvidenceRef, Score, best_values, score_of
+from envbuild.solver.solve import Solution
 
 
 @dataclass(frozen=True, kw_only=True)

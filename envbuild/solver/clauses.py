@@ -18,9 +18,9 @@ from packaging.version import Version
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.masks import AxisMasks
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
+from envbuild.solver.masks import AxisMasks
 
 UNUSED = 1
 """The mask of the value "not in use"."""

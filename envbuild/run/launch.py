@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from envbuild.engine.container import Container, docker, run_flags
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
+from envbuild.run.container import Container, docker, run_flags
 from envbuild.settings import Settings
 from envbuild.util.bounded import read_text
 from envbuild.util.names import shown

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envbuild.errors import NoCellError
-from envbuild.matrix.asked import Asked, read_request
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
-from envbuild.matrix.clauses import Clauses
-from envbuild.matrix.conflict import explain_conflict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
-from envbuild.matrix.order import LEVELS, EvidenceRef, Score, best_values, score_of, speaks_for
-from envbuild.matrix.program import solvable
+from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.clauses import Clauses
+from envbuild.solver.conflict import explain_conflict
+from envbuild.solver.order import LEVELS, EvidenceRef, Score, best_values, score_of, speaks_for
+from envbuild.solver.program import solvable
 
 NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
 """Why an axis of use `asked` is left out."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from envbuild.errors import NoCellError
 from envbuild.host import Gpu, HostFacts
-from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, GpuFacts, Release
-from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.program import solvable
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import version_key
+from envbuild.solver.asked import read_request
+from envbuild.solver.order import EvidenceRef
+from envbuild.solver.program import solvable
+from envbuild.solver.solve import solve
 
 CPU = "cpu"
 

@@ -13,8 +13,8 @@ from envbuild.components.flash_attn import FlashAttnFacts
 from envbuild.components.megatron import MegatronFacts
 from envbuild.components.te import TeFacts
 from envbuild.components.torch import TorchFacts
+from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
 from envbuild.errors import HostError, LockError
-from envbuild.matrix.clauses import Cause, Clause, Clauses, compile_matrix
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import (
     Axis,
@@ -25,11 +25,11 @@ from envbuild.matrix.model import (
     Source,
     Spec,
 )
-from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
-from envbuild.matrix.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.solver.clauses import Cause, Clause, Clauses, compile_matrix
+from envbuild.solver.program import solvable
 
 Level = Literal["error", "warning", "note"]
 

@@ -6,7 +6,7 @@ from typing import Self
 
 import clingo
 
-from envbuild.matrix.clauses import Clauses, bits, propagate
+from envbuild.solver.clauses import Clauses, bits, propagate
 
 
 def runs(chosen: int, domain: int) -> Iterator[tuple[int, int]]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envbuild.matrix.asked import Asked, is_open_pin
 from envbuild.matrix.cell import NONE, Pin
-from envbuild.matrix.clauses import UNUSED, Cause, Clauses, bits
 from envbuild.matrix.model import AxisName, Release, Spec
+from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.matrix.asked import Asked, read_request
 from envbuild.matrix.cell import NONE, Cell, Request
-from envbuild.matrix.clauses import UNUSED, Clauses, bits, propagate
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.order import EvidenceRef, add_order
-from envbuild.matrix.program import Program
 from envbuild.matrix.spec import version_key
+from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.clauses import UNUSED, Clauses, bits, propagate
+from envbuild.solver.order import EvidenceRef, add_order
+from envbuild.solver.program import Program
 
 
 @dataclass(frozen=True, kw_only=True)

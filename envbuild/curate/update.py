@@ -14,11 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
-from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import AxisName
-from envbuild.matrix.spec import version_key
-from envbuild.matrix.wheels import (
+from envbuild.curate.wheels import (
     Distribution,
     Metadata,
     distributions,
@@ -27,6 +23,10 @@ from envbuild.matrix.wheels import (
     python_tags,
     uploads,
 )
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.spec import version_key
 from envbuild.settings import Settings
 from envbuild.util.git import Reach, empty_repository, run_git
 from envbuild.util.names import Commit, SafeName, checked

@@ -25,7 +25,7 @@ from envbuild.util.bounded import read_text
 from envbuild.util.names import shown
 
 if TYPE_CHECKING:
-    from envbuild.verify.smoke import SmokeReport
+    from envbuild.evidence.report import SmokeReport
 
 SCHEMA = 1
 

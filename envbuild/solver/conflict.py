@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from envbuild.matrix.asked import Asked
 from envbuild.matrix.cell import NONE, Pin
-from envbuild.matrix.clauses import Clauses, propagate
-from envbuild.matrix.nearest import Near, nearest
-from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.program import Program, any_cell, solvable
-from envbuild.matrix.sentences import Step, steps_of
+from envbuild.solver.asked import Asked
+from envbuild.solver.clauses import Clauses, propagate
+from envbuild.solver.nearest import Near, nearest
+from envbuild.solver.order import EvidenceRef
+from envbuild.solver.program import Program, any_cell, solvable
+from envbuild.solver.sentences import Step, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)

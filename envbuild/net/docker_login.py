@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.errors import HostError
-from envbuild.net.registry import read_docker_config, read_helper_answer
-from envbuild.processes import end_group
+from envbuild.net.answers import read_docker_config, read_helper_answer
+from envbuild.util.processes import end_group
 
 _LARGEST_CONFIG = 4 << 20
 _HELPER_S = 30.0

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from envbuild.diagnosis import diagnose
+from envbuild.doctor.diagnosis import diagnose
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
-from envbuild.processes import bounded
 from envbuild.settings import Settings
 from envbuild.util.names import shown as printable
+from envbuild.util.processes import bounded
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""

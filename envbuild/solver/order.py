@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.components import SOFTWARE
-from envbuild.matrix.asked import Asked, is_open_pin
-from envbuild.matrix.clauses import UNUSED, Clauses, propagate
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.program import Program
+from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.clauses import UNUSED, Clauses, propagate
+from envbuild.solver.program import Program
 
 _NEWEST = (
     "as many default components as possible, then{} the newest, then an OS' own Python, then the order of the lists"

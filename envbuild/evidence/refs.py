@@ -4,11 +4,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from envbuild.components import SOFTWARE
-from envbuild.matrix.order import EvidenceRef, Level
 from envbuild.paths import data_dir
+from envbuild.solver.order import EvidenceRef, Level
 
 if TYPE_CHECKING:
-    from envbuild.verify.evidence import Evidence
+    from envbuild.evidence.records import Evidence
 
 
 @cache
@@ -19,7 +19,7 @@ def committed_evidence() -> tuple["Evidence", ...]:
         DataError: a record was edited.
 
     """
-    from envbuild.verify.evidence import load_evidence
+    from envbuild.evidence.records import load_evidence
 
     return load_evidence(data_dir("matrices") / "evidence")
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from envbuild.errors import NoCellError
 from envbuild.matrix.cell import Cell, Pin, Request
-from envbuild.matrix.enumerate import enumerate_cells
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.solve import solve
 from envbuild.matrix.spec import public_version, version_key
+from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.order import EvidenceRef
+from envbuild.solver.solve import solve
 
 AXES = ("cuda", "torch", "te")
 """The axes whose pairs are covered."""

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
-from envbuild.matrix.asked import Asked, read_request
+from envbuild.evidence.records import Evidence, Standing, evidence_for
 from envbuild.matrix.cell import NONE, Pin, Request
-from envbuild.matrix.conflict import explain_conflict
-from envbuild.matrix.enumerate import enumerate_cells
-from envbuild.matrix.links import source_url
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, GpuFacts, Release, Rule, Spec
-from envbuild.matrix.order import EvidenceRef
-from envbuild.matrix.program import solvable
-from envbuild.matrix.solve import Solution, solve
 from envbuild.matrix.spec import matches, public_version
+from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.conflict import explain_conflict
+from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.order import EvidenceRef
+from envbuild.solver.program import solvable
+from envbuild.solver.solve import Solution, solve
 from envbuild.stacks import Stack
-from envbuild.verify.evidence import Evidence, Standing, evidence_for
 
 _ASSETS = Path(__file__).with_name("page_assets")
 # What the panel shows of a cell, in this order.

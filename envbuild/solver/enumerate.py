@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import clingo
 
 from envbuild.errors import UsageError
-from envbuild.matrix.asked import read_request
 from envbuild.matrix.cell import AUTO, Pin, Request
-from envbuild.matrix.clauses import Clauses, bits, propagate
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.program import Program
+from envbuild.solver.asked import read_request
+from envbuild.solver.clauses import Clauses, bits, propagate
+from envbuild.solver.program import Program
 
 
 def enumerate_cells(

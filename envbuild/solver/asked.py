@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
-from envbuild.matrix.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
+from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 
 ANY = "any"
 """A synonym of `auto` in a pin."""

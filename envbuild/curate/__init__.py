@@ -1,0 +1,1 @@
+"""Keeping the matrix true: new releases, checks against upstream, the page and the schemas."""

@@ -1,0 +1,1 @@
+"""Records of smoke runs, and what they say of a cell."""

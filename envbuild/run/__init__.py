@@ -1,0 +1,1 @@
+"""The container that training runs in, on one host or several."""

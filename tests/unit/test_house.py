@@ -1,0 +1,106 @@
+"""The middle is pure: what chooses, what a component is and how an image is laid out ask nothing but their arguments."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "envbuild"
+PURE = ("matrix", "solver", "components", "plan")
+MODULES = {
+    "asyncio",
+    "http",
+    "multiprocessing",
+    "random",
+    "secrets",
+    "socket",
+    "ssl",
+    "subprocess",
+    "time",
+    "urllib",
+    "urllib3",
+}
+CLOCK = {"now", "today", "utcnow", "fromtimestamp", "monotonic", "perf_counter"}
+
+# The whole middle for one request, while every event that Python's audit hooks see is written down.
+RUN = """
+import json, sys
+from envbuild.lock.inputs import inputs_of
+from envbuild.lock.files import Locked
+from envbuild.lock.make import unlocked
+from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.load import load_matrix
+from envbuild.plan import apptainer, dockerfile, shell
+from envbuild.plan.plan import plan_of
+from envbuild.solver.solve import solve
+
+seen = set()
+sys.addaudithook(lambda event, _: seen.add(event))
+matrix = load_matrix()
+request = Request(pins=tuple(Pin(axis=a, spec=s, origin="test") for a, s in json.loads(sys.argv[1]).items()))
+inputs = inputs_of(matrix, solve(matrix, request).cell)
+plan = plan_of(matrix, Locked(lock=unlocked(matrix, inputs), pylocks={}))
+for render in (dockerfile.dockerfile, dockerfile.bake, apptainer.definition, shell.script):
+    render(plan)
+print(json.dumps(sorted(seen)))
+"""
+
+
+@pytest.mark.parametrize(
+    "pins", [{"cuda": "12.6", "te": "2.6"}, {"cuda": "13.0", "flash-attn-hopper": "auto"}, {"cuda": "cpu"}]
+)
+def test_choosing_and_planning_open_no_socket_and_start_no_process(pins):
+    done = subprocess.run([sys.executable, "-c", RUN, json.dumps(pins)], capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert "open" in seen  # the data files: the hook sees what happens
+    forbidden = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "urllib.")
+    assert [event for event in seen if event.startswith(forbidden)] == []
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_a_pure_package_imports_no_clock_no_network_and_no_process(package):
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [str(node.module)]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                assert node.func.attr not in CLOCK, f"{path}:{node.lineno}"
+            for name in names:
+                assert name.partition(".")[0] not in MODULES, f"{path}:{node.lineno} imports {name}"
+
+
+def test_no_module_outside_matters_which_components_there_are():
+    """Their names stand where a lock's field or the axes' own data need them, each with its reason, and nowhere else."""
+    from envbuild.components import COMPONENTS
+
+    decided_by_name = {
+        "lock/model.py": "te_source is a field of the lock's format",
+        "curate/update.py": "what to ask of each upstream",
+        "curate/checks.py": "what each upstream's metadata states",
+        "curate/coverage.py": "the cells to show, as data",
+        "curate/page.py": "the columns of the page",
+        "engine/launch.py": "launchers, of the same names",
+        "run/launch.py": "launchers, of the same names",
+        "stacks.py": "launchers, of the same names",
+        "cli/run.py": "launchers, of the same names",
+        "plan/plan.py": "the MPI that a build compiles by itself",
+        "plan/stages.py": "the MPI that a build compiles by itself",
+        "plan/shell.py": "the MPI that a build compiles by itself",
+        "lock/inputs.py": "the MPI that a build compiles by itself",
+        "verify/audit.py": "CUDA's headers, which Transformer Engine reads as it runs",
+    }
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE).as_posix()
+        if place.startswith(("components/", "recipes/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in COMPONENTS and node.value != "torch":
+                found.setdefault(place, set()).add(node.value)
+    assert {place: names for place, names in found.items() if place not in decided_by_name} == {}
