@@ -5,15 +5,18 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-integration test-full fuzz kills lint bench clean help
+.PHONY: image test test-unit test-host test-integration test-full fuzz kills lint bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
 
-test: lint test-unit test-integration ## Lint, the fast pure tests, and the real engine and registry (under 45 minutes on 2 cores)
+test: lint test-unit test-host test-integration ## Lint, the fast pure tests, this host, the real engine and registry (an hour on 2 cores)
 
 test-unit: $(VENV)/ready ## The fast pure tests, under a minute
 	$(PYTEST) tests/unit -n 2 --dist worksteal
+
+test-host: $(VENV)/ready ## What starts processes and servers on this host: git, downloads, signals, a share of the fuzzing
+	$(PYTEST) tests/host -n 2 --dist worksteal
 
 test-integration: $(VENV)/ready engine registry ## The real engine, the real registry, the CPU image twice
 	$(PYTEST) tests/integration -m "not full" --durations=15
