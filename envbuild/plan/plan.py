@@ -21,6 +21,8 @@ from envbuild.paths import data_dir
 from envbuild.stacks import Stack, Step, patches_of, stack_names, tools_of
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
+_FOR_ONE_SM = "build-for-sm"
+"""The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""
 
 # OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
 _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
@@ -147,7 +149,8 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
     _require_inputs(lock, inputs)
-    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in RECIPES}
+    names = (*RECIPES, *([_FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []))
+    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
     os_python = matrix.release("os", cell.versions["os"]).facts.python
@@ -335,6 +338,7 @@ def _stages(
             compiler=_compiler(lock),
             tools=_tools(lock, component.tools),
             recipe=_digest(recipes["build-wheel"]),
+            **({"sm": [component.only_sm, _digest(recipes[_FOR_ONE_SM])]} if component.only_sm else {}),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
             **(
                 {"downloads": [_source_inputs(lock.source(n)) for n in component.downloads]}
