@@ -183,7 +183,7 @@ class Component:
     ran: ClassVar[bool] = True
     """Whether it is software that evidence of a run speaks of."""
     needs_commit: ClassVar[bool] = False
-    """Whether every release has a commit, since it comes from git alone."""
+    """Whether every release but what an image brings has a commit, since it comes from git alone."""
     runtime: ClassVar[tuple[str, ...]] = ()
     """What its compiled wheel imports and does not ask for: requirements of the environment."""
     variants: ClassVar[tuple[str, ...]] = ()
