@@ -37,6 +37,7 @@ class Apex(Component):
     label = "apex"
     facts = ApexFacts
     in_ngc = True
+    needs_commit = True
     runtime = ("packaging",)
     upstream = Upstream(repository=_URL)
 

@@ -121,6 +121,7 @@ class Wheel:
         version: the release, or the commit's first digits.
         alone: installed without what it asks for, which the stack that brings it states itself.
         mpi: whether it is compiled against the cell's MPI.
+        only_sm: the SM number to compile for, where setup.py has a fixed list of architectures and reads no variable.
         downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
             where the build finds it unpacked.
 
@@ -139,6 +140,7 @@ class Wheel:
     version: str = ""
     alone: bool = False
     mpi: bool = False
+    only_sm: str | None = None
     downloads: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
 
@@ -181,7 +183,7 @@ class Component:
     ran: ClassVar[bool] = True
     """Whether it is software that evidence of a run speaks of."""
     needs_commit: ClassVar[bool] = False
-    """Whether every release has a commit, since it comes from git alone."""
+    """Whether every release but what an image brings has a commit, since it comes from git alone."""
     runtime: ClassVar[tuple[str, ...]] = ()
     """What its compiled wheel imports and does not ask for: requirements of the environment."""
     variants: ClassVar[tuple[str, ...]] = ()

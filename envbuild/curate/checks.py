@@ -9,10 +9,11 @@ from typing import Literal
 
 from packaging.version import Version
 
-from envbuild.components.flash_attn import FlashAttnFacts
-from envbuild.components.megatron import MegatronFacts
+from envbuild.components import COMPONENTS
 from envbuild.components.te import TeFacts
+from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
+from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
 from envbuild.errors import HostError, LockError
 from envbuild.matrix.load import Matrix
@@ -33,8 +34,8 @@ from envbuild.solver.program import solvable
 
 Level = Literal["error", "warning", "note"]
 
-COMMIT_AXES = frozenset({"flash-attn-hopper"})
-"""Axes whose every release is a commit (apex too, save what an image brings)."""
+_CHECKED_BY_THEIR_OWN = frozenset({te.axis, torch.axis})
+"""Axes whose several distributions have a check of their own."""
 _MEGATRON_OWN = ("torch", "numpy")
 
 
@@ -125,7 +126,7 @@ def _releases(matrix: Matrix) -> Iterator[Finding]:
             version = version_key(release.version)
             if axis.dated and release.date is None and version is not None:
                 yield Finding(level="error", where=where, text="has no date, and this axis counts in the spread")
-            if release.commit is None and (name in COMMIT_AXES or (name == "apex" and version is not None)):
+            if release.commit is None and version is not None and name in COMPONENTS and COMPONENTS[name].needs_commit:
                 yield Finding(level="error", where=where, text="has no commit, and comes from git only")
             if axis.scheme == "pep440" and version is not None:
                 if before is not None and version < before:
@@ -235,8 +236,10 @@ def _online(matrix: Matrix, settings: Settings) -> Iterator[Finding]:
 
     yield from _check_torch(matrix, settings, index("torch"), reach)
     yield from _check_te(matrix, settings, index("transformer-engine"), reach)
-    for axis, name in (("flash-attn", "flash-attn"), ("megatron", "megatron-core"), ("deepspeed", "deepspeed")):
-        yield from _check_listed(matrix, settings, axis, index(name), reach)
+    for axis, component in COMPONENTS.items():
+        name = component.upstream.distribution
+        if name is not None and axis in matrix.axes and axis not in _CHECKED_BY_THEIR_OWN:
+            yield from _check_listed(matrix, settings, axis, name, index(name), reach)
     listed = index("cuda-toolkit")
     for release in matrix.releases.get("nvcc", ()):
         if isinstance(release.facts, NvccFacts) and release.facts.pypi and Version(release.facts.pypi) not in listed:
@@ -345,12 +348,11 @@ def _check_te(
 
 
 def _check_listed(
-    matrix: Matrix, settings: Settings, axis: AxisName, listed: dict[Version, Distribution], reach: _Reach
+    matrix: Matrix, settings: Settings, axis: AxisName, name: str, listed: dict[Version, Distribution], reach: _Reach
 ) -> Iterator[Finding]:
-    days = uploads(settings, axis if axis != "megatron" else "megatron-core")
+    days = uploads(settings, name)
     for release in matrix.releases[axis]:
-        facts = release.facts
-        text = facts.pypi if isinstance(facts, FlashAttnFacts | MegatronFacts) else release.version
+        text = getattr(release.facts, "pypi", release.version)
         if text is None:
             continue
         where, version = f"{axis} {release.version}", Version(text)

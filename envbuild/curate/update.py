@@ -5,6 +5,7 @@ already is never touched: a release of the same version, or one that a person wr
 """
 
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from envbuild.components import COMPONENTS
 from envbuild.curate.wheels import (
     Distribution,
     Metadata,
@@ -264,37 +266,24 @@ def _te(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _named_alike(
-    asking: _Asking, axis: AxisName, to_fill_in: tuple[str, ...], facts: Sequence[str] = ()
-) -> Iterator[Proposal]:
-    """Propose what the distribution of the axis' own name has, where the index tells its version and day and no more.
-
-    Args:
-        asking: the run.
-        axis: the axis, and its distribution on PyPI.
-        to_fill_in: what a person adds to every release.
-        facts: the facts that are the version itself.
-
-    """
-    for distribution, day in asking.newer(axis, axis, chosen=True):
+def _component(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
+    """Propose what the distribution of a component has, where the index tells its version and day and no more."""
+    upstream = COMPONENTS[axis].upstream
+    if upstream.distribution is None:
+        return
+    for distribution, day in asking.newer(axis, upstream.distribution, chosen=upstream.chosen):
         version = str(distribution.version)
         yield Proposal(
             axis=axis,
             version=version,
             release={
                 "version": version,
-                "source": f"PyPI:{axis}=={version}",
+                "source": f"PyPI:{upstream.distribution}=={version}",
                 "date": day,
-                "facts": dict.fromkeys(facts, version),
+                "facts": dict.fromkeys(upstream.facts, version),
             },
-            to_fill_in=(*to_fill_in, *(() if day else ("date",))),
+            to_fill_in=(*upstream.to_fill_in, *(() if day else ("date",))),
         )
-
-
-def _flash_attn(asking: _Asking) -> Iterator[Proposal]:
-    return _named_alike(
-        asking, "flash-attn", ("facts.cxx_standard (setup.py)", "whether TE's cap takes it in"), facts=("pypi",)
-    )
 
 
 def _megatron(asking: _Asking) -> Iterator[Proposal]:
@@ -329,10 +318,6 @@ def _megatron(asking: _Asking) -> Iterator[Proposal]:
             ),
             remarks=remarks,
         )
-
-
-def _deepspeed(asking: _Asking) -> Iterator[Proposal]:
-    return _named_alike(asking, "deepspeed", ("whether its requirements changed (requirements/requirements.txt)",))
 
 
 def _nvcc(asking: _Asking) -> Iterator[Proposal]:
@@ -396,17 +381,21 @@ def _apex(asking: _Asking) -> Iterator[Proposal]:
             )
 
 
-_AXES: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = {
+_OWN: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = {
     "apex": _apex,
     "cudnn": lambda asking: _bundled(asking, "cudnn"),
-    "deepspeed": _deepspeed,
-    "flash-attn": _flash_attn,
     "megatron": _megatron,
     "nccl": lambda asking: _bundled(asking, "nccl"),
     "nvcc": _nvcc,
     "te": _te,
     "torch": _torch,
 }
+_LISTED = {
+    axis: functools.partial(_component, axis=axis)
+    for axis, component in COMPONENTS.items()
+    if component.upstream.distribution and axis not in _OWN
+}
+_AXES: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = dict(sorted((_OWN | _LISTED).items()))
 
 
 def known_axes() -> tuple[AxisName, ...]:
@@ -431,7 +420,7 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
         )
     asking = _Asking(matrix=matrix, settings=settings)
     found: list[Proposal] = []
-    for axis in axes or tuple(_AXES):
+    for axis in axes or tuple(axis for axis in _AXES if axis in matrix.axes):
         try:
             found += _AXES[axis](asking)
         except LockError as error:
@@ -457,7 +446,7 @@ def append(folder: Path, proposals: Sequence[Proposal]) -> list[Path]:
                 f"there is no file for the axis {axis}", where=str(path), hint="name the folder of a matrix"
             )
         text = path.read_text(encoding="utf-8")
-        if re.search(r"^\[\[rule\]\]", text, re.MULTILINE):
+        if re.search(r"^\[\[rule\]\]", text.partition("[[release]]")[2], re.MULTILINE):
             raise DataError(
                 "the file has rules after its releases, so releases cannot be appended",
                 where=str(path),

@@ -17,7 +17,7 @@ from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
-from envbuild.plan.stages import Stage, stages_of
+from envbuild.plan.stages import FOR_ONE_SM, Stage, stages_of
 from envbuild.stacks import Stack, Step, patches_of, stack_names
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
@@ -123,7 +123,8 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         )
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
     require_inputs(lock, inputs)
-    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in RECIPES}
+    names = (*RECIPES, *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []))
+    recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
     os_python = matrix.release("os", cell.versions["os"]).facts.python

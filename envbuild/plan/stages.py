@@ -12,6 +12,9 @@ from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
 from envbuild.stacks import Stack, patches_of, tools_of
 
+FOR_ONE_SM = "build-for-sm"
+"""The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""
+
 # OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
 _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
 # Build tools that decide what goes into a wheel.
@@ -140,6 +143,7 @@ def stages_of(
             compiler=_compiler(lock),
             tools=_tools(lock, component.tools),
             recipe=digest_of(recipes["build-wheel"]),
+            **({"sm": [component.only_sm, digest_of(recipes[FOR_ONE_SM])]} if component.only_sm else {}),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
             **(
                 {"downloads": [_source_inputs(lock.source(n)) for n in component.downloads]}

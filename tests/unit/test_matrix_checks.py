@@ -187,6 +187,17 @@ def test_a_date_that_is_not_the_upload_s(folder, index):
     assert online(folder, index) == ["te 2.12.0: is dated 2026-01-27; its first upload was on 2026-02-21"]
 
 
+def test_every_component_on_an_index_is_compared_with_it(folder, index):
+    folder.axes["grouped-gemm"] = ("pep440", "asked", "true", {})
+    for version, day in (("1.1.3", "2026-01-01"), ("1.1.4", "2026-01-03")):
+        folder.release("grouped-gemm", version, f"date = {day}")
+    index.add("nv-grouped-gemm", "1.1.4", ("nv_grouped_gemm-1.1.4.tar.gz", b"x"), day="2026-01-02")
+    assert online(folder, index) == [
+        "grouped-gemm 1.1.3: 1.1.3 is not on the index",
+        "grouped-gemm 1.1.4: is dated 2026-01-03; its first upload was on 2026-01-02",
+    ]
+
+
 def test_a_python_that_metadata_forbids(folder, index):
     core = wheel("megatron-core", "0.19.2", "py3-none-any", (), ">=3.12")
     index.add("megatron-core", "0.19.2", core, day="2026-09-18")

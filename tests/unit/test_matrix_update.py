@@ -9,6 +9,7 @@ from git_server import git_server
 from index_server import Index, wheel
 from packaging.version import Version
 
+from envbuild.components import COMPONENTS
 from envbuild.curate import update
 from envbuild.curate.wheels import distributions, member, metadata_of, python_tags, uploads
 from envbuild.errors import DataError, HostError, LockError, UsageError
@@ -203,6 +204,37 @@ def test_an_appended_proposal_is_not_appended_again(index, matrix_folder):
     with pytest.raises(DataError, match="listed already"):
         update.append(matrix_folder, found)
     assert (matrix_folder / "torch.toml").read_text() == kept
+
+
+@pytest.mark.parametrize("axis", [axis for axis, c in COMPONENTS.items() if c.upstream.distribution])
+def test_every_component_on_an_index_can_be_asked(axis):
+    assert axis in update.known_axes()
+
+
+def test_a_component_is_asked_by_what_it_says_of_its_upstream_and_may_keep_rules_above(index, matrix_folder):
+    path = matrix_folder / "grouped-gemm.toml"
+    rule = '[[rule]]\nid = "r"\nkind = "requires"\ntopic = "t"\nwhen = { grouped-gemm = "any" }\nwith = ["cuda"]\nwhy = "w"\nsource = "PyPI:x==1"\n'
+    release = '[[release]]\nversion = "1.1.4"\nsource = "PyPI:x==1"\n'
+    path.write_text(f"{AXIS.format(name='grouped-gemm', scheme='pep440', use='asked')}\n{rule}\n{release}")
+    for version in ("1.1.2", "1.1.5"):
+        index.add("nv-grouped-gemm", version, (f"nv_grouped_gemm-{version}.tar.gz", b"x"), day="2026-10-01")
+    with index.served() as url:
+        (found,) = propose(matrix_folder, url, "grouped-gemm").found
+    assert found.release["source"] == "PyPI:nv-grouped-gemm==1.1.5"
+    assert found.to_fill_in == COMPONENTS["grouped-gemm"].upstream.to_fill_in
+    update.append(matrix_folder, [found])
+    grown = load_matrix(matrix_folder.rename(matrix_folder.parent / "grown"))
+    assert [r.version for r in grown.releases["grouped-gemm"]] == ["1.1.4", "1.1.5"]
+    assert [r.id for r in grown.rules] == ["r"]
+
+
+def test_a_matrix_without_a_components_axis_is_asked_for_the_rest(index, matrix_folder):
+    for path in matrix_folder.glob("*.toml"):
+        if path.stem not in {"cuda", "deepspeed"}:
+            path.unlink()
+    index.add("deepspeed", "0.19.8", ("deepspeed-0.19.8.tar.gz", b"x"))
+    with index.served() as url:
+        assert [p.version for p in propose(matrix_folder, url).found] == ["0.19.8"]
 
 
 def test_a_person_who_keeps_rules_below_is_not_overwritten(index, matrix_folder):

@@ -1,19 +1,25 @@
 """Stage keys: exactly the inputs that can change a stage's result, and no other."""
 
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
+from envbuild.components import COMPONENTS
+from envbuild.components.apex import Apex
 from envbuild.errors import NoCellError, UsageError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import _caps, _Maker
 from envbuild.lock.model import Missing
 from envbuild.matrix.load import load_matrix
+from envbuild.paths import data_dir
 from envbuild.plan import plan as planning
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
+from envbuild.plan.shell import script
 from envbuild.settings import Settings
 from envbuild.stacks import load_stack
 
@@ -53,16 +59,6 @@ AXES = {
     ),
     # PyPI's toolchain follows from torch's own pins; the other way is the base's nvcc.
     "toolchain": ({"toolchain": "base", "base": None, "os": None, "python": None}, {"wheel-apex", "wheel-te"}, set()),
-    "flash-attn": (
-        {"flash-attn": "auto"},
-        {"wheel-flash-attn", "env"},
-        {"base", "runtime", "torch", "wheel-te", "wheel-apex"},
-    ),
-    "flash-attn-hopper": (
-        {"flash-attn-hopper": "auto"},
-        {"wheel-flash-attn-hopper", "env"},
-        {"base", "runtime", "torch", "wheel-te", "wheel-apex"},
-    ),
     "megatron": ({"megatron": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
     "deepspeed": ({"deepspeed": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
     "mpi": ({"mpi": "openmpi"}, {"runtime"}, {"base"}),
@@ -76,6 +72,12 @@ AXES = {
         {"torch", "wheel-te", "wheel-apex"},
         set(),
     ),
+}
+# Whatever component else may be asked for is one more wheel, and nothing of what was there.
+AXES |= {
+    axis: ({axis: "auto"}, {f"wheel-{axis}", "env"}, {"base", "runtime", "torch", *WHEELS})
+    for axis in COMPONENTS
+    if axis not in AXES
 }
 
 
@@ -304,6 +306,47 @@ def test_what_is_compiled_sees_no_network():
     compiles = [line for line in runs if any(f"source=/{kind}" in line for kind in kinds)]
     assert len(compiles) == 5 + 4
     assert all(line.startswith("RUN --network=none ") for line in compiles)
+
+
+def test_a_wheel_for_one_sm_alone_is_compiled_through_its_recipe_and_others_hold_none_of_it(monkeypatch):
+    before = plan()
+    assert "build-for-sm" not in dockerfile(before) + script(before)
+    whole = Apex.wheel
+    monkeypatch.setattr(Apex, "wheel", lambda self, view: dataclasses.replace(whole(self, view), only_sm="90"))
+    after = plan()
+    assert changed(before, after) == {"wheel-apex", "env", "image"}
+    stage = dockerfile(after).partition("AS build-apex\n")[2].partition("\nFROM ")[0]
+    assert "--mount=type=bind,from=recipe,source=/build-for-sm,target=/run/envbuild/recipe/build-for-sm " in stage
+    assert "\nsh /run/envbuild/recipe/build-for-sm 90 apex " in stage
+    assert "    recipe build-for-sm 90 apex " in script(after)
+    other = dockerfile(after).partition("AS build-te\n")[2].partition("\nFROM ")[0]
+    assert "\nsh /run/envbuild/recipe/build-wheel te " in other
+
+
+@pytest.mark.parametrize("ccache", [True, False])
+def test_the_recipe_for_one_sm_gives_nvcc_that_sm_and_every_other_argument(tmp_path, ccache):
+    recipe = (data_dir("dockerfiles") / "recipe" / "build-for-sm").read_text()
+    lists = "-gencode arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=sm_80 --generate-code arch=compute_90,code=sm_90"
+    programs = {
+        "bin/nvcc": 'printf "%s\\n" "$@"',
+        "ccache": '[ "${1##*/}" = nvcc ] && exec "$@"',
+        # as torch's extension builder runs nvcc, a shell splitting what PYTORCH_NVCC holds
+        "uv": f'echo "$*"; $PYTORCH_NVCC -O3 {lists} "-DX=a b" -c x.cu',
+        # what the recipe does before it runs uv
+        "build-wheel": ('export PYTORCH_NVCC="$TOP/ccache $CUDA_HOME/bin/nvcc"\n' if ccache else "")
+        + 'echo "$*"\n"$ENVBUILD_UV" build --wheel',
+        "build-for-sm": recipe.replace("/tmp/", f"{tmp_path}/tmp/"),
+    }
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    top = str(tmp_path)
+    env = {"PATH": os.environ["PATH"], "TOP": top, "CUDA_HOME": top, "ENVBUILD_UV": f"{top}/uv"}
+    command = ["sh", f"{top}/build-for-sm", "89", "some-wheel", "its_cuda"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    compiled = ["-O3", "-DX=a b", "-c", "x.cu", "-gencode", "arch=compute_89,code=sm_89"]
+    assert done.stdout.splitlines() == ["some-wheel its_cuda", "build --wheel", *compiled]
 
 
 def test_what_a_repository_compiles_sees_the_mpi_that_was_compiled():

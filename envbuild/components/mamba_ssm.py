@@ -1,0 +1,38 @@
+"""mamba-ssm, compiled from PyPI's sdist; the fused paths of its layers take causal-conv1d, which is a component too."""
+
+from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+
+
+class MambaSsm(Component):
+    """mamba-ssm."""
+
+    axis = "mamba-ssm"
+    place = 74
+    label = "mamba"
+    distributions = ("mamba-ssm",)
+    upstream = Upstream(
+        distribution="mamba-ssm",
+        to_fill_in=(
+            "whether its sdist holds csrc",
+            "CUDA versions and architectures of setup.py's list",
+            "the C++ standard of setup.py, and the triton that it requires",
+        ),
+    )
+
+    def sources(self, view: View) -> Sources:
+        version = view.release(self.axis).version
+        return Sources(sdists=(Sdist(name=self.axis, distribution="mamba-ssm", version=version),))
+
+    def wheel(self, view: View) -> Wheel:
+        return Wheel(
+            axis=self.axis,
+            distribution="mamba-ssm",
+            module="mamba_ssm",
+            extensions=("selective_scan_cuda",),
+            job_gib=1.5,
+            environment={"MAMBA_FORCE_BUILD": "TRUE"},
+            only_sm=sm_of(view),
+        )
+
+
+component = MambaSsm()

@@ -1,0 +1,91 @@
+"""The registry of components: complete, in one order, and the only place that decides by a component's name."""
+
+import ast
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import envbuild
+from envbuild import components
+from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
+from envbuild.components.base import Component
+from envbuild.matrix.load import load_matrix
+
+PACKAGE = Path(envbuild.__file__).parent
+
+# Where a component's axis may stand as a string outside envbuild/components, and why.
+NAMED = {
+    "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
+    "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
+    "engine/launch.py": ({"deepspeed"}, "the launcher of that name"),
+    "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
+    "lock/make.py": ({"torch"}, "the set of Python packages"),
+    "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
+    "matrix/checks.py": ({"te", "torch"}, "their several distributions have checks of their own"),
+    "matrix/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
+    "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
+    "matrix/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
+    "matrix/update.py": (
+        {"apex", "megatron", "te", "torch"},
+        "their upstreams say more than a distribution's versions",
+    ),
+    "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
+    "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
+    "recipes/check.py": (
+        {"apex", "flash-attn-hopper", "te", "torch"},
+        "findings about these in other people's recipes",
+    ),
+    "recipes/read.py": (
+        {"apex", "deepspeed", "flash-attn", "flash-attn-hopper", "megatron", "mpi", "te", "torch"},
+        "names in other people's recipes",
+    ),
+    "stacks.py": ({"deepspeed"}, "the launcher of that name"),
+    "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "verify/evidence.py": ({"torch"}, "the torch of a host that a run adopted"),
+}
+
+
+def named(path: Path) -> set[str]:
+    """Return the axes of components that stand as strings in a module, docstrings aside."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone)
+    return {value for value in strings if isinstance(value, str) and value in COMPONENTS}
+
+
+def test_nothing_else_decides_by_a_components_name():
+    modules = (path for path in PACKAGE.rglob("*.py") if "components" not in path.relative_to(PACKAGE).parts)
+    found = {str(path.relative_to(PACKAGE)): names for path in modules if (names := named(path))}
+    assert found == {module: names for module, (names, _) in NAMED.items()}
+
+
+def test_a_name_in_a_module_is_found_and_one_in_its_docstring_is_not(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('"""te"""\nX = {"apex": 1}\nif y == "mpi":\n    """torch"""\n')
+    assert named(module) == {"apex", "mpi"}
+
+
+def test_every_module_is_a_component_with_an_axis():
+    modules = {module.name for module in pkgutil.iter_modules(components.__path__)} - {"base"}
+    assert {type(c).__module__.rpartition(".")[2] for c in COMPONENTS.values()} == modules
+    axes = load_matrix().axes
+    for axis, component in COMPONENTS.items():
+        assert isinstance(component, Component)
+        assert axis == component.axis
+        assert axis in axes, f"no file of matrices/ defines the axis {axis}"
+        assert type(component).__module__.rpartition(".")[2] == axis.replace("-", "_")
+
+
+def test_the_registry_is_in_order_and_no_two_share_a_place_a_label_or_a_distribution():
+    places = [component.place for component in COMPONENTS.values()]
+    assert places == sorted(set(places))
+    labels = [component.label for component in COMPONENTS.values() if component.label]
+    assert len(labels) == len(set(labels))
+    distributions = [name for component in COMPONENTS.values() for name in component.distributions]
+    assert len(distributions) == len(set(distributions)) == len(AXIS_OF_DISTRIBUTION)
+
+
+@pytest.mark.parametrize("axis", [axis for axis, c in COMPONENTS.items() if c.upstream.distribution])
+def test_what_an_index_is_asked_for_is_the_cells_to_decide(axis):
+    assert AXIS_OF_DISTRIBUTION[COMPONENTS[axis].upstream.distribution] == axis
