@@ -256,7 +256,7 @@ def page(folder: Path, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
-        suite=suite_hash(),
+        suite=lambda axes: suite_hash(axes=axes),
         note=note,
     )
     text = render_page(built)

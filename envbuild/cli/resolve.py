@@ -1,5 +1,6 @@
 """`envbuild resolve` and `envbuild explain`: the cell of a request, and why that one or why none."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +183,11 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
     def answer(status: str, text: str, record: "Evidence | None" = None) -> dict[str, str | None]:
         return {"status": status, "text": text, "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None}
 
-    records, suite = committed_evidence(), suite_hash()
+    records = committed_evidence()
+
+    def suite(axes: Collection[str]) -> str:
+        return suite_hash(axes=axes)
+
     digest = lock.digest if lock else None
     standing = evidence_for(records, cell_id=solution.cell.id, suite=suite, lock_digest=digest)
     if standing.status != "never":

@@ -13,7 +13,7 @@ from typing import Any
 
 from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
-from envbuild.evidence.records import Evidence, Standing, evidence_for
+from envbuild.evidence.records import Evidence, Standing, Suite, evidence_for
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, GpuFacts, Release, Rule, Spec
@@ -132,7 +132,7 @@ def build_page(
     stacks: Sequence[Stack] = (),
     records: Sequence[Evidence] = (),
     evidence: Sequence[EvidenceRef] = (),
-    suite: str | None = None,
+    suite: Suite | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
     """Work out what the page shows.
@@ -142,7 +142,7 @@ def build_page(
         stacks: shown with the cell that each resolves to.
         records: evidence, as `load_evidence` returns it.
         evidence: the same as the solver ranks by it.
-        suite: hash of today's smoke suite; a proof of another suite is shown as stale.
+        suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
         note: told how far it is: this takes some seconds.
 
     """
@@ -271,7 +271,7 @@ def _driver(cuda: Release) -> str:
     return "; ".join(said)
 
 
-def _standings(records: Iterable[Evidence], pins: Mapping[AxisName, str], suite: str | None) -> list[dict[str, str]]:
+def _standings(records: Iterable[Evidence], pins: Mapping[AxisName, str], suite: Suite | None) -> list[dict[str, str]]:
     """Return what the records say of the cells with these versions, the best first; nothing when none was ever run."""
     ids = sorted(
         {r.cell_id for r in records if all((r.cell.get(axis) or NONE) == version for axis, version in pins.items())}
@@ -317,7 +317,7 @@ def _images(matrix: Matrix) -> tuple[Mapping[str, str], ...]:
 
 
 def _stack(
-    matrix: Matrix, stack: Stack, records: Sequence[Evidence], evidence: Sequence[EvidenceRef], suite: str | None
+    matrix: Matrix, stack: Stack, records: Sequence[Evidence], evidence: Sequence[EvidenceRef], suite: Suite | None
 ) -> Mapping[str, Any]:
     solution: Solution | None = None
     why = ""

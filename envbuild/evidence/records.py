@@ -12,7 +12,7 @@ import json
 import math
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +71,10 @@ class TestRecord(_Model):
     reason: str = ""
     figures: dict[str, dict[str, Any]] = {}
     tables: list[dict[str, Any]] = []
+
+
+Suite = str | Callable[[Collection[str]], str]
+"""The hash of the smoke suite, or what gives it for the axes of a cell."""
 
 
 class Evidence(_Model):
@@ -430,7 +434,7 @@ def age(then: datetime, now: datetime) -> str:
 
 
 def evidence_for(
-    records: Iterable[Evidence], *, cell_id: str, suite: str | None = None, lock_digest: str | None = None
+    records: Iterable[Evidence], *, cell_id: str, suite: Suite | None = None, lock_digest: str | None = None
 ) -> Standing:
     """Return what the records say of a cell.
 
@@ -441,7 +445,7 @@ def evidence_for(
     Args:
         records: as `load_evidence` returns them.
         cell_id: the cell.
-        suite: hash of the suite as it is now; a record of another suite is stale.
+        suite: hash of the suite as it is now, or what gives it for a cell; a record of another suite is stale.
         lock_digest: the cell's lock as it is now; a record of another lock is stale.
 
     """
@@ -476,8 +480,9 @@ def evidence_for(
     return Standing(status="stale", record=stale[0], why_stale=stale[1])
 
 
-def _staleness(record: Evidence, suite: str | None, lock_digest: str | None) -> str:
-    if suite is not None and record.suite != suite:
+def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
+    now = suite(record.cell) if callable(suite) else suite
+    if now is not None and record.suite != now:
         return "the smoke suite has changed since"
     if lock_digest is not None and record.lock_digest != lock_digest:
         return "the lock has changed since"

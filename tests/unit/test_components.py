@@ -18,31 +18,25 @@ PACKAGE = Path(envbuild.__file__).parent
 NAMED = {
     "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
     "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
-    "engine/launch.py": ({"deepspeed"}, "the launcher of that name"),
+    "run/launch.py": ({"deepspeed"}, "the launcher of that name"),
     "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
     "lock/make.py": ({"torch"}, "the set of Python packages"),
     "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
-    "matrix/checks.py": ({"te", "torch"}, "their several distributions have checks of their own"),
-    "matrix/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
+    "curate/checks.py": ({"te", "torch"}, "their several distributions have checks of their own"),
+    "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
-    "matrix/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
-    "matrix/update.py": (
+    "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
+    "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
     ),
+    "plan/carried.py": ({"torch"}, "the set of Python packages"),
+    "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
-    "recipes/check.py": (
-        {"apex", "flash-attn-hopper", "te", "torch"},
-        "findings about these in other people's recipes",
-    ),
-    "recipes/read.py": (
-        {"apex", "deepspeed", "flash-attn", "flash-attn-hopper", "megatron", "mpi", "te", "torch"},
-        "names in other people's recipes",
-    ),
     "stacks.py": ({"deepspeed"}, "the launcher of that name"),
     "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
-    "verify/evidence.py": ({"torch"}, "the torch of a host that a run adopted"),
+    "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }
 
 
@@ -55,7 +49,9 @@ def named(path: Path) -> set[str]:
 
 
 def test_nothing_else_decides_by_a_components_name():
-    modules = (path for path in PACKAGE.rglob("*.py") if "components" not in path.relative_to(PACKAGE).parts)
+    # recipes reads the names that other people's recipes use
+    apart = {"components", "recipes"}
+    modules = (path for path in PACKAGE.rglob("*.py") if not apart & set(path.relative_to(PACKAGE).parts))
     found = {str(path.relative_to(PACKAGE)): names for path in modules if (names := named(path))}
     assert found == {module: names for module, (names, _) in NAMED.items()}
 

@@ -73,34 +73,3 @@ def test_a_pure_package_imports_no_clock_no_network_and_no_process(package):
                 assert node.func.attr not in CLOCK, f"{path}:{node.lineno}"
             for name in names:
                 assert name.partition(".")[0] not in MODULES, f"{path}:{node.lineno} imports {name}"
-
-
-def test_no_module_outside_matters_which_components_there_are():
-    """Their names stand where a lock's field or the axes' own data need them, each with its reason, and nowhere else."""
-    from envbuild.components import COMPONENTS
-
-    decided_by_name = {
-        "lock/model.py": "te_source is a field of the lock's format",
-        "curate/update.py": "what to ask of each upstream",
-        "curate/checks.py": "what each upstream's metadata states",
-        "curate/coverage.py": "the cells to show, as data",
-        "curate/page.py": "the columns of the page",
-        "engine/launch.py": "launchers, of the same names",
-        "run/launch.py": "launchers, of the same names",
-        "stacks.py": "launchers, of the same names",
-        "cli/run.py": "launchers, of the same names",
-        "plan/plan.py": "the MPI that a build compiles by itself",
-        "plan/stages.py": "the MPI that a build compiles by itself",
-        "plan/shell.py": "the MPI that a build compiles by itself",
-        "lock/inputs.py": "the MPI that a build compiles by itself",
-        "verify/audit.py": "CUDA's headers, which Transformer Engine reads as it runs",
-    }
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        place = path.relative_to(PACKAGE).as_posix()
-        if place.startswith(("components/", "recipes/")):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and node.value in COMPONENTS and node.value != "torch":
-                found.setdefault(place, set()).add(node.value)
-    assert {place: names for place, names in found.items() if place not in decided_by_name} == {}
