@@ -231,6 +231,15 @@ def test_read_expected(tmp_path: Path) -> None:
             smoke.read_expected(path)
 
 
+def test_a_components_own_test_counts_where_the_cell_has_it(tmp_path: Path) -> None:
+    (tmp_path / "test_all.py").write_text("x = 1\n")
+    before = smoke.suite_hash(tmp_path, axes=())
+    (tmp_path / "test_kernels_new.py").write_text('COMPONENT = "new"\n')
+    assert smoke.suite_hash(tmp_path, axes=("te",)) == before
+    assert smoke.suite_hash(tmp_path, axes=("te", "new")) not in {before, smoke.suite_hash(tmp_path / "nowhere")}
+    assert smoke.suite_hash(tmp_path) == smoke.suite_hash(tmp_path, axes=("new",))
+
+
 def test_the_suite_hash_sees_every_change(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1")
     (tmp_path / "sub").mkdir()

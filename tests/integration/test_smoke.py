@@ -88,7 +88,7 @@ def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> 
     assert {"env", "torchrun"} <= set(answer["launchers"])
     assert "<testsuite" in (tmp_path / "j.xml").read_text()
     records = load_evidence(tmp_path / "ev")
-    standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(), lock_digest="sha256:1")
+    standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(axes=()), lock_digest="sha256:1")
     assert standing.describe().startswith("verified on CPU")
 
 

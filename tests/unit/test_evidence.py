@@ -282,7 +282,7 @@ def test_age(seconds: int, words: str) -> None:
 )
 def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch, versions, says, ends) -> None:
     record = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and r.cell.get("te"))
-    record = record.model_copy(update={"suite": suite_hash()})
+    record = record.model_copy(update={"suite": suite_hash(axes=())})
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (record,))
     cell = Cell(
         versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
@@ -296,7 +296,7 @@ def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch,
 
 def test_resolve_does_not_tell_a_pass_of_another_cell_that_failed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     good = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
-    good = good.model_copy(update={"suite": suite_hash()})
+    good = good.model_copy(update={"suite": suite_hash(axes=())})
     bad = good.model_copy(
         update={"verdict": "failed", "reason": "test_x: slow", "date": good.date + timedelta(hours=1), "id": "b"}
     )
@@ -309,7 +309,7 @@ def test_resolve_does_not_tell_a_pass_of_another_cell_that_failed_since(monkeypa
 
 def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
-    kept = kept.model_copy(update={"suite": suite_hash(), "date": NOW})
+    kept = kept.model_copy(update={"suite": suite_hash(axes=()), "date": NOW})
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (kept,))
     solution = SimpleNamespace(cell=SimpleNamespace(id=kept.cell_id), evidence=[])
     standings = [
