@@ -3,26 +3,26 @@
 import bisect
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.version import Version
 
-from envbuild.errors import UsageError
-from envbuild.matrix.asked import read_request
+from envbuild.errors import DataError, UsageError
+from envbuild.matrix.asked import Asked, read_request
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.clauses import compile_matrix
 from envbuild.matrix.conflict import Conflict, explain_conflict
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import BaseFacts, Release, Rule
+from envbuild.matrix.model import AxisName, BaseFacts, Release, Rule
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.program import solvable
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog, variables
-from envbuild.recipes.read import Recipe, Stage, Statement
+from envbuild.recipes.read import Branch, Recipe, Stage, Statement, may_hold_beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +76,28 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
     matrix = _for_axes(matrix) if recipe.kind == "toml" else _for_recipes(matrix)
     understood = {s: _as_released(matrix, s) for s in recipe.statements}
-    known = [read for read in understood.values() if _is_known(matrix, read)]
+    asked = {_Said(read): read for read in understood.values()}
+    if len(asked) > _DIFFERENT:
+        raise DataError(
+            f"the recipe states more than {_DIFFERENT} different versions", hint="check its parts one by one"
+        )
+    listed = {said for said, read in asked.items() if _is_known(matrix, read)}
+    lines = _joined(recipe, [read for read in understood.values() if _Said(read) in listed])
+    known = list(lines)
+    effort: dict[str, int] = {}
+    plain, of_source = _Held(matrix, lines, effort), _Held(_of_source(matrix), lines, effort)
     # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
     argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
-    in_no_cell = [s for s in argued if _conflict(matrix, [s])]
+    in_no_cell = {s for s in argued if not plain.fits([_pin(s)])}
+    argued_set = set(argued) - in_no_cell
     together: dict[Finding, None] = {}
     brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
-    # PyPI's core wheels say nothing of a build from source
-    of_source = _of_source(matrix)
     for view in _views(recipe, known):
-        held = of_source if any(s.axis == "te" and s.source for s in view) else matrix
-        refused = list(_contradictions(held, [s for s in view if s in argued and s not in in_no_cell]))
-        refused += _other_cudas([s for s in view if s not in argued or s in in_no_cell], view)
-        together |= dict.fromkeys([*refused, *_drivers(matrix, recipe, view, refused)])
+        # PyPI's core wheels say nothing of a build from source
+        held = of_source if any(s.axis == "te" and s.source for s in view) else plain
+        refused = list(_contradictions(held, [s for s in view if s in argued_set]))
+        refused += _other_cudas([s for s in view if s not in argued_set], view)
+        together |= dict.fromkeys([*refused, *_drivers(plain, recipe, view, refused)])
         together |= dict.fromkeys(_unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(_compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(_fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
@@ -105,9 +114,20 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         unknown=tuple(
             s
             for s, read in understood.items()
-            if read not in known or (read in in_no_cell and s.axis != "driver")  # of which _drivers speaks
+            if _Said(read) not in listed or (read in in_no_cell and s.axis != "driver")  # of which _drivers speaks
         ),
     )
+
+
+def _joined(recipe: Recipe, statements: Iterable[Statement]) -> dict[Statement, tuple[int, ...]]:
+    """Return the first of each group of statements that differ in their lines alone, and all its lines."""
+    groups: dict[tuple[object, ...], list[Statement]] = {}
+    for s in statements:
+        stage = recipe.stage(s.line)
+        groups.setdefault((replace(s, line=0, text=""), id(stage)), []).append(s)
+    if len(groups) > _PLACES:
+        raise DataError(f"the recipe states versions in more than {_PLACES} places", hint="check its parts one by one")
+    return {each[0]: tuple(s.line for s in each) for each in groups.values()}
 
 
 _BESIDE_CPU = {"cpu-without-driver", "cpu-without-nvcc"}
@@ -181,22 +201,29 @@ def _may_hold(marker: str, statements: Sequence[Statement]) -> bool:
 
 def _as_released(matrix: Matrix, statement: Statement) -> Statement:
     """Return the statement with its release spelled as the matrix has it."""
-    releases = matrix.releases.get(statement.axis, ())
-    if statement.newest:
-        # what pip or git would bring today, as far as the matrix knows
-        listed = [r for r in releases if r.date and (statement.axis != "torch" or r.facts.index == "pypi")]
-        return replace(statement, spec=max(listed, key=lambda r: (r.date, r.version)).version) if listed else statement
-    for release in releases:
-        if getattr(release.facts, "pypi", None) == statement.spec and release.version != statement.spec:
-            return replace(statement, spec=release.version)
-    return statement
+    spec = _newest(matrix, statement.axis) if statement.newest else _spelled(matrix, statement.axis).get(statement.spec)
+    return replace(statement, spec=spec) if spec else statement
+
+
+@lru_cache(maxsize=64)
+def _newest(matrix: Matrix, axis: AxisName) -> str | None:
+    """Return what pip or git would bring today, as far as the matrix knows."""
+    listed = [r for r in matrix.releases.get(axis, ()) if r.date and (axis != "torch" or r.facts.index == "pypi")]
+    return max(listed, key=lambda r: (r.date, r.version)).version if listed else None
+
+
+@lru_cache(maxsize=64)
+def _spelled(matrix: Matrix, axis: AxisName) -> dict[str, str]:
+    """Return the releases that have another version on PyPI than in the matrix, by that."""
+    named = ((getattr(r.facts, "pypi", None), r.version) for r in reversed(matrix.releases.get(axis, ())))
+    return {pypi: version for pypi, version in named if pypi and pypi != version}
 
 
 def _pin(statement: Statement) -> Pin:
     # an extension's nvcc has to be torch's CUDA, so what is said of one is asked of the other
     axis = "cuda" if statement.axis == "nvcc" else statement.axis
     minor = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec) if statement.axis == "nvcc" else None
-    return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=f"line {statement.line}")
+    return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=statement.axis)
 
 
 _CUDA_RECIPE = Pin(axis="cuda", spec=">=1", origin="(a recipe for GPUs)")
@@ -211,36 +238,125 @@ def _is_known(matrix: Matrix, statement: Statement) -> bool:
     return True
 
 
-def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+def _is_cpu(stated: Statement | Pin) -> bool:
+    return (stated.axis == "cuda" and stated.spec in {"cpu", "none"}) or stated.spec.endswith("+cpu")
+
+
+class _Said(tuple[object, ...]):
+    """What makes two statements the same, wherever they stand."""
+
+    __slots__ = ()
+
+    def __new__(cls, s: Statement) -> Self:
+        return super().__new__(cls, (s.axis, s.spec, s.path))
+
+
+_DIFFERENT = 200
+"""How many different versions a recipe may state. Real recipes state 20."""
+
+_PLACES = 2000
+"""In how many places (stages, arms of a choice) a recipe may state versions."""
+
+_SOLVED = 400
+"""How many sets of versions are held against the matrix for one recipe: 2 ms each. Real recipes need 60."""
+
+_PAIRED = 200_000
+"""How many pairs of lines are compared by the choices that they stand in."""
+
+
+class _Held:
+    """A matrix and what has been held against it: the same question is asked once, and their number has a bound."""
+
+    def __init__(self, matrix: Matrix, lines: Mapping[Statement, tuple[int, ...]], effort: dict[str, int]) -> None:
+        self.matrix = matrix
+        self.lines = lines
+        """Every line on which a statement stands."""
+        self._effort = effort
+        self._fits: dict[frozenset[Pin], bool] = {}
+        self._conflicts: dict[frozenset[Pin], Conflict] = {}
+
+    def _spend(self, what: str, limit: int) -> None:
+        self._effort[what] = self._effort.get(what, 0) + 1
+        if self._effort[what] > limit:
+            raise DataError(
+                "the recipe states too many different versions to compare", hint="check its parts one by one"
+            )
+
+    def _asked(self, pins: Sequence[Pin]) -> Asked:
+        cpu = any(map(_is_cpu, pins))
+        # a pin of nvcc is asked of the axis cuda; beside a CPU build an nvcc contradicts nothing
+        own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
+        return read_request(self.matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
+
+    def lines_of(self, statements: Iterable[Statement]) -> tuple[int, ...]:
+        """Return every line on which one of `statements` stands."""
+        return tuple(line for s in statements for line in self.lines[s])
+
+    def fits(self, pins: Sequence[Pin]) -> bool:
+        """Return whether some cell has all of `pins`."""
+        key = frozenset(pins)
+        if key not in self._fits:
+            self._spend("solved", _SOLVED)
+            asked = self._asked(pins)
+            self._fits[key] = solvable(*asked.of([pin for pin, _, _ in asked.masks]))
+        return self._fits[key]
+
+    def conflict(self, pins: Sequence[Pin]) -> Conflict:
+        """Return why no cell has all of `pins`."""
+        key = frozenset(pins)
+        if key not in self._conflicts:
+            self._spend("solved", _SOLVED)
+            self._conflicts[key] = explain_conflict(self._asked(pins), first_only=True)
+        return self._conflicts[key]
+
+    def beside(self, some: Sequence[Statement], others: Sequence[Statement]) -> list[list[Statement]]:
+        """Return those of `some` and of `others` that may hold beside one of the other, or nothing where none do."""
+        kept: tuple[dict[Statement, None], dict[Statement, None]] = ({}, {})
+        branches = [dict.fromkeys(s.branch for s in each) for each in (some, others)]
+        meeting: tuple[set[Branch], set[Branch]] = (set(), set())
+        for one, other in itertools.product(*branches):
+            self._spend("paired", _PAIRED)
+            if may_hold_beside(one, other):
+                meeting[0].add(one)
+                meeting[1].add(other)
+        for each, met, into in zip((some, others), meeting, kept, strict=True):
+            into.update(dict.fromkeys(s for s in each if s.branch in met))
+        return [list(kept[0]), list(kept[1])] if kept[0] and kept[1] else []
+
+
+def _contradictions(held: _Held, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
-    # the same thing said on several lines is one statement; the first line speaks for it
-    same: dict[tuple[object, ...], list[Statement]] = {}
+    # what is said alike on several lines is one thing; its lines may stand in different arms
+    said: dict[_Said, list[Statement]] = {}
     for s in statements:
-        arms = tuple(arm for arm in s.branch if arm != ("environment", ""))
-        same.setdefault((s.axis, s.spec, s.path, arms), []).append(s)
-    lines = {each[0]: tuple(s.line for s in each) for each in same.values()}
-    distinct = list(lines)
+        said.setdefault(_Said(s), []).append(s)
+    distinct = list(said)
     # a release that is taken only by name (an NGC image) may be what lets two others stand together
-    naming = [s for s in distinct if _names_a_guarded_release(matrix, _pin(s))]
+    naming = [pin for each in distinct if _names_a_guarded_release(held.matrix, pin := _pin(said[each][0]))]
     apart: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
     for a, b in itertools.combinations(range(len(distinct)), 2):
-        pair = [distinct[a], distinct[b]]
-        if not pair[0].may_hold_beside(pair[1].branch):
+        pair = [said[distinct[a]], said[distinct[b]]]
+        pins = [_pin(each[0]) for each in pair]
+        refused = not held.fits(pins) and not held.fits([*pins, *naming])
+        beside = held.beside(*pair)
+        if not beside:
             apart.add(frozenset((a, b)))
-            continue
-        conflict = _conflict(matrix, pair)
-        if conflict is not None and _conflict(matrix, [*pair, *naming]) is not None:
+        elif refused:
             apart.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
             clashes[b] = clashes.get(b, 0) + 1
-            yield _told(matrix, conflict, pair, lines)
+            members = [each[0] for each in beside]
+            lines = {each[0]: held.lines_of(each) for each in beside}
+            yield _told(held.matrix, held.conflict(pins), members, lines)
     rest = _without_clashes(range(len(distinct)), apart, clashes)
-    while (conflict := _conflict(matrix, [distinct[n] for n in rest])) is not None:
-        pins = set(conflict.pins)
-        members = [n for n in rest if _pin(distinct[n]) in pins]
-        yield _told(matrix, conflict, [distinct[n] for n in members], lines)
-        rest.remove(members[-1])
+    while not held.fits([_pin(said[distinct[n]][0]) for n in rest]):
+        conflict = held.conflict([_pin(said[distinct[n]][0]) for n in rest])
+        pins = [*conflict.pins]
+        taking_part = [n for n in rest if _pin(said[distinct[n]][0]) in pins]
+        firsts = [said[distinct[n]][0] for n in taking_part]
+        yield _told(held.matrix, conflict, firsts, {s: held.lines_of(said[_Said(s)]) for s in firsts})
+        rest.remove(taking_part[-1])
 
 
 def _names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
@@ -255,19 +371,6 @@ def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes
         worst = max((n for pair in apart if pair <= set(rest) for n in pair), key=lambda n: (clashes.get(n, 0), n))
         rest.remove(worst)
     return rest
-
-
-def _is_cpu(statement: Statement) -> bool:
-    return (statement.axis == "cuda" and statement.spec in {"cpu", "none"}) or statement.spec.endswith("+cpu")
-
-
-def _conflict(matrix: Matrix, statements: Sequence[Statement]) -> Conflict | None:
-    cpu = any(map(_is_cpu, statements))
-    own = tuple(_pin(s) for s in statements if not (cpu and s.axis == "nvcc"))
-    gpu = () if cpu else (_CUDA_RECIPE,)
-    asked = read_request(matrix, Request(pins=(*own, *gpu)))
-    pins = [pin for pin, _, _ in asked.masks]
-    return None if solvable(*asked.of(pins)) else explain_conflict(asked, first_only=True)
 
 
 def _other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
@@ -391,10 +494,10 @@ def _fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Findin
 
 
 def _drivers(
-    matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
+    held: _Held, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
 ) -> Iterator[Finding]:
     """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
-    cudas: dict[str, list[Statement]] = {}
+    matrix, cudas = held.matrix, dict[str, list[Statement]]()
     for statement in statements:
         if cuda := _cuda_of(matrix, statement, statements):
             cudas.setdefault(cuda, []).append(statement)
@@ -404,7 +507,7 @@ def _drivers(
         floor, package = release.facts.driver_minor or newest, f"cuda-compat-{cuda.replace('.', '-')}"
         if found is None or floor is None or found >= Version(floor):
             continue
-        lines = tuple(sorted({driver.line, *(s.line for s in cudas[cuda])}))
+        lines = tuple(sorted({*held.lines_of([driver, *cudas[cuda]])}))
         brought = any(stage.compat == cuda for stage in recipe.stages) or any(
             s.axis == "base" and s.spec.startswith(("ngc-", "nvidia-cuda-")) for s in statements
         )
@@ -431,21 +534,26 @@ def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) 
     """Return the CUDA, major.minor, that a statement names by itself or by its build of torch; None when it leaves it open."""
     if statement.axis in {"cuda", "nvcc"}:
         version = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec)
-        cudas = {version[1]} if version and not statement.path else set()
+        cudas: Collection[object] = {version[1]} if version and not statement.path else set()
     elif statement.axis == "torch":
         # without a label it is PyPI's, unless something else says which
         if "+" not in statement.spec and any(s.axis == "cuda" for s in beside):
             return None
-        axis, builds = matrix.axes["torch"], matrix.releases["torch"]
-        cudas = {
-            build.needs.get("cuda")
-            for build in builds
-            if matches(axis, statement.spec, build) and ("+" in statement.spec or build.facts.index == "pypi")
-        }
+        cudas = _cudas_of_torch(matrix, statement.spec)
     else:
         return None
-    cuda = cudas.pop() if len(cudas) == 1 else None
+    cuda = next(iter(cudas)) if len(cudas) == 1 else None
     return cuda if isinstance(cuda, str) and version_key(cuda) and matrix.has("cuda", cuda) else None
+
+
+@lru_cache(maxsize=256)
+def _cudas_of_torch(matrix: Matrix, spec: str) -> Collection[object]:
+    axis, builds = matrix.axes["torch"], matrix.releases["torch"]
+    return {
+        build.needs.get("cuda")
+        for build in builds
+        if matches(axis, spec, build) and ("+" in spec or build.facts.index == "pypi")
+    }
 
 
 def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
@@ -480,7 +588,7 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
     catalog = findings_catalog()
     for noted in recipe.noted:
         kind = catalog[noted.rule]
-        yield _finding(kind.id, noted.line, f"{noted.what}: {kind.why}")
+        yield _finding(kind.id, noted.line, f"{noted.what}: {kind.why}" if noted.what else kind.why)
     known = impostors(matrix)
     for name, line in recipe.packages:
         if name in known:

@@ -21,6 +21,8 @@ from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION
+from envbuild.recipes import habits
+from envbuild.recipes.files import read_text
 
 Kind = Literal["dockerfile", "requirements", "shell", "toml"]
 
@@ -54,8 +56,13 @@ class Statement:
 
     def may_hold_beside(self, branch: Branch) -> bool:
         """Return whether no choice that both stand in went another way for this one than for what stands in `branch`."""
-        arms = dict(branch)
-        return all(arms.get(choice, arm) == arm for choice, arm in self.branch)
+        return may_hold_beside(self.branch, branch)
+
+
+def may_hold_beside(one: Branch, other: Branch) -> bool:
+    """Return whether what stands in one place may hold beside what stands in another: no choice went both ways."""
+    arms = dict(other)
+    return all(arms.get(choice, arm) == arm for choice, arm in one)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,11 @@ class Stage:
 
     def chain(self) -> "list[Stage]":
         """Return the stage and those that it is built on: what is stated in one of them holds in it."""
-        return [self, *(self.base.chain() if self.base else ())]
+        stages, stage = list[Stage](), self
+        while stage not in stages:
+            stages.append(stage)
+            stage = stage.base or stage
+        return stages
 
 
 @dataclass(eq=False)
@@ -146,7 +157,8 @@ class Recipe:
 
     def stage(self, line: int) -> Stage | None:
         """Return the stage that `line` belongs to; None for what stands before the first, and holds in all."""
-        return next((stage for stage in reversed(self.stages) if stage.line <= line), None)
+        place = bisect.bisect_right(self.stages, line, key=lambda stage: stage.line)
+        return self.stages[place - 1] if place else None
 
     @property
     def within(self) -> Branch:
@@ -183,6 +195,8 @@ class Recipe:
         module: bool = False,
     ) -> None:
         """Add a statement, once per line."""
+        if len(spec) > _LONGEST_VERSION or _TOO_MANY_DIGITS.search(spec):
+            return
         found = Statement(
             axis=axis,
             spec=spec,
@@ -203,6 +217,16 @@ class Recipe:
         """Add a finding that needs no matrix."""
         self.noted.append(Noted(rule=rule, line=line, what=what))
 
+
+_LONGEST_VERSION = 200
+"""Characters. `>=2.1,!=2.1.1,<3` has fifteen; a longer one is no version that anything has."""
+
+_TOO_MANY_DIGITS = re.compile(r"\d{19}")  # a date and a time have 14; int() refuses 4,301
+_MOST_COMMANDS = 10_000
+_DEEPEST = 20
+"""How deep here-documents that shells are fed may stand in one another."""
+_LONGEST_VALUE = 1 << 16
+"""Characters that a text may have once variables are put in. Where it has more, they stay as they are written."""
 
 _REPOSITORIES = {
     "megatron-lm": "megatron",
@@ -280,10 +304,7 @@ def read_recipe(matrix: Matrix, path: Path) -> Recipe:
         DataError: it cannot be read, or is no text.
 
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the recipe cannot be read: {error}", where=str(path)) from error
+    text = read_text(path)
     recipe = Recipe(kind=_kind(path, text), lines=text.removesuffix("\n").split("\n"))
     if recipe.kind == "toml":
         recipe.commands = {number: Command([(number, line)]) for number, line in enumerate(recipe.lines, 1)}
@@ -335,7 +356,7 @@ def _is_requirement(text: str) -> bool:
 def _read_toml(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
     try:
         data = tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
         raise DataError(f"the recipe is no TOML: {error}", where=str(path)) from error
     beside = ("environment", "python") if isinstance(data.get("python"), list) else ("environment",)
     if "stated" in data and "repository" in data:
@@ -599,11 +620,15 @@ def _expanded(text: str, values: Mapping[str, str]) -> str:
     """Return `text` with the variables that `values` has put in, or their defaults; any other stays as it is written."""
     pattern = r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))"
 
+    left = _LONGEST_VALUE
+
     def put_in(match: re.Match[str]) -> str:
+        nonlocal left
         value = values.get(match[1] or match[3])
         if match[2] is not None:
-            return value or match[2]
-        return match[0] if value is None else value
+            value = value or match[2]
+        left -= len(value or "")
+        return match[0] if value is None or left < 0 else value
 
     return re.sub(pattern, put_in, text)
 
@@ -643,7 +668,7 @@ def _uncommented(command: Command) -> Command:
     return Command(parts)
 
 
-def _shell_lines(lines: Sequence[str], first: int = 1) -> Iterator[Command]:
+def _shell_lines(lines: Sequence[str], first: int = 1, depth: int = 0) -> Iterator[Command]:
     """Yield the lines of a shell script, each with what it goes on over; a here-document is read where a shell is fed it."""
     text, place, number = "\n".join(lines), 0, first
     parts, piece, ends = list[tuple[int, str]](), list[str](), list[str]()
@@ -673,8 +698,8 @@ def _shell_lines(lines: Sequence[str], first: int = 1) -> Iterator[Command]:
                 yield command
             for end in ends:
                 body = list(itertools.takewhile(lambda line: line.strip() != end, text[place:].split("\n")))  # noqa: B023
-                if _is_script(command.text):
-                    yield from _shell_lines(body, number)
+                if depth < _DEEPEST and _is_script(command.text):
+                    yield from _shell_lines(body, number, depth + 1)
                 number += len(body) + 1
                 place += sum(len(line) + 1 for line in body)
                 place = (text.find("\n", place) + 1) or len(text)
@@ -835,6 +860,8 @@ class _Script:
         docker = self.recipe.kind == "dockerfile"
         whole = list(_needed(self._instructions()) if docker else _shell_lines(self.recipe.lines))
         self.recipe.commands = {command.line: command for command in whole if not command.comment}
+        if len(whole) > _MOST_COMMANDS:
+            raise DataError(f"the recipe has more than {_MOST_COMMANDS} commands", hint="check its parts one by one")
         for command in whole:
             text = command.text.strip()
             if command.comment:
@@ -897,6 +924,9 @@ class _Script:
         elif word in {"ADD", "COPY"}:
             self.folder = self.stage.workdir
             places = self._expand(rest)
+            listed = _exec_form(rest) or _words(rest)
+            for rule, place in habits.in_copy(listed):
+                self.recipe.note(rule, _line_of(self.recipe, listed[place], line), "")
             if word == "ADD":
                 self._add(places, line)
             if any(_TOOLKIT_FOLDER.search(place) for place in places.split()) and self.stage.toolkit is False:
@@ -906,12 +936,9 @@ class _Script:
             self._run(rest, line)
 
     def _run(self, text: str, line: int) -> None:
-        try:
-            words = json.loads(text) if text.startswith("[") else None  # the exec form
-        except ValueError:
-            words = None
-        if isinstance(words, list):
-            self._command(shlex.join(map(str, words)), line)
+        words = _exec_form(text)
+        if words is not None:
+            self._command(shlex.join(words), line)
         else:
             self._shell(text, line)
 
@@ -1061,6 +1088,8 @@ class _Script:
                 words = words[2 if words[0] in {"-u", "-g", "-h", "-p"} else 1 :]
         if not words:
             return
+        for rule, number in habits.in_command(words, image=self.recipe.kind == "dockerfile"):
+            self.recipe.note(rule, _line_of(self.recipe, words[number], line), "")
         script = next((i for i, w in enumerate(words[:-1], 1) if re.fullmatch(r"-[a-z]*c", w)), None)
         if words[0] in {"echo", "printf"}:
             if _LOGIN_FILE.search(command):
@@ -1257,6 +1286,15 @@ class _Script:
                 self.recipe.state(
                     axes.get(found[1], "nvcc"), version, _line_of(self.recipe, word, line), installed=True
                 )
+
+
+def _exec_form(text: str) -> list[str] | None:
+    """Return the words of an instruction in JSON, or None where it is none."""
+    try:
+        words = json.loads(text) if text.startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return [str(word) for word in words] if isinstance(words, list) else None
 
 
 def _without_redirections(words: Sequence[str]) -> list[str]:
