@@ -9,14 +9,6 @@ from envbuild.cli.output import emit, json_option, note
 CONTRADICTIONS = 4
 """The exit code when something was found."""
 
-_KINDS = {
-    "dockerfile": "a Dockerfile",
-    "requirements": "a requirements file",
-    "shell": "a shell script",
-    "toml": "a TOML of axes",
-}
-
-
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
@@ -27,8 +19,9 @@ def check(file: Path, as_json: bool) -> int:
     when there is one.
     """
     from envbuild.matrix.load import load_matrix
-    from envbuild.recipes.check import Finding, check_recipe
-    from envbuild.recipes.read import read_recipe
+    from envbuild.recipes.check import check_recipe
+    from envbuild.recipes.findings import Finding
+    from envbuild.recipes.read import KINDS, read_recipe
 
     matrix = load_matrix()
     recipe = read_recipe(matrix, file)
@@ -38,7 +31,7 @@ def check(file: Path, as_json: bool) -> int:
         return f"{file}:{finding.line}: {finding.rule}: {finding.why}\n    source: {finding.source}\n    to do:  {finding.todo}"
 
     def human() -> str:
-        read_as = f"{file}: read as {_KINDS[recipe.kind]}"
+        read_as = f"{file}: read as {KINDS[recipe.kind]}"
         return "\n".join(
             [read_as, *map(told, report.findings)] if report.findings else [f"{read_as}: no contradiction found"]
         )

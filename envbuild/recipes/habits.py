@@ -9,6 +9,10 @@ _ALONE = re.compile(
 )
 """Options of `docker run` that take no value (docker-run(1))."""
 _PORT = re.compile(r"(?:[^\s/]*:[\d$]|\d).*", re.DOTALL)
+_CPUS = re.compile(r"--cpus-per-(?:rank|proc)\b")
+_USER_PATH = re.compile(
+    r"(?:/home/(?!user\b)[a-z][a-z0-9_-]{0,40}/|~/\.pyenv/versions/)\S{0,200}(?:python|pyenv|conda)"
+)
 _HOSTFILE = re.compile(r"(?:[\w.-]*[._-])?hostfile(?:\.txt)?", re.ASCII)
 _KEY = re.compile(r"id_(?:rsa|ed25519|ecdsa)|authorized_keys")
 _NO_NEW_KEY = re.compile(r"-[RFlHy]")
@@ -33,8 +37,20 @@ def in_command(words: Sequence[str], *, image: bool) -> Iterator[tuple[str, int]
         port = _published(words)
         if port is not None:
             yield "recipe-port-with-host-network", port
+    yield from in_words(words)
     if image and words[0] == "ssh-keygen" and not (words[1:] and _NO_NEW_KEY.match(words[1])):
         yield "recipe-key-in-image", 0
+
+
+def in_words(words: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield the kinds of finding that a word shows in whatever command it stands."""
+    for number, word in enumerate(words):
+        if _CPUS.match(word):
+            yield "recipe-cpus-per-rank", number
+        elif word == "torch.distributed.launch" and number and words[number - 1] == "-m":
+            yield "recipe-local-rank-flag", number
+        elif "/" in word and _USER_PATH.search(word):
+            yield "recipe-user-path", number
 
 
 def in_copy(places: Sequence[str]) -> Iterator[tuple[str, int]]:

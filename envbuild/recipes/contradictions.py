@@ -1,0 +1,122 @@
+"""Statements that no release, or no cell, fulfils together."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from envbuild.matrix.conflict import Conflict
+from envbuild.matrix.load import Matrix
+from envbuild.recipes.catalog import findings_catalog
+from envbuild.recipes.findings import Finding, finding_of
+from envbuild.recipes.held import Held, Said, is_cpu, names_a_guarded_release, pin_of
+from envbuild.recipes.model import Statement
+
+
+def contradictions(held: Held, statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
+    # what is said alike on several lines is one thing; its lines may stand in different arms
+    said: dict[Said, list[Statement]] = {}
+    for s in statements:
+        said.setdefault(Said(s), []).append(s)
+    distinct = list(said)
+    # a release that is taken only by name (an NGC image) may be what lets two others stand together
+    naming = [pin for each in distinct if names_a_guarded_release(held.matrix, pin := pin_of(said[each][0]))]
+    apart: set[frozenset[int]] = set()
+    clashes: dict[int, int] = {}
+    for a, b in itertools.combinations(range(len(distinct)), 2):
+        pair = [said[distinct[a]], said[distinct[b]]]
+        pins = [pin_of(each[0]) for each in pair]
+        refused = not held.fits(pins) and not held.fits([*pins, *naming])
+        beside = held.beside(*pair)
+        if not beside:
+            apart.add(frozenset((a, b)))
+        elif refused:
+            apart.add(frozenset((a, b)))
+            clashes[a] = clashes.get(a, 0) + 1
+            clashes[b] = clashes.get(b, 0) + 1
+            members = [each[0] for each in beside]
+            lines = {each[0]: held.lines_of(each) for each in beside}
+            yield _told(held.matrix, held.conflict(pins), members, lines)
+    rest = _without_clashes(range(len(distinct)), apart, clashes)
+    while not held.fits([pin_of(said[distinct[n]][0]) for n in rest]):
+        conflict = held.conflict([pin_of(said[distinct[n]][0]) for n in rest])
+        pins = [*conflict.pins]
+        taking_part = [n for n in rest if pin_of(said[distinct[n]][0]) in pins]
+        firsts = [said[distinct[n]][0] for n in taking_part]
+        yield _told(held.matrix, conflict, firsts, {s: held.lines_of(said[Said(s)]) for s in firsts})
+        rest.remove(taking_part[-1])
+
+
+def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:
+    """Leave out the statements that contradict most others, until no pair of the rest does or is of two arms of a choice."""
+    rest = list(numbers)
+    while any(pair <= set(rest) for pair in apart):
+        worst = max((n for pair in apart if pair <= set(rest) for n in pair), key=lambda n: (clashes.get(n, 0), n))
+        rest.remove(worst)
+    return rest
+
+
+def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield search paths of another CUDA than one that is in no cell: two numbers need none to be compared."""
+    for stated, path in itertools.product(unheld, statements):
+        versions = [re.match(r"\d+\.\d+(?![^.])", s.spec) for s in (stated, path)]
+        if (
+            {stated.axis, path.axis} <= {"nvcc", "cuda"}
+            and path.path > stated.path
+            and path.may_hold_beside(stated.branch)
+            and all(versions)
+            and len({version[0] for version in versions if version}) > 1
+        ):
+            members = sorted((stated, path), key=lambda s: s.line)
+            yield _doubled("recipe-path-other-cuda", path.line, members, {s: (s.line,) for s in members})
+
+
+def _doubled(rule: str, line: int, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> Finding:
+    """Return the finding at `line` of one thing that `members`, each `said` on its own lines, state otherwise."""
+    lines = tuple(sorted({line for s in members for line in said[s]}))
+    return replace(finding_of(rule, line, f"{findings_catalog()[rule].why}: {_named(members, said)}"), lines=lines)
+
+
+def _named(members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> str:
+    parts = []
+    for s in members:
+        numbers = sorted({*said[s]})
+        where = f"lines {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"line {s.line}"
+        parts.append(f"{s.axis} {s.spec} ({where}{', where none is named' if s.newest else ''})")
+    return " and ".join(parts)
+
+
+def _told(
+    matrix: Matrix, conflict: Conflict, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]
+) -> Finding:
+    """Return the finding of a conflict between `members`, each of which is `said` on its own lines."""
+    lines = tuple(sorted({line for s in members for line in said[s]}))
+    first = max(s.line for s in members)
+    rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
+    by_path = next((s for s in members if s.path), None)
+    axes = {s.axis for s in members}
+    same = len(axes) == 1 or axes == {"nvcc", "cuda"}
+    if by_path and same:
+        return _doubled("recipe-path-other-cuda", by_path.line, members, said)
+    if same:
+        return _doubled("recipe-stated-twice", first, members, said)
+    # that a CPU build of torch would not do either is beside the point, where none is stated
+    cpu = set() if any(map(is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
+    steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
+    # the step that refuses comes last; its rule is what the finding is known by
+    deciding = [(step.rule, step.source) for step in rules if step.rule not in cpu]
+    if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
+        deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
+    rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
+    return Finding(
+        line=first,
+        lines=lines,
+        rule=rule,
+        rules=tuple(dict.fromkeys(name for name, _ in deciding)),
+        why=f"{_named(members, said)} do not go together. " + " ".join(step.text for step in steps),
+        source=source,
+        todo=f"change one of the lines {', '.join(map(str, lines))}"
+        if len(lines) > 1
+        else "change one of the two versions",
+    )
