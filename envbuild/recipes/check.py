@@ -52,7 +52,7 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     for view in _views(recipe, known):
         # PyPI's core wheels say nothing of a build from source
         held = built if any(s.axis == "te" and s.source for s in view) else plain
-        refused = list(contradictions(held, [s for s in view if s in argued_set]))
+        refused = list(contradictions(held, recipe, [s for s in view if s in argued_set]))
         refused += other_cudas([s for s in view if s not in argued_set], view)
         together |= dict.fromkeys([*refused, *rules.drivers(plain, recipe, view, refused)])
         together |= dict.fromkeys(rules.unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())

@@ -32,9 +32,9 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
     for rule, number in habits.in_command(words, image=reader.recipe.kind == "dockerfile"):
         reader.recipe.note(rule, words[number].line, "")
     name = words[0].rpartition("/")[2]
-    if pip.read_command(reader, words, own):
-        pass
-    elif re.fullmatch(r"python[\d.]*", name) and words[1:2] == ["setup.py"]:
+    if name in {"echo", "printf"} or pip.read_command(reader, words, own):
+        return words
+    if re.fullmatch(r"python[\d.]*", name) and words[1:2] == ["setup.py"]:
         git.built(reader, reader.folder)
     elif name == "git":
         git.read(reader, words)
@@ -54,7 +54,7 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
     elif words[:2] == ["pyenv", "install"]:
         for version in words[2:]:
             if found := re.fullmatch(r"(\d+\.\d+)(?:\.\d+)?", version):
-                reader.recipe.state("python", found[1], version.line)
+                reader.recipe.state("python", found[1], version.line, toolkit=True)
     else:
         packages.installer(reader, words)
     return words

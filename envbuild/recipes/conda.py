@@ -80,7 +80,7 @@ def _install(recipe: Recipe, words: Sequence[Word], labels: Sequence[tuple[str, 
 
 def _state(recipe: Recipe, name: str, version: str, line: int, *, torch: bool) -> None:
     if name == "python":
-        recipe.state("python", ".".join(version.split(".")[:2]), line, installed=True)
+        recipe.state("python", ".".join(version.split(".")[:2]), line, installed=True, toolkit=True)
     elif name == "pytorch":
         recipe.state("torch", version, line, installed=True)
     elif name == "torchvision":

@@ -4,20 +4,24 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from envbuild.matrix.cell import Pin
 from envbuild.matrix.conflict import Conflict
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.recipes.findings import Finding, finding_of
 from envbuild.recipes.held import Held, Said, is_cpu, names_a_guarded_release, pin_of
-from envbuild.recipes.model import Statement
+from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement
 
 
-def contradictions(held: Held, statements: Sequence[Statement]) -> Iterator[Finding]:
+def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
+    cells = recipe.kind == "toml"
     # what is said alike on several lines is one thing; its lines may stand in different arms
     said: dict[Said, list[Statement]] = {}
-    for s in statements:
+    for s in statements if cells else _settled(held, statements):
         said.setdefault(Said(s), []).append(s)
     distinct = list(said)
     # a release that is taken only by name (an NGC image) may be what lets two others stand together
@@ -26,7 +30,9 @@ def contradictions(held: Held, statements: Sequence[Statement]) -> Iterator[Find
     clashes: dict[int, int] = {}
     for a, b in itertools.combinations(range(len(distinct)), 2):
         pair = [said[distinct[a]], said[distinct[b]]]
-        pins = [pin_of(each[0]) for each in pair]
+        if not cells and not _comparable(held.matrix, recipe, pair[0][0], pair[1][0]):
+            continue
+        pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
         beside = held.beside(*pair)
         if not beside:
@@ -38,14 +44,95 @@ def contradictions(held: Held, statements: Sequence[Statement]) -> Iterator[Find
             members = [each[0] for each in beside]
             lines = {each[0]: held.lines_of(each) for each in beside}
             yield _told(held.matrix, held.conflict(pins), members, lines)
-    rest = _without_clashes(range(len(distinct)), apart, clashes)
-    while not held.fits([pin_of(said[distinct[n]][0]) for n in rest]):
-        conflict = held.conflict([pin_of(said[distinct[n]][0]) for n in rest])
-        pins = [*conflict.pins]
-        taking_part = [n for n in rest if pin_of(said[distinct[n]][0]) in pins]
-        firsts = [said[distinct[n]][0] for n in taking_part]
-        yield _told(held.matrix, conflict, firsts, {s: held.lines_of(said[Said(s)]) for s in firsts})
+    alone = [n for n, each in enumerate(distinct) if cells or not _is_for_one(said[each][0])]
+    rest = _without_clashes(alone, apart, clashes)
+    while True:
+        firsts = [said[distinct[n]][0] for n in rest]
+        if not cells and not _all_comparable(held.matrix, recipe, firsts):
+            return
+        pins = pins_of(firsts, cells=cells)
+        if held.fits(pins):
+            return
+        conflict = held.conflict(pins)
+        refusing = set(conflict.pins)
+        taking_part = [n for n, pin in zip(rest, pins, strict=True) if pin in refusing]
+        members = [said[distinct[n]][0] for n in taking_part]
+        yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
         rest.remove(taking_part[-1])
+
+
+def pins_of(statements: Sequence[Statement], *, cells: bool) -> list[Pin]:
+    """Return what statements ask for together.
+
+    torch compiles extensions with every nvcc of its CUDA's major, and warns at another minor: next to an installed torch
+    a recipe's nvcc asks for its major alone.
+    """
+    torch = not cells and any(s.axis in {"torch", "cuda"} and s.installed for s in statements)
+    return [_major(s) if torch and s.axis == "nvcc" else pin_of(s) for s in statements]
+
+
+def _major(statement: Statement) -> Pin:
+    pin = pin_of(statement)
+    found = re.match(r"(\d{1,3})\.\d", pin.spec)
+    return replace(pin, spec=f">={found[1]},<{int(found[1]) + 1}") if found else pin
+
+
+def _is_for_one(statement: Statement) -> bool:
+    """Return whether a statement is held against few others only."""
+    return statement.of == ARCHITECTURES or statement.axis == "cudnn"
+
+
+def _all_comparable(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> bool:
+    return all(_comparable(matrix, recipe, a, b) for a, b in itertools.combinations(statements, 2))
+
+
+def _comparable(matrix: Matrix, recipe: Recipe, one: Statement, other: Statement) -> bool:
+    """Return whether what the matrix says of two statements of a recipe holds for them."""
+    for a, b in ((one, other), (other, one)):
+        if a.of == ARCHITECTURES and b.axis not in {"nvcc", "cuda"}:
+            return False
+        if a.axis == "cudnn" and a.of:  # a cuDNN that is installed later takes the place of torch's
+            together = recipe.kind not in {"shell", "dockerfile"} or a.line == b.line
+            return b.axis == "torch" and together and b.installed and not b.newest
+        if a.axis == "torch" and b.axis == "cuda" and _may_be_unlisted(matrix, a.spec, b.spec):
+            return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _may_be_unlisted(matrix: Matrix, torch: str, cuda: str) -> bool:
+    """Return whether torch may have a build for a CUDA that the matrix does not list: older torches have one."""
+    axis, builds = matrix.axes["torch"], matrix.releases["torch"]
+    with_cuda = [r.date for r in builds if r.date and r.needs.get("cuda") == cuda and "a0" not in r.version]
+    public = torch.partition("+")[0]
+    own = [r.date for r in builds if r.date and matches(axis, public, r)]
+    return bool(own) and bool(with_cuda) and min(with_cuda) <= max(own)
+
+
+def _settled(held: Held, statements: Sequence[Statement]) -> list[Statement]:
+    """Leave out the toolkits and Pythons that lie next to the one that is used."""
+    kept = list(statements)
+    for axis in ("nvcc", "python"):
+        several = [s for s in kept if s.axis == axis and s.toolkit]
+        if len({_minor(s.spec) for s in several}) < 2:
+            continue
+        others = [s for s in kept if s.axis != axis and not (axis == "nvcc" and s.axis == "gpu")]
+        named = {_minor(s.spec) for s in kept if s.axis == axis and s.path}
+        used = [s for s in several if _minor(s.spec) in named or s.spec.partition(".")[0] in named]
+        fitting = [
+            s
+            for s in several
+            if all(
+                held.fits(pins_of([s, each], cells=False)) for each in dict.fromkeys(others) if held.beside([s], [each])
+            )
+        ]
+        chosen = used or fitting or several
+        kept = [s for s in kept if s not in several or _minor(s.spec) == _minor(chosen[-1].spec)]
+    return kept
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:

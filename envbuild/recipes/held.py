@@ -15,7 +15,7 @@ from envbuild.matrix.conflict import Conflict, explain_conflict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, Release, Rule
 from envbuild.matrix.program import solvable
-from envbuild.recipes.model import Branch, Recipe, Statement, may_hold_beside
+from envbuild.recipes.model import ARCHITECTURES, Branch, Recipe, Statement, may_hold_beside
 
 DIFFERENT = 200
 """How many different versions a recipe may state. Real recipes state 20."""
@@ -84,7 +84,7 @@ class Said(tuple[object, ...]):
     __slots__ = ()
 
     def __new__(cls, s: Statement) -> Self:
-        return super().__new__(cls, (s.axis, s.spec, s.path))
+        return super().__new__(cls, (s.axis, s.spec, s.path, s.of == ARCHITECTURES))
 
 
 def joined(recipe: Recipe, statements: Iterable[Statement]) -> dict[Statement, tuple[int, ...]]:

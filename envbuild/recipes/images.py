@@ -2,6 +2,7 @@
 
 import re
 
+from envbuild.recipes.model import IMAGE
 from envbuild.recipes.reader import Reader
 
 
@@ -28,12 +29,12 @@ def state(reader: Reader, image: str, line: int) -> None:
         built = re.fullmatch(r"(\d+\.\d+\.\d+)-cuda(\d+\.\d+)-cudnn\d+-(runtime|devel)", tag)
         if built:
             stage.toolkit = built[3] == "devel"
-            recipe.state("torch", built[1], line, installed=True)
-            recipe.state("cuda", built[2], line, installed=True)
+            recipe.state("torch", built[1], line, installed=True, of=IMAGE)
+            recipe.state("cuda", built[2], line, installed=True, of=IMAGE)
             if stage.toolkit:
                 recipe.state("nvcc", built[2], line, toolkit=True)
     elif name == "python" and (version := re.match(r"\d+\.\d+", tag)):
-        recipe.state("python", version[0], line)
+        recipe.state("python", version[0], line, toolkit=True)
     elif name in {"ubuntu", "debian"} and tag:
         suite = tag.removesuffix("-slim")
         release = suite.split(".")[0] if name == "debian" else suite

@@ -23,6 +23,12 @@ _TOO_MANY_DIGITS = re.compile(r"\d{19}")  # a date and a time have 14; int() ref
 ENVIRONMENT = "environment"
 """The choice whose arms are the Python environments."""
 
+ARCHITECTURES = "architectures"
+"""What a GPU is stated `of` where it is one that something is compiled for."""
+
+IMAGE = "image"
+"""What a torch is stated `of` that an image brings."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
@@ -46,7 +52,7 @@ class Statement:
     module: bool = False
     """Loaded by a site's `module load`."""
     toolkit: bool = False
-    """A CUDA toolkit that lies on disk; another may lie next to it."""
+    """A CUDA toolkit or a Python that lies on disk; another may lie next to it."""
     of: str = ""
     """What says so, where it is another package than the axis' own: torchvision, of torch."""
     branch: Branch = ()
@@ -156,13 +162,12 @@ class Recipe:
         module: bool = False,
         toolkit: bool = False,
         of: str = "",
-        arm: tuple[str, str] | None = None,
     ) -> None:
-        """Add a statement, once per line; `arm` is one more choice that it stands in."""
+        """Add a statement, once per line."""
         if len(spec) > _LONGEST_VERSION or _TOO_MANY_DIGITS.search(spec):
             self.effort.skip(line, spec)
             return
-        branch = self.within if installed or toolkit else self.branch
+        branch = self.within if installed else self.branch
         found = Statement(
             axis=axis,
             spec=spec,
@@ -177,7 +182,7 @@ class Recipe:
             module=module,
             toolkit=toolkit,
             of=of,
-            branch=(*branch, arm) if arm else branch,
+            branch=branch,
         )
         self.statements[found] = None
         self._by_axis.setdefault(axis, {})[found] = None

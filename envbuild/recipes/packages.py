@@ -46,7 +46,7 @@ def of_os(reader: Reader, words: Sequence[Word]) -> None:
                 named = f"{toolkit[1]}.{toolkit[2]}" if toolkit[2] else version[1] if version else ""
                 recipe.state("nvcc", named, word.line, toolkit=True)
         elif python:
-            recipe.state("python", python[1], word.line)
+            recipe.state("python", python[1], word.line, toolkit=True)
         elif word in {"openmpi-bin", "libopenmpi-dev", "openmpi", "openmpi-devel"}:
             recipe.state("mpi", "openmpi", word.line)
         elif word in {"mpich", "libmpich-dev", "mpich-devel"}:

@@ -3,7 +3,7 @@
 import itertools
 import posixpath
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from envbuild.matrix.packages import AXIS_OF_DISTRIBUTION
 from envbuild.recipes import git, wheels
 from envbuild.recipes.catalog import companions
-from envbuild.recipes.model import Recipe
+from envbuild.recipes.model import IMAGE, Recipe
 from envbuild.recipes.reader import Reader
 from envbuild.recipes.syntax import Word, line_of
 
@@ -143,7 +143,7 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
         index and not _TORCH_INDEX.fullmatch(index) for index in used
     )
     found = [each for each in (_parsed(recipe, name) for name in names) if each]
-    free = not any(companions().get(canonicalize_name(wanted.name)) and wanted.specifier for wanted, _ in found)
+    free = is_free(wanted for wanted, _ in found)
     for wanted, line in found:
         state(
             recipe,
@@ -155,6 +155,32 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
             newest=free,
             reader=reader,
         )
+
+
+_LEAVE_TORCH = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "numpy",
+    "pip",
+    "setuptools",
+    "wheel",
+    "packaging",
+    "ninja",
+    "cmake",
+    "pybind11",
+    "six",
+    "regex",
+}
+
+
+def is_free(wanted: Iterable[Requirement]) -> bool:
+    """Return whether nothing else that is wanted decides which torch comes: then it is the newest."""
+    return all(
+        each.name.lower() in _LEAVE_TORCH
+        and (each.name == "torch" or not each.specifier or each.name not in companions())
+        for each in wanted
+    )
 
 
 def _parsed(recipe: Recipe, text: str) -> tuple[Requirement, int] | None:
@@ -229,6 +255,9 @@ def state(
         if newest and axis == "torch" and not any("download.pytorch.org" in index for index in used):
             recipe.state("torch", "any", line, newest=True, marker=marker, installed=True)
     else:
+        if axis == "torch" and reader:  # pip puts it in the place of the image's
+            for found in [s for of in ("torch", "cuda") for s in recipe.before(of, line) if s.of == IMAGE]:
+                recipe.drop(found)
         recipe.state(axis, version or spec, line, marker=marker, installed=True)
     if axis == "torch" and not spec.endswith(f"+{label}"):
         _cuda(recipe, label, line, marker)

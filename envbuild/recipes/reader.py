@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.recipes.model import Branch, Recipe, Stage, Statement
+from envbuild.recipes.model import ARCHITECTURES, IMAGE, Branch, Recipe, Stage, Statement
 
 _CUDA_FOLDER = re.compile(r"\bcuda-(\d+(?:\.\d+)?)(?![\w-])")
 _SEARCHED = re.compile(
@@ -96,11 +96,8 @@ class Reader:
         words = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
         found = dict.fromkeys(f"sm_{m[1]}{m[2]}" for m in map(_ARCH.fullmatch, words[:40]) if m)
         known = [gpu for gpu in found if self.matrix.has("gpu", gpu)]
-        if len(words) == 1 and known:
-            self.recipe.state("gpu", known[0], line)
-        elif len(words) > 1:  # each is compiled for, and none of them need be the GPU
-            for gpu in known:
-                self.recipe.state("gpu", gpu, line, of="the list of architectures", arm=(f"architectures {line}", gpu))
+        for gpu in known:  # each of several is compiled for, and none of them need be the GPU
+            self.recipe.state("gpu", gpu, line, of=ARCHITECTURES if len(words) > 1 else "")
 
     def drop(self, axes: set[AxisName] | None, *, environment: bool = False, module: bool = False) -> None:
         """Drop what was stated and holds no longer, in this stage and what it is built on.
@@ -124,7 +121,7 @@ class Reader:
 
 
 def _is_release(statement: Statement) -> bool:
-    return statement.installed and not statement.newest
+    return statement.installed and not statement.newest and statement.of in {"", IMAGE}
 
 
 class Choice:

@@ -55,18 +55,13 @@ def read(recipe: Recipe) -> None:
             pip.read(recipe, words, used)
         else:
             recipe.effort.skip(words[0].line, text)
-    alone = len({wanted.name for wanted, _ in pinned}) == 1
+    free = pip.is_free(wanted for wanted, _ in pinned)
     for wanted, line in pinned:
-        pip.state(recipe, wanted, line, used, own_index=_own(used), newest=alone or not _decided(pinned))
+        pip.state(recipe, wanted, line, used, own_index=_own(used), newest=free)
 
 
 def _own(used: list[str]) -> bool:
     return any(index and "download.pytorch.org" not in index and "pypi.org" not in index for index in used)
-
-
-def _decided(pinned: list[tuple[Requirement, int]]) -> bool:
-    """Return whether one of torch's companions has a version, and so decides torch's."""
-    return any(wanted.name.lower() in {"torchvision", "torchaudio"} and wanted.specifier for wanted, _ in pinned)
 
 
 def is_one(text: str) -> bool:

@@ -23,34 +23,32 @@ _CHOSEN_COMPILER = re.compile(
 
 
 def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield compilers that the recipe installs beside the OS' own and that its nvcc refuses.
+    """Yield compilers that the recipe installs next to the OS' own and that its nvcc refuses.
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
     """
     chosen = {found for _, text in recipe.said for found in _CHOSEN_COMPILER.findall(text)}
-    compilers = [s for s in statements if s.axis == "gcc" and (not chosen or s.spec in chosen)]
-    for gcc, cuda in itertools.product(compilers, [s for s in statements if s.axis in {"nvcc", "cuda"}]):
-        for rule in matrix.rules:
-            if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
-                continue
+    installed = [s for s in statements if s.axis == "gcc" and (not chosen or s.spec in chosen)]
+    cudas = [s for s in statements if s.axis in {"nvcc", "cuda"}]
+    for gcc, rule in itertools.product(installed, matrix.rules):
+        if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
+            continue
+        if matches(matrix.axes["gcc"], rule.needs["gcc"], Release(version=gcc.spec, source=rule.source)):
+            continue
+        for cuda in cudas:
             stated = Release(version=pin_of(cuda).spec, source=rule.source)
-            applies = (
-                gcc.may_hold_beside(cuda.branch)
-                and version_key(stated.version)
-                and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
-            )
-            found = Release(version=gcc.spec, source=rule.source)
-            if applies and not matches(matrix.axes["gcc"], rule.needs["gcc"], found):
-                lines = tuple(sorted({gcc.line, cuda.line}))
+            applies = version_key(stated.version) and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
+            if applies and gcc.may_hold_beside(cuda.branch):
                 yield Finding(
                     line=gcc.line,
-                    lines=lines,
+                    lines=tuple(sorted({gcc.line, cuda.line})),
                     rule=rule.id,
                     rules=(rule.id,),
                     why=f"gcc {gcc.spec} (line {gcc.line}) and {cuda.axis} {cuda.spec} (line {cuda.line}): {rule.why}",
                     source=rule.source,
                     todo="install an older gcc, or leave the OS' own",
                 )
+                break
 
 
 def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:

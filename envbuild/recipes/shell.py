@@ -94,6 +94,8 @@ class _Walk:
                     self._reader.values.pop(text_of(child), None)
                 elif child.type == "do_group":
                     self._visit(child, depth + 1)
+        elif kind == "function_definition":
+            self._function(node, depth)
         elif kind == "comment":
             self._comment(node)
         elif kind not in {"heredoc_body", "heredoc_redirect", *_WORDS}:
@@ -344,6 +346,15 @@ class _Walk:
                 choice.turn()
                 with self._reader.under({asked[1]: literal[1]} if asked and literal else {}):
                     self._all(parts[ends + 1 :], depth + 1)
+
+    def _function(self, node: "Node", depth: int) -> None:
+        """Read a function where it stands; which of several are called is not known."""
+        nodes = children(node, self._effort)
+        name = next((text_of(child) for child in nodes if child.type == "word"), "")
+        with self._reader.choice() as choice:
+            choice.turn()
+            with self._reader.under({"(function)": name}):
+                self._all(nodes, depth + 1)
 
     def _subshell(self, node: "Node", depth: int) -> None:
         reader = self._reader

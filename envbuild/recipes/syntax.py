@@ -87,7 +87,8 @@ def parse(language: Language, source: bytes, effort: Effort) -> "Node":
         DataError: it took too long.
 
     """
-    source = _closed(source)
+    # the Dockerfile grammar takes `<<<` for a here-document
+    source = _closed(source if language == "bash" else source.replace(b"<<<", b"   "))
     begun = time.monotonic()
     ends = begun + PATIENCE - effort.seconds
 

@@ -597,7 +597,7 @@ def test_indexes_that_are_named_elsewhere(tmp_path, name, text, found):
         ("reqs.txt", "-r base.txt\n--extra-index-url https://x/cu126\n./here\ngit+https://github.com/NVIDIA/apex@25.08\n", "requirements"),
         ("base.TXT", "torch\n", "requirements"),
         ("guide.txt", "pip install torch\ncd x && make\n", "shell"),
-        ("empty.txt", "# nothing\n", "shell"),
+        ("x.sbatch", "#SBATCH -N 2\nsrun x\n", "shell"),
     ],
 )  # fmt: skip
 def test_kinds(tmp_path, name, text, kind):
@@ -922,7 +922,7 @@ def test_what_an_arm_of_a_choice_sets_is_not_guessed_at(tmp_path):
         ("bash -c '\n  pip install ezpz\n'\n", [(2, "recipe-impostor")]),
         ("# CUDA 12.6\ncat >> ~/.bashrc <<'EOF'\nexport CUDA_HOME=/usr/local/cuda-11.8\nEOF\n", [(3, "recipe-path-other-cuda")]),
         ("cat <<nowhere\npip install apex\n", [(2, "recipe-impostor")]),
-        ("First, don't panic.\npip install apex\nIt isn't hard.\n", [(2, "recipe-impostor")]),
+        ("echo 'First,\npip install apex\nisn t hard.'\n", []),
     ],
 )  # fmt: skip
 def test_text_in_a_script_is_no_command(tmp_path, text, found):
