@@ -28,6 +28,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
     naming = [pin for each in distinct if names_a_guarded_release(held.matrix, pin := pin_of(said[each][0]))]
     apart: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
+    shown: set[tuple[str, tuple[int, ...]]] = set()
     for a, b in itertools.combinations(range(len(distinct)), 2):
         pair = [said[distinct[a]], said[distinct[b]]]
         if not cells and not _comparable(held.matrix, recipe, pair[0][0], pair[1][0]):
@@ -35,7 +36,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
         beside = held.beside(*pair)
-        if not beside:
+        if not beside or (refused and not cells and not _binds(held.conflict(pins), [each[0] for each in pair])):
             apart.add(frozenset((a, b)))
         elif refused:
             apart.add(frozenset((a, b)))
@@ -43,7 +44,10 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
             clashes[b] = clashes.get(b, 0) + 1
             members = [each[0] for each in beside]
             lines = {each[0]: held.lines_of(each) for each in beside}
-            yield _told(held.matrix, held.conflict(pins), members, lines)
+            finding = _told(held.matrix, held.conflict(pins), members, lines)
+            if (finding.rule, finding.lines) not in shown:  # torch and its torchvision on one line say the same
+                yield finding
+            shown.add((finding.rule, finding.lines))
     alone = [n for n, each in enumerate(distinct) if cells or not _is_for_one(said[each][0])]
     rest = _without_clashes(alone, apart, clashes)
     while True:
@@ -57,7 +61,8 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         refusing = set(conflict.pins)
         taking_part = [n for n, pin in zip(rest, pins, strict=True) if pin in refusing]
         members = [said[distinct[n]][0] for n in taking_part]
-        yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
+        if cells or _binds(conflict, members):
+            yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
         rest.remove(taking_part[-1])
 
 
@@ -75,6 +80,20 @@ def _major(statement: Statement) -> Pin:
     pin = pin_of(statement)
     found = re.match(r"(\d{1,3})\.\d", pin.spec)
     return replace(pin, spec=f">={found[1]},<{int(found[1]) + 1}") if found else pin
+
+
+def _binds(conflict: Conflict, members: Sequence[Statement]) -> bool:
+    """Return whether the rules of a conflict bind a recipe that builds what they are about.
+
+    Transformer Engine from source uses whatever cuDNN it finds, and what Megatron-LM's packages ask for is not asked of
+    its source tree. An nvcc alone says nothing of the cuDNN of a torch.
+    """
+    rules = {step.rule for step in conflict.steps if step.pin is None}
+    own_cudnn = any(s.axis == "nvcc" or (s.axis == "te" and s.source) for s in members)
+    if own_cudnn and any(rule.startswith("te-cudnn") for rule in rules):
+        return False
+    from_tree = any(s.axis == "megatron" and s.source for s in members)
+    return not (from_tree and any(rule.startswith("mcore-te") for rule in rules))
 
 
 def _is_for_one(statement: Statement) -> bool:

@@ -72,6 +72,9 @@ def read(recipe: Recipe, path: Path, text: str) -> None:
     python = _table(data, "project").get("requires-python")
     if isinstance(python, str):
         recipe.state("python", python.replace(" ", ""), lines.of("project", "requires-python"))
+    # uv takes these whatever the packages ask for
+    override = _table(data, "tool", "uv").get("override-dependencies")
+    overridden = {_name(each) for each in override if isinstance(each, str)} if isinstance(override, list) else set()
     count = 0
     for name, wanted in _lists(data):
         recipe.environment = "build" if name == "build" else ""
@@ -79,7 +82,8 @@ def read(recipe: Recipe, path: Path, text: str) -> None:
         recipe.branch = (("extra", name),) if name not in {"", "build"} else ()
         for each in wanted:
             count += 1
-            _one(recipe, each, lines.quoted(each), count)
+            if name == "build" or not overridden & {_name(each)}:
+                _one(recipe, each, lines.quoted(each), count)
     recipe.environment, recipe.branch = "", ()
     for table, name, spec in _of_poetry(data):
         line = lines.of(table, name)
@@ -88,6 +92,11 @@ def read(recipe: Recipe, path: Path, text: str) -> None:
         else:
             count += 1
             _one(recipe, f"{name}{spec}", line, count)
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]{1,100}", requirement)
+    return canonicalize_name(found[0]) if found else ""
 
 
 def _one(recipe: Recipe, text: str, line: int, count: int) -> None:

@@ -23,12 +23,12 @@ _CHOSEN_COMPILER = re.compile(
 
 
 def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield compilers that the recipe installs next to the OS' own and that its nvcc refuses.
+    """Yield compilers that the recipe installs and chooses, and that its nvcc refuses. One that is not chosen is not used.
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
     """
     chosen = {found for _, text in recipe.said for found in _CHOSEN_COMPILER.findall(text)}
-    installed = [s for s in statements if s.axis == "gcc" and (not chosen or s.spec in chosen)]
+    installed = [s for s in statements if s.axis == "gcc" and s.spec in chosen]
     cudas = [s for s in statements if s.axis in {"nvcc", "cuda"}]
     for gcc, rule in itertools.product(installed, matrix.rules):
         if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
@@ -46,7 +46,7 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
                     rules=(rule.id,),
                     why=f"gcc {gcc.spec} (line {gcc.line}) and {cuda.axis} {cuda.spec} (line {cuda.line}): {rule.why}",
                     source=rule.source,
-                    todo="install an older gcc, or leave the OS' own",
+                    todo="choose an older gcc, or leave the OS' own",
                 )
                 break
 

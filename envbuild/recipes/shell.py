@@ -1,7 +1,7 @@
 """Reading a shell script by its syntax tree: which commands it runs, in which arms of its choices, with which variables."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,10 @@ _WORDS = {"word", "string", "raw_string", "concatenation", "simple_expansion", "
 _QUOTED = {"string", "raw_string", "ansi_c_string", "translated_string"}
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(["\\$`\n])')
-_EQUALS = re.compile(r"""\[\[?\s+"?\$\{?([A-Za-z_]\w*)\}?"?\s+={1,2}\s+["']?([\w.+:/-]+)["']?\s+\]\]?""")
+_EQUALS = re.compile(
+    r"""\[\[?[ \t]+"?\$\{?([A-Za-z_]\w*)\}?"?[ \t]+={1,2}[ \t]+["']?([\w.+:/-]+)["']?[ \t]+(?:\]\]?|&&|-a[ \t])"""
+)
+_LONGEST_TEST = 1000
 _PATTERN = re.compile(r"""["']?([\w.+:/-]+)["']?""")
 
 
@@ -303,15 +306,26 @@ class _Walk:
     def _chain(self, nodes: Sequence["Node"], depth: int) -> None:
         conditions: dict[str, str] = {}
         for node in nodes:
+            if self._differs(conditions):
+                return
             with self._reader.under(conditions):
                 self._visit(node, depth + 1)
             conditions |= self._conditions(node)
 
     @staticmethod
     def _conditions(node: "Node") -> dict[str, str]:
-        """Return the variables that a test finds equal to a literal."""
-        found = _EQUALS.fullmatch(text_of(node).strip()) if node.type in {"test_command", "command"} else None
-        return {found[1]: found[2]} if found else {}
+        """Return the variables that a test finds equal to a literal, all of which have to be."""
+        text = text_of(node)
+        if node.type not in {"test_command", "command", "list"} or len(text) > _LONGEST_TEST:
+            return {}
+        if "||" in text or "!" in text or " -o " in text:
+            return {}
+        return dict(_EQUALS.findall(text))
+
+    def _differs(self, conditions: Mapping[str, str]) -> bool:
+        """Return whether a variable is known to have another value than it is tested for."""
+        known = ((self._reader.values.get(name), wanted) for name, wanted in conditions.items())
+        return any(value is not None and "$" not in value and value != wanted for value, wanted in known)
 
     def _if(self, node: "Node", depth: int) -> None:
         nodes = children(node, self._effort)
@@ -327,6 +341,8 @@ class _Walk:
         conditions = self._conditions(asked[0]) if len(asked) == 1 else {}
         self._all(asked, depth + 1)
         choice.turn()
+        if self._differs(conditions):
+            return
         with self._reader.under(conditions):
             self._all(
                 [child for child in nodes[starts:] if child.type not in {"elif_clause", "else_clause"}], depth + 1
@@ -344,8 +360,10 @@ class _Walk:
                 patterns = [text_of(part) for part in parts[:ends] if part.is_named]
                 literal = _PATTERN.fullmatch(patterns[0]) if len(patterns) == 1 else None
                 choice.turn()
-                with self._reader.under({asked[1]: literal[1]} if asked and literal else {}):
-                    self._all(parts[ends + 1 :], depth + 1)
+                conditions = {asked[1]: literal[1]} if asked and literal else {}
+                if not self._differs(conditions):
+                    with self._reader.under(conditions):
+                        self._all(parts[ends + 1 :], depth + 1)
 
     def _function(self, node: "Node", depth: int) -> None:
         """Read a function where it stands; which of several are called is not known."""
