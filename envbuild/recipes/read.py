@@ -56,6 +56,24 @@ def kind_of(path: Path, text: str) -> Kind | None:
     return "shell" if _COMMAND.search(text) else None
 
 
+def is_recipe(path: Path) -> bool:
+    """Return whether the name of a file in a folder is that of a recipe. An environment of conda is known by its text."""
+    name, suffix = path.name.lower(), path.suffix.lower()
+    if name.startswith(("dockerfile", "containerfile")):
+        return suffix not in {".md", ".dockerignore", ".j2", ".py"} and not name.endswith(".dockerignore")
+    if suffix in {".yml", ".yaml"}:
+        return "env" in name and "docker" not in name and _is_conda(path)
+    requirements_file = suffix == ".txt" and ("requirements" in name or path.parent.name == "requirements")
+    return name == "pyproject.toml" or suffix in {*_SCRIPTS, ".dockerfile", ".containerfile"} or requirements_file
+
+
+def _is_conda(path: Path) -> bool:
+    try:
+        return conda.is_environment(read_text(path), str(path))
+    except DataError:
+        return False
+
+
 def read_recipe(matrix: Matrix, path: Path, kind: Kind | None = None) -> Recipe:
     """Read the recipe at `path`, or standard input where that is `-`.
 
