@@ -12,7 +12,7 @@ from envbuild.matrix.packages import impostors
 from envbuild.matrix.spec import matches
 from envbuild.recipes import rules
 from envbuild.recipes.catalog import findings_catalog, variables
-from envbuild.recipes.contradictions import contradictions, other_cudas
+from envbuild.recipes.contradictions import contradictions, other_cudas, unlisted_twice
 from envbuild.recipes.findings import Finding, Report, finding_of
 from envbuild.recipes.held import (
     DIFFERENT,
@@ -32,13 +32,15 @@ from envbuild.recipes.model import Recipe, Stage, Statement
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
     matrix = for_axes(matrix) if recipe.kind == "toml" else for_recipes(matrix)
-    understood = {s: as_released(matrix, s) for s in recipe.statements}
+    pythons = tuple(dict.fromkeys(s.spec for s in recipe.statements if s.axis == "python" and not s.marker))
+    understood = {s: as_released(matrix, s, pythons) for s in recipe.statements}
     asked = {Said(read): read for read in understood.values()}
     if len(asked) > DIFFERENT:
         raise DataError(
             f"the recipe states more than {DIFFERENT} different versions", hint="check its parts one by one"
         )
     listed = {said for said, read in asked.items() if is_known(matrix, read)}
+    unlisted = [read for read in understood.values() if Said(read) not in listed and read.installed]
     lines = joined(recipe, [read for read in understood.values() if Said(read) in listed])
     known = list(lines)
     effort: dict[str, int] = {}
@@ -49,7 +51,9 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     argued_set = set(argued) - in_no_cell
     together: dict[Finding, None] = {}
     brings = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
-    for view in _views(recipe, known):
+    for whole in _views(recipe, [*known, *unlisted]):
+        view = [s for s in whole if s in lines]
+        together |= dict.fromkeys(unlisted_twice(whole, [s for s in whole if s not in lines]))
         # PyPI's core wheels say nothing of a build from source
         held = built if any(s.axis == "te" and s.source for s in view) else plain
         refused = list(contradictions(held, recipe, [s for s in view if s in argued_set]))

@@ -64,7 +64,9 @@ def _install(recipe: Recipe, words: Sequence[Word], labels: Sequence[tuple[str, 
     """State what conda is given; return whether it brings a toolkit."""
     toolkit = False
     releases = {release for release, _ in labels}
-    torch = any(re.match(r"pytorch(?:[=<> ]|$)", word.rpartition("::")[2]) for word in words)
+    names = [re.split(r"[=<> \[]", word.rpartition("::")[2])[0] for word in words]
+    # what conda's torch was built for; next to pytorch-cuda or pip's torch it is a library like others
+    torch = "pytorch" in names and "pytorch-cuda" not in names
     for word in words:
         package = word.rpartition("::")[2]
         if _TOOLKIT.fullmatch(package):
@@ -86,7 +88,6 @@ def _state(recipe: Recipe, name: str, version: str, line: int, *, torch: bool) -
     elif name == "torchvision":
         pip.state_companion(recipe, name, version, line)
     elif name in {"pytorch-cuda", "cudatoolkit", "cuda-version"}:
-        # what conda's torch was built for; to pip's torch it is a library next to its own
         if torch or name == "pytorch-cuda":
             recipe.state("cuda", ".".join(version.split(".")[:2]), line, installed=True)
     elif "." in version:

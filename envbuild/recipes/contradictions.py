@@ -66,6 +66,31 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         rest.remove(taking_part[-1])
 
 
+def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> Iterator[Finding]:
+    """Yield two versions of one package of which the matrix does not list both: two numbers need no matrix."""
+    for one in unlisted:
+        for other in view:
+            if (
+                one is not other
+                and one.axis == other.axis
+                and all(s.installed and not s.newest and _EXACT.fullmatch(s.spec) for s in (one, other))
+                and not one.of + other.of
+                and _is_other(one.spec, other.spec)
+                and one.may_hold_beside(other.branch)
+                and (other not in unlisted or one.line < other.line)
+            ):
+                members = sorted((one, other), key=lambda s: s.line)
+                yield _doubled("recipe-stated-twice", members[1].line, members, {s: (s.line,) for s in members})
+
+
+_EXACT = re.compile(r"\d+(?:\.\d+)+(?:\.?post\d+)?(?:\+\w+)?")
+
+
+def _is_other(one: str, other: str) -> bool:
+    public = [version.partition("+")[0].removesuffix(".0") for version in (one, other)]
+    return public[0] != public[1]
+
+
 def pins_of(statements: Sequence[Statement], *, cells: bool) -> list[Pin]:
     """Return what statements ask for together.
 
@@ -108,6 +133,8 @@ def _all_comparable(matrix: Matrix, recipe: Recipe, statements: Sequence[Stateme
 def _comparable(matrix: Matrix, recipe: Recipe, one: Statement, other: Statement) -> bool:
     """Return whether what the matrix says of two statements of a recipe holds for them."""
     for a, b in ((one, other), (other, one)):
+        if a.newest and b.axis == "os":  # compilers other than the OS' own are not read
+            return False
         if a.of == ARCHITECTURES and b.axis not in {"nvcc", "cuda"}:
             return False
         if a.axis == "cudnn" and a.of:  # a cuDNN that is installed later takes the place of torch's

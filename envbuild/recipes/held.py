@@ -98,17 +98,28 @@ def joined(recipe: Recipe, statements: Iterable[Statement]) -> dict[Statement, t
     return {each[0]: tuple(s.line for s in each) for each in groups.values()}
 
 
-def as_released(matrix: Matrix, statement: Statement) -> Statement:
-    """Return the statement with its release spelled as the matrix has it."""
-    spec = _newest(matrix, statement.axis) if statement.newest else _spelled(matrix, statement.axis).get(statement.spec)
+def as_released(matrix: Matrix, statement: Statement, pythons: tuple[str, ...] = ()) -> Statement:
+    """Return the statement with its release spelled as the matrix has it; the newest is one for one of `pythons`."""
+    if statement.newest:
+        spec = _newest(matrix, statement.axis, pythons)
+    else:
+        spec = _spelled(matrix, statement.axis).get(statement.spec)
     return replace(statement, spec=spec) if spec else statement
 
 
 @lru_cache(maxsize=64)
-def _newest(matrix: Matrix, axis: AxisName) -> str | None:
-    """Return what pip or git would bring today, as far as the matrix knows."""
+def _newest(matrix: Matrix, axis: AxisName, pythons: tuple[str, ...]) -> str | None:
+    """Return what pip or git would bring today, as far as the matrix knows: pip takes one that the Python runs."""
     listed = [r for r in matrix.releases.get(axis, ()) if r.date and (axis != "torch" or r.facts.index == "pypi")]
-    return max(listed, key=lambda r: (r.date, r.version)).version if listed else None
+    listed.sort(key=lambda r: (r.date, r.version), reverse=True)
+    held = Held(matrix, {}, {})
+    stated = [Pin(axis="python", spec=spec, origin="python") for spec in pythons[:4]]
+    known = [pin for pin in stated if _is_listed(matrix, pin)]
+    for release in listed[:40]:
+        pin = Pin(axis=axis, spec=release.version, origin=axis)
+        if not known or any(held.fits([pin, python]) for python in known):
+            return release.version
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -130,8 +141,13 @@ _CUDA_RECIPE = Pin(axis="cuda", spec=">=1", origin="(a recipe for GPUs)")
 
 
 def is_known(matrix: Matrix, statement: Statement) -> bool:
+    """Return whether the matrix lists a release that the statement may be of."""
+    return _is_listed(matrix, pin_of(statement))
+
+
+def _is_listed(matrix: Matrix, pin: Pin) -> bool:
     try:
-        read_request(matrix, Request(pins=(pin_of(statement),)))
+        read_request(matrix, Request(pins=(pin,)))
     except UsageError:
         return False
     return True

@@ -131,9 +131,12 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
         elif "git+" in word or git.is_archive(word) or (word == "@" and place < len(words)):
             url = words[place] if word == "@" else word
             place += word == "@"
-            git.url_requirement(recipe, url, url.line)
             if word == "@" and names:
                 names.pop()
+            if url.partition("#")[0].endswith(".whl"):
+                wheels.state(recipe, url.partition("#")[0], url.line)
+            else:
+                git.url_requirement(recipe, url, url.line)
         elif word.partition("#")[0].endswith(".whl"):
             wheels.state(recipe, word.partition("#")[0], word.line)
         elif not re.match(r"[./]|https?:", word):
@@ -234,11 +237,13 @@ def state(
     spec = str(wanted.specifier)
     exact = re.fullmatch(r"===?([^,*]+)", spec)
     version = exact[1].strip() if exact else ""
+    begins = re.fullmatch(r"==(\d+\.\d+(?:\.\d+)?)\.\*", spec)
     variants = {match[1] for match in (re.search(r"/(cu\d+|cpu)/?$", index) for index in used) if match}
     label = variants.pop() if len(variants) == 1 else ""
     if name in companions():
+        if version or begins:
+            state_companion(recipe, name, version or (begins[1] if begins else ""), line, marker=marker)
         if version:
-            state_companion(recipe, name, version, line, marker=marker)
             _cuda(recipe, version.partition("+")[2] or label, line, marker)
         return
     if re.fullmatch(r"nvidia-cudnn-cu\d+", name):
@@ -252,15 +257,24 @@ def state(
         return
     if not spec:
         recipe.note("recipe-unpinned-package", line, f"{name} without a version")
-        if newest and axis == "torch" and not any("download.pytorch.org" in index for index in used):
+        # a function or an arm of a script may well find a torch
+        newest = newest and (recipe.kind != "shell" or not recipe.branch)
+        if newest and axis == "torch" and not any(_TORCH_INDEX.fullmatch(i) or "$" in i for i in used):
+            _replace_image(recipe, line, reader)
             recipe.state("torch", "any", line, newest=True, marker=marker, installed=True)
     else:
-        if axis == "torch" and reader:  # pip puts it in the place of the image's
-            for found in [s for of in ("torch", "cuda") for s in recipe.before(of, line) if s.of == IMAGE]:
-                recipe.drop(found)
+        if axis == "torch":
+            _replace_image(recipe, line, reader)
         recipe.state(axis, version or spec, line, marker=marker, installed=True)
     if axis == "torch" and not spec.endswith(f"+{label}"):
         _cuda(recipe, label, line, marker)
+
+
+def _replace_image(recipe: Recipe, line: int, reader: Reader | None) -> None:
+    """Drop the torch of an image: pip puts another in its place."""
+    if reader:
+        for found in [s for axis in ("torch", "cuda") for s in recipe.before(axis, line) if s.of == IMAGE]:
+            recipe.drop(found)
 
 
 def state_companion(recipe: Recipe, name: str, version: str, line: int, *, marker: str = "") -> None:

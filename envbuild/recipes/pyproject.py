@@ -85,6 +85,11 @@ def read(recipe: Recipe, path: Path, text: str) -> None:
             if name == "build" or not overridden & {_name(each)}:
                 _one(recipe, each, lines.quoted(each), count)
     recipe.environment, recipe.branch = "", ()
+    for each in override if isinstance(override, list) else ():
+        # NVIDIA's libraries are overridden where others than torch's are wanted
+        if isinstance(each, str) and not _name(each).startswith("nvidia-"):
+            count += 1
+            _one(recipe, each, lines.quoted(each), count)
     for table, name, spec in _of_poetry(data):
         line = lines.of(table, name)
         if name == "python":

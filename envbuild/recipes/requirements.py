@@ -49,7 +49,7 @@ def read(recipe: Recipe) -> None:
             wanted = Requirement(whole) if len(whole) < _LONGEST else None
         except InvalidRequirement:
             wanted = None
-        if wanted and not wanted.url:
+        if wanted:
             pinned.append((wanted, words[0].line))
         elif words[0].startswith("-") or "git+" in text or re.match(r"[\w./-]*[/.]", words[0]) or "://" in text:
             pip.read(recipe, words, used)

@@ -43,6 +43,8 @@ class _Redirected:
     fed: list[tuple[str, int]] = field(default_factory=list)
     more: list[Word] = field(default_factory=list)
     """Words of the command that stand behind a redirection."""
+    glued: Word | None = None
+    """The command's last word with the `>=2.1` that stands right behind it."""
 
 
 def read_shell(reader: Reader, text: str, first: int = 1) -> None:
@@ -160,6 +162,8 @@ class _Walk:
                 self._redirect(child, words, goes)
             elif child.type in _WORDS:
                 words += self._words(child)
+        if goes.glued is not None:
+            words[-1:] = [goes.glued]
         words += goes.more
         if words:
             self._run(words, own, goes)
@@ -235,7 +239,7 @@ class _Walk:
             if glued and behind is not None and targets and re.match(r"=?\d", targets[0]):
                 # `torch>=2.1` without quotes: the shell takes it for a file, and who wrote it did not mean that
                 last = children(behind, self._effort)[-1]
-                goes.more.append(Word(f"{self._text(last)}{parts[0].type}{targets[0]}", self._line(last)))
+                goes.glued = Word(f"{self._text(last)}{parts[0].type}{targets[0]}", self._line(last))
             elif targets and any(child.type in {">", ">>", "&>", "&>>", ">|"} for child in parts):
                 goes.targets.append(targets[0])
             goes.more += targets[1:]
