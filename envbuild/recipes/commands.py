@@ -25,6 +25,7 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
         Its words without `sudo` and the like.
 
     """
+    reader.recipe.effort.spend(1)
     reader.recipe.said.append((words[0].line, " ".join(words)))
     words = _bare(reader, words, own)
     if not words:

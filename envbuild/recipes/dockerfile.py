@@ -11,7 +11,7 @@ from envbuild.recipes.commands import run
 from envbuild.recipes.model import Stage
 from envbuild.recipes.reader import Reader
 from envbuild.recipes.shell import read_shell
-from envbuild.recipes.syntax import Word, children, errors, parse, text_of
+from envbuild.recipes.syntax import Word, children, errors, head_of, parse, text_of
 from envbuild.recipes.values import expanded
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def read(reader: Reader, text: str) -> None:
     instructions = list(_instructions(reader, root))
     wanted = {id(each) for each in _needed(instructions)}
     for each in instructions:
+        recipe.effort.spend(1)
         if id(each) in wanted:
             _read(reader, each)
 
@@ -87,7 +88,7 @@ def read(reader: Reader, text: str) -> None:
 def _instructions(reader: Reader, root: "Node") -> Iterator[Instruction]:
     effort = reader.recipe.effort
     for wrong in errors(root, effort):
-        effort.skip(int(wrong.start_point[0]) + 1, text_of(wrong) or wrong.type)
+        effort.skip(int(wrong.start_point[0]) + 1, head_of(wrong) or wrong.type)
     waiting = [root]
     while waiting:
         node = waiting.pop()

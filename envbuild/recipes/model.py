@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from envbuild.errors import DataError
 from envbuild.matrix.model import AxisName
 from envbuild.recipes.syntax import Effort
 
@@ -17,6 +18,9 @@ Branch = tuple[tuple[str, str], ...]
 
 _LONGEST_VERSION = 200
 """Characters. `>=2.1,!=2.1.1,<3` has fifteen; a longer one is no version that anything has."""
+
+_MOST_STATEMENTS = 1000
+"""Public recipes have fifty."""
 
 _TOO_MANY_DIGITS = re.compile(r"\d{19}")  # a date and a time have 14; int() refuses 4,301
 
@@ -143,6 +147,7 @@ class Recipe:
         """Yield what is stated of `axis` so far, in the stage of `line` or what that is built on."""
         stage = self.stage(line)
         chain = [*(stage.chain() if stage else ()), None]
+        self.effort.spend(1)
         for s in self._by_axis.get(axis, ()):
             if self.stage(s.line) in chain and s.may_hold_beside(self.within):
                 yield s
@@ -167,6 +172,12 @@ class Recipe:
         if len(spec) > _LONGEST_VERSION or _TOO_MANY_DIGITS.search(spec):
             self.effort.skip(line, spec)
             return
+        self.effort.spend(1)
+        if len(self.statements) >= _MOST_STATEMENTS:
+            raise DataError(
+                f"the recipe states versions on more than {_MOST_STATEMENTS} lines",
+                hint="check its parts one by one",
+            )
         branch = self.within if installed else self.branch
         found = Statement(
             axis=axis,

@@ -121,6 +121,7 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
     while place < len(words):
         word = words[place]
         place += 1
+        recipe.effort.spend(1)
         if word.startswith("-"):
             option, equals, value = word.partition("=")
             if option in _RENEWS_ONE:
@@ -148,6 +149,7 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
     found = [each for each in (_parsed(recipe, name) for name in names) if each]
     free = is_free(wanted for wanted, _ in found)
     for wanted, line in found:
+        recipe.effort.spend(1)
         state(
             recipe,
             wanted,
@@ -188,6 +190,7 @@ def is_free(wanted: Iterable[Requirement]) -> bool:
 
 def _parsed(recipe: Recipe, text: str) -> tuple[Requirement, int] | None:
     line = line_of(text, 1)
+    recipe.effort.spend(1)
     try:
         # a marker ends in a quote of its own
         return Requirement(re.sub(r"""^(['"])(.*?)\1?$""", r"\2", text)), line

@@ -108,6 +108,7 @@ def _one(recipe: Recipe, text: str, line: int, count: int) -> None:
     if len(text) > _LONGEST or count > _MOST:
         recipe.effort.skip(line, text)
         return
+    recipe.effort.spend(1)
     recipe.said.append((line, text))
     try:
         wanted = Requirement(text)

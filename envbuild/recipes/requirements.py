@@ -40,6 +40,7 @@ def read(recipe: Recipe) -> None:
     recipe.effort.spend(sum(map(len, logical)))
     pinned: list[tuple[Requirement, int]] = []
     for words in logical:
+        recipe.effort.spend(1)
         if not words:
             continue
         text = " ".join(words[:60])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from envbuild.recipes import comments
 from envbuild.recipes.commands import run
 from envbuild.recipes.reader import Choice, Reader
-from envbuild.recipes.syntax import DEEPEST, Word, children, errors, parse, text_of
+from envbuild.recipes.syntax import DEEPEST, Word, children, errors, head_of, parse, text_of
 from envbuild.recipes.values import expanded
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Walk:
     def read(self, text: str) -> None:
         root = parse("bash", text.encode(errors="replace"), self._effort)
         for wrong in errors(root, self._effort):
-            self._effort.skip(self._line(wrong), text_of(wrong) or wrong.type)
+            self._effort.skip(self._line(wrong), head_of(wrong) or wrong.type)
         self._visit(root, 0)
 
     def _line(self, node: "Node") -> int:
@@ -78,7 +78,7 @@ class _Walk:
     def _visit(self, node: "Node", depth: int) -> None:
         kind = node.type
         if depth > DEEPEST:
-            self._effort.skip(self._line(node), text_of(node))
+            self._effort.skip(self._line(node), head_of(node))
         elif kind == "command":
             self._command(node, _Redirected())
         elif kind == "redirected_statement":
@@ -319,9 +319,10 @@ class _Walk:
     @staticmethod
     def _conditions(node: "Node") -> dict[str, str]:
         """Return the variables that a test finds equal to a literal, all of which have to be."""
-        text = text_of(node)
-        if node.type not in {"test_command", "command", "list"} or len(text) > _LONGEST_TEST:
+        length = node.end_byte - node.start_byte
+        if node.type not in {"test_command", "command", "list"} or length > _LONGEST_TEST:
             return {}
+        text = text_of(node)
         if "||" in text or "!" in text or " -o " in text:
             return {}
         return dict(_EQUALS.findall(text))

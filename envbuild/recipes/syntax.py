@@ -24,8 +24,14 @@ PATIENCE = 1.0
 DEEPEST = 150
 """Levels of a tree that are read; deeper ones are not understood."""
 
-MOST_NODES = 300_000
-"""Nodes of all the trees of one recipe that are looked at: 1 µs each."""
+MOST_NODES = 150_000
+"""Nodes of all the trees of one recipe that are looked at. The longest public recipe has a tenth of them."""
+
+CPU_SECONDS = 1.2
+"""Processor time that the reading of one recipe may take. Public recipes take a tenth of a second at most."""
+
+_SHOWN = 4000
+"""Bytes of a node whose text is looked at where only its beginning matters."""
 
 # `<<EOF`, `<<-'EOF'`; not `<<<text`
 _HERE_DOCUMENT = re.compile(rb"(?<!<)<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
@@ -54,6 +60,7 @@ class Effort:
 
     seconds: float = 0.0
     nodes: int = 0
+    begun: float = field(default_factory=time.process_time)
     not_understood: dict[int, str] = field(default_factory=dict)
     """What no reader made sense of, by line."""
 
@@ -62,9 +69,9 @@ class Effort:
         self.not_understood.setdefault(line, " ".join(text.split())[:80])
 
     def spend(self, nodes: int) -> None:
-        """Count nodes. Raises DataError over `MOST_NODES`."""
+        """Count nodes. Raises DataError over `MOST_NODES` or `CPU_SECONDS`."""
         self.nodes += nodes
-        if self.nodes > MOST_NODES:
+        if self.nodes > MOST_NODES or time.process_time() - self.begun > CPU_SECONDS:
             raise DataError("the recipe has too many commands to read", hint="check its parts one by one")
 
 
@@ -127,6 +134,11 @@ def _closed(source: bytes) -> bytes:
 def text_of(node: "Node") -> str:
     """Return the source text of a node."""
     return node.text.decode(errors="replace") if node.text is not None else ""
+
+
+def head_of(node: "Node") -> str:
+    """Return the source text of a node, or its type where that text is long."""
+    return text_of(node) if node.end_byte - node.start_byte < _SHOWN else node.type
 
 
 def children(node: "Node", effort: Effort) -> list["Node"]:

@@ -113,8 +113,8 @@ DEVEL = "FROM nvidia/cuda:12.4.1-devel-ubuntu22.04\n"
         f"{DEVEL}RUN pip install --target /a torch==2.6.0\nRUN pip install --target /b torch==2.7.0\n",
         f"{DEVEL}RUN TORCH_CUDA_ARCH_LIST='8.0;9.0' make\nRUN TORCH_CUDA_ARCH_LIST=9.0 make\n",
         f'{DEVEL}ARG C=124\nRUN if [ "$C" = "118" ]; then pip install torch==2.7.1+cu118; fi\n',
-        f'{DEVEL}ARG C\nRUN if [ "$C" = "a" ]; then pip install torch==2.7.1; fi\n'
-        'RUN if [ "$C" = "b" ]; then pip install torch==2.6.0; fi\n',
+        (f'{DEVEL}ARG C\nRUN if [ "$C" = "a" ]; then pip install torch==2.7.1; fi\n'
+        'RUN if [ "$C" = "b" ]; then pip install torch==2.6.0; fi\n'),
         "FROM pytorch/pytorch:2.4.0-cuda12.4-cudnn9-devel\nRUN pip install torch==2.6.0\n",
         "FROM nvcr.io/nvidia/pytorch:25.03-py3\nRUN pip uninstall -y torch && pip install torch==2.6.0\n",
     ],
