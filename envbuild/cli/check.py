@@ -1,62 +1,85 @@
 """`envbuild check`: what contradicts itself in a recipe that somebody wrote."""
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli.output import emit, json_option, note
 
+if TYPE_CHECKING:
+    from envbuild.recipes.batch import Checked
+
 CONTRADICTIONS = 4
 """The exit code when something was found."""
 
-_KINDS = {
-    "dockerfile": "a Dockerfile",
-    "requirements": "a requirements file",
-    "shell": "a shell script",
-    "toml": "a TOML of axes",
-}
+_KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@click.option("--as", "kind", type=click.Choice(_KINDS), help="What the files are, where their names do not say so.")
+@click.option(
+    "--ignore", "ignored", multiple=True, metavar="RULE", help="Leave out the findings of a rule. Repeat it for more."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "github", "sarif"]),
+    default="text",
+    show_default=True,
+    help="github: annotations of a GitHub workflow. sarif: SARIF 2.1.0, for code scanning.",
+)
 @json_option
-def check(file: Path, as_json: bool) -> int:
-    """Check a recipe: a Dockerfile, a requirements file, a shell script, or a TOML of axes or a stack.
+def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: str, as_json: bool) -> int:
+    """Check recipes: Dockerfiles, requirements files, shell scripts, environments of conda, pyproject.toml, TOML of axes.
 
-    Every contradiction is listed with its line, rule, source and what to do. Exits with 0 when there is none and with 4
-    when there is one.
+    FILE may be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
+    its line, rule, source and what to do. Exits with 0 when there is none and with 4 when there is one.
     """
     from envbuild.matrix.load import load_matrix
-    from envbuild.recipes.check import Finding, check_recipe
-    from envbuild.recipes.read import read_recipe
+    from envbuild.recipes.batch import check_all, check_ignored
+    from envbuild.recipes.formats import as_annotations, as_sarif
 
     matrix = load_matrix()
-    recipe = read_recipe(matrix, file)
-    report = check_recipe(matrix, recipe)
+    check_ignored(matrix, ignored)
+    done = check_all(matrix, files, kind=kind, ignored=ignored)
+    for each in done:
+        _say(each)
+    if form == "github" and not as_json:
+        click.echo(as_annotations(done), nl=False)
+    elif form == "sarif" and not as_json:
+        click.echo(json.dumps(as_sarif(matrix, done), indent=2))
+    else:
+        answers = [each.as_json(matrix) for each in done]
+        whole: dict[str, Any] = {"files": answers, "matrix": matrix.digest}
+        one = len(files) == 1 and len(done) == 1 and not files[0].is_dir()
+        emit(answers[0] if one else whole, as_json=as_json, human=lambda: "\n".join(map(_shown, done)))
+    return CONTRADICTIONS if any(each.report.findings for each in done) else 0
 
-    def told(finding: Finding) -> str:
-        return f"{file}:{finding.line}: {finding.rule}: {finding.why}\n    source: {finding.source}\n    to do:  {finding.todo}"
 
-    def human() -> str:
-        read_as = f"{file}: read as {_KINDS[recipe.kind]}"
-        return "\n".join(
-            [read_as, *map(told, report.findings)] if report.findings else [f"{read_as}: no contradiction found"]
+def _say(each: "Checked") -> None:
+    """Say on stderr what was not checked."""
+    for statement in each.report.unknown:
+        none = "has no cell with" if statement in each.without_cell else "lists no"
+        note(
+            f"envbuild: {each.name}:{statement.line}: the matrix {none} {statement.axis} {statement.spec}; not checked"
         )
+    for line, text in each.report.not_understood:
+        note(f"envbuild: {each.name}: not understood, line {line}: {text}")
 
-    for statement in report.unknown:
-        listed = matrix.has(statement.axis, statement.spec)
-        none = "has no cell with" if listed else "lists no"
-        note(f"envbuild: {file}:{statement.line}: the matrix {none} {statement.axis} {statement.spec}; not checked")
-    emit(
-        {
-            "file": str(file),
-            "kind": recipe.kind,
-            "findings": [finding.as_json() for finding in report.findings],
-            "statements": [{"line": s.line, "axis": s.axis, "spec": s.spec} for s in report.statements],
-            "unknown": [{"line": s.line, "axis": s.axis, "spec": s.spec} for s in report.unknown],
-            "matrix": matrix.digest,
-        },
-        as_json=as_json,
-        human=human,
-    )
-    return CONTRADICTIONS if report.findings else 0
+
+def _shown(each: "Checked") -> str:
+    read_as = f"{each.name}: read as {each.kind}"
+    found = [
+        f"{each.name}:{f.line}: {f.rule}: {f.why}\n    source: {f.source}\n    to do:  {f.todo}"
+        for f in each.report.findings
+    ]
+    if found:
+        return "\n".join([read_as, *found])
+    skipped = len(each.report.not_understood)
+    if skipped:
+        lines = "1 line was" if skipped == 1 else f"{skipped} lines were"
+        return f"{read_as}: no contradiction found, but {lines} not understood"
+    return f"{read_as}: no contradiction found"

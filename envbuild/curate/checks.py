@@ -17,15 +17,7 @@ from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
 from envbuild.errors import HostError, LockError
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import (
-    Axis,
-    AxisName,
-    NvccFacts,
-    Release,
-    Rule,
-    Source,
-    Spec,
-)
+from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
 from envbuild.paths import data_dir
 from envbuild.settings import Settings

@@ -1,10 +1,9 @@
-"""What `envbuild check` knows beside the matrix: findings, patterns that are known to be wrong, and who reads a variable."""
+"""What `envbuild check` knows beside the matrix: findings, companions, and who reads a variable."""
 
-import re
 from functools import cache
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from envbuild.matrix.model import AxisName, Source, Spec
 from envbuild.paths import data_dir
@@ -12,22 +11,13 @@ from envbuild.util.model import Model
 from envbuild.util.toml import explain_validation, read_toml
 
 
-def _check_pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"{value!r} is no regular expression: {error}") from None
-    return value
-
-
 class FindingRule(Model):
-    """One kind of finding. Those with a `pattern` are found by it alone; the code finds the others."""
+    """One kind of finding."""
 
     id: str = Field(pattern=r"^recipe-[a-z0-9-]+$")
     why: str
     todo: str
     source: Source
-    pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
 
 
 class Variable(Model):
@@ -44,6 +34,20 @@ class Variable(Model):
     toolkit: bool = False
     """Whether it names the CUDA toolkit's folder or compiler."""
     source: Source
+
+
+class Companion(Model):
+    """A package of which each release goes with one release of an axis."""
+
+    name: str
+    axis: AxisName
+    releases: dict[str, str]
+    """Its own major.minor, and that of the axis."""
+    source: Source
+
+
+class _Companions(Model):
+    companion: tuple[Companion, ...]
 
 
 class _Findings(Model):
@@ -70,5 +74,15 @@ def variables() -> dict[str, Variable]:
     path = data_dir("matrices") / "recipes" / "variables.toml"
     try:
         return {variable.name: variable for variable in _Variables.model_validate(read_toml(path)).variable}
+    except ValidationError as error:
+        raise explain_validation(error, path) from error
+
+
+@cache
+def companions() -> dict[str, Companion]:
+    """Return the packages whose release fixes that of an axis, by name."""
+    path = data_dir("matrices") / "recipes" / "companions.toml"
+    try:
+        return {each.name: each for each in _Companions.model_validate(read_toml(path)).companion}
     except ValidationError as error:
         raise explain_validation(error, path) from error

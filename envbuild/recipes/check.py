@@ -1,157 +1,82 @@
 """Finding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
 
-import bisect
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
-from packaging.version import Version
 
-from envbuild.errors import UsageError
-from envbuild.matrix.cell import Pin, Request
+from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import BaseFacts, Release, Rule
 from envbuild.matrix.packages import impostors
-from envbuild.matrix.spec import matches, version_key
+from envbuild.matrix.spec import matches
+from envbuild.recipes import rules
 from envbuild.recipes.catalog import findings_catalog, variables
-from envbuild.recipes.read import Recipe, Stage, Statement
-from envbuild.solver.asked import read_request
-from envbuild.solver.clauses import compile_matrix
-from envbuild.solver.conflict import Conflict, explain_conflict
-from envbuild.solver.program import solvable
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        line: the line to look at first.
-        lines: every line that takes part.
-        rule: a rule of the matrix, or a kind of finding of matrices/recipes/findings.toml.
-        rules: every rule of the matrix that takes part, in the order of the argument.
-        why: what is wrong.
-        source: where that is known from.
-        todo: what to do.
-
-    """
-
-    line: int
-    lines: tuple[int, ...]
-    rule: str
-    rules: tuple[str, ...] = ()
-    why: str
-    source: str
-    todo: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the finding as the object that `--json` prints."""
-        return {
-            "line": self.line,
-            "lines": list(self.lines),
-            "rule": self.rule,
-            "rules": list(self.rules),
-            "why": self.why,
-            "source": self.source,
-            "todo": self.todo,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What was found in a recipe, by line."""
-
-    findings: tuple[Finding, ...]
-    statements: tuple[Statement, ...]
-    """What the recipe states, as it was understood."""
-    unknown: tuple[Statement, ...]
-    """Statements of releases that the matrix does not list, or has in no cell: nothing is said of them."""
+from envbuild.recipes.contradictions import contradictions, other_cudas, unlisted_twice
+from envbuild.recipes.findings import Finding, Report, finding_of
+from envbuild.recipes.held import (
+    DIFFERENT,
+    Held,
+    Said,
+    as_released,
+    for_axes,
+    for_recipes,
+    is_known,
+    joined,
+    of_source,
+    pin_of,
+)
+from envbuild.recipes.model import Recipe, Stage, Statement
 
 
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     """Return every finding in `recipe`."""
-    matrix = _for_axes(matrix) if recipe.kind == "toml" else _for_recipes(matrix)
-    understood = {s: _as_released(matrix, s) for s in recipe.statements}
-    known = [read for read in understood.values() if _is_known(matrix, read)]
+    matrix = for_axes(matrix) if recipe.kind == "toml" else for_recipes(matrix)
+    pythons = tuple(dict.fromkeys(s.spec for s in recipe.statements if s.axis == "python" and not s.marker))
+    understood = {s: as_released(matrix, s, pythons) for s in recipe.statements}
+    asked = {Said(read): read for read in understood.values()}
+    if len(asked) > DIFFERENT:
+        raise DataError(
+            f"the recipe states more than {DIFFERENT} different versions", hint="check its parts one by one"
+        )
+    listed = {said for said, read in asked.items() if is_known(matrix, read)}
+    unlisted = [read for read in understood.values() if Said(read) not in listed and read.installed]
+    lines = joined(recipe, [read for read in understood.values() if Said(read) in listed])
+    known = list(lines)
+    effort: dict[str, int] = {}
+    plain, built = Held(matrix, lines, effort), Held(of_source(matrix), lines, effort)
     # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
     argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
-    in_no_cell = [s for s in argued if _conflict(matrix, [s])]
+    in_no_cell = {s for s in argued if not plain.fits([pin_of(s)])}
+    argued_set = set(argued) - in_no_cell
     together: dict[Finding, None] = {}
-    brings = any("/.flashattn/nvidia" in line for line in recipe.lines)  # what FA3's setup.py would download
-    # PyPI's core wheels say nothing of a build from source
-    of_source = _of_source(matrix)
-    for view in _views(recipe, known):
-        held = of_source if any(s.axis == "te" and s.source for s in view) else matrix
-        refused = list(_contradictions(held, [s for s in view if s in argued and s not in in_no_cell]))
-        refused += _other_cudas([s for s in view if s not in argued or s in in_no_cell], view)
-        together |= dict.fromkeys([*refused, *_drivers(matrix, recipe, view, refused)])
-        together |= dict.fromkeys(_unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
-        together |= dict.fromkeys(_compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
-        together |= dict.fromkeys(_fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
+    brings = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
+    for whole in _views(recipe, [*known, *unlisted]):
+        view = [s for s in whole if s in lines]
+        together |= dict.fromkeys(unlisted_twice(whole, [s for s in whole if s not in lines]))
+        # PyPI's core wheels say nothing of a build from source
+        held = built if any(s.axis == "te" and s.source for s in view) else plain
+        refused = list(contradictions(held, recipe, [s for s in view if s in argued_set]))
+        refused += other_cudas([s for s in view if s not in argued_set], view)
+        together |= dict.fromkeys([*refused, *rules.drivers(plain, recipe, view, refused)])
+        together |= dict.fromkeys(rules.unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
+        together |= dict.fromkeys(rules.compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
+        together |= dict.fromkeys(rules.fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
     found = [
         *together,
         *_by_itself(matrix, recipe),
-        *(_by_pattern(recipe) if recipe.kind != "toml" else ()),
         *_by_variable(matrix, recipe, known),
     ]
     found.sort(key=lambda finding: (finding.line, finding.rule))
     return Report(
+        not_understood=tuple(sorted(recipe.effort.not_understood.items())),
         findings=tuple(found),
         statements=tuple(recipe.statements),
         unknown=tuple(
             s
             for s, read in understood.items()
-            if read not in known or (read in in_no_cell and s.axis != "driver")  # of which _drivers speaks
+            if Said(read) not in listed or (read in in_no_cell and s.axis != "driver")  # of which drivers speaks
         ),
-    )
-
-
-_BESIDE_CPU = {"cpu-without-driver", "cpu-without-nvcc"}
-"""What a CPU build of torch has no use for; a machine or an image that has it is no contradiction."""
-
-
-def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
-    return replace(matrix, rules=tuple(rule for rule in matrix.rules if not dropped(rule)))
-
-
-# Kept, for the next recipe: what is compiled of a matrix is kept on it.
-@lru_cache(maxsize=2)
-def _for_axes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a TOML of axes is held against it, which asks for one of envbuild's own cells."""
-    return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
-
-
-@lru_cache(maxsize=2)
-def _of_source(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Transformer Engine that the recipe compiles is held against it."""
-    return _without(matrix, lambda rule: rule.topic == "te-cuda-major")
-
-
-@lru_cache(maxsize=2)
-def _for_recipes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Dockerfile, a script or a requirements file is held against it.
-
-    It may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place of an
-    NGC image's.
-    """
-    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU or rule.topic == "needs-nvcc")
-    image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
-    rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
-    return replace(matrix, rules=tuple(rules), releases={**matrix.releases, "base": (*matrix.releases["base"], image)})
-
-
-def _replaceable(rule: Rule) -> Rule:
-    """Return an NGC image's rule without the components that a recipe may build anew in it."""
-    own = {"te", "apex"}
-    return rule.model_copy(
-        update={
-            "needs": {axis: spec for axis, spec in rule.needs.items() if axis not in own},
-            "without": tuple(axis for axis in rule.without if axis not in own),
-        }
     )
 
 
@@ -179,308 +104,11 @@ def _may_hold(marker: str, statements: Sequence[Statement]) -> bool:
         return False
 
 
-def _as_released(matrix: Matrix, statement: Statement) -> Statement:
-    """Return the statement with its release spelled as the matrix has it."""
-    releases = matrix.releases.get(statement.axis, ())
-    if statement.newest:
-        # what pip or git would bring today, as far as the matrix knows
-        listed = [r for r in releases if r.date and (statement.axis != "torch" or r.facts.index == "pypi")]
-        return replace(statement, spec=max(listed, key=lambda r: (r.date, r.version)).version) if listed else statement
-    for release in releases:
-        if getattr(release.facts, "pypi", None) == statement.spec and release.version != statement.spec:
-            return replace(statement, spec=release.version)
-    return statement
-
-
-def _pin(statement: Statement) -> Pin:
-    # an extension's nvcc has to be torch's CUDA, so what is said of one is asked of the other
-    axis = "cuda" if statement.axis == "nvcc" else statement.axis
-    minor = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec) if statement.axis == "nvcc" else None
-    return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=f"line {statement.line}")
-
-
-_CUDA_RECIPE = Pin(axis="cuda", spec=">=1", origin="(a recipe for GPUs)")
-"""Leaves the CPU builds of torch out, which no recipe means that does not say so."""
-
-
-def _is_known(matrix: Matrix, statement: Statement) -> bool:
-    try:
-        read_request(matrix, Request(pins=(_pin(statement),)))
-    except UsageError:
-        return False
-    return True
-
-
-def _contradictions(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
-    # the same thing said on several lines is one statement; the first line speaks for it
-    same: dict[tuple[object, ...], list[Statement]] = {}
-    for s in statements:
-        arms = tuple(arm for arm in s.branch if arm != ("environment", ""))
-        same.setdefault((s.axis, s.spec, s.path, arms), []).append(s)
-    lines = {each[0]: tuple(s.line for s in each) for each in same.values()}
-    distinct = list(lines)
-    # a release that is taken only by name (an NGC image) may be what lets two others stand together
-    naming = [s for s in distinct if _names_a_guarded_release(matrix, _pin(s))]
-    apart: set[frozenset[int]] = set()
-    clashes: dict[int, int] = {}
-    for a, b in itertools.combinations(range(len(distinct)), 2):
-        pair = [distinct[a], distinct[b]]
-        if not pair[0].may_hold_beside(pair[1].branch):
-            apart.add(frozenset((a, b)))
-            continue
-        conflict = _conflict(matrix, pair)
-        if conflict is not None and _conflict(matrix, [*pair, *naming]) is not None:
-            apart.add(frozenset((a, b)))
-            clashes[a] = clashes.get(a, 0) + 1
-            clashes[b] = clashes.get(b, 0) + 1
-            yield _told(matrix, conflict, pair, lines)
-    rest = _without_clashes(range(len(distinct)), apart, clashes)
-    while (conflict := _conflict(matrix, [distinct[n] for n in rest])) is not None:
-        pins = set(conflict.pins)
-        members = [n for n in rest if _pin(distinct[n]) in pins]
-        yield _told(matrix, conflict, [distinct[n] for n in members], lines)
-        rest.remove(members[-1])
-
-
-def _names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
-    compiled = compile_matrix(matrix)
-    return bool(compiled.named(compiled.number[pin.axis], pin.spec))
-
-
-def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes: dict[int, int]) -> list[int]:
-    """Leave out the statements that contradict most others, until no pair of the rest does or is of two arms of a choice."""
-    rest = list(numbers)
-    while any(pair <= set(rest) for pair in apart):
-        worst = max((n for pair in apart if pair <= set(rest) for n in pair), key=lambda n: (clashes.get(n, 0), n))
-        rest.remove(worst)
-    return rest
-
-
-def _is_cpu(statement: Statement) -> bool:
-    return (statement.axis == "cuda" and statement.spec in {"cpu", "none"}) or statement.spec.endswith("+cpu")
-
-
-def _conflict(matrix: Matrix, statements: Sequence[Statement]) -> Conflict | None:
-    cpu = any(map(_is_cpu, statements))
-    own = tuple(_pin(s) for s in statements if not (cpu and s.axis == "nvcc"))
-    gpu = () if cpu else (_CUDA_RECIPE,)
-    asked = read_request(matrix, Request(pins=(*own, *gpu)))
-    pins = [pin for pin, _, _ in asked.masks]
-    return None if solvable(*asked.of(pins)) else explain_conflict(asked, first_only=True)
-
-
-def _other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield search paths of another CUDA than one that is in no cell: two numbers need none to be compared."""
-    for stated, path in itertools.product(unheld, statements):
-        versions = [re.match(r"\d+\.\d+(?![^.])", s.spec) for s in (stated, path)]
-        if (
-            {stated.axis, path.axis} <= {"nvcc", "cuda"}
-            and path.path > stated.path
-            and path.may_hold_beside(stated.branch)
-            and all(versions)
-            and len({version[0] for version in versions if version}) > 1
-        ):
-            members = sorted((stated, path), key=lambda s: s.line)
-            yield _doubled("recipe-path-other-cuda", path.line, members, {s: (s.line,) for s in members})
-
-
-def _doubled(rule: str, line: int, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> Finding:
-    """Return the finding at `line` of one thing that `members`, each `said` on its own lines, state otherwise."""
-    lines = tuple(sorted({line for s in members for line in said[s]}))
-    return replace(_finding(rule, line, f"{findings_catalog()[rule].why}: {_named(members, said)}"), lines=lines)
-
-
-def _named(members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> str:
-    parts = []
-    for s in members:
-        numbers = sorted({*said[s]})
-        where = f"lines {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"line {s.line}"
-        parts.append(f"{s.axis} {s.spec} ({where}{', where none is named' if s.newest else ''})")
-    return " and ".join(parts)
-
-
-def _told(
-    matrix: Matrix, conflict: Conflict, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]
-) -> Finding:
-    """Return the finding of a conflict between `members`, each of which is `said` on its own lines."""
-    lines = tuple(sorted({line for s in members for line in said[s]}))
-    first = max(s.line for s in members)
-    rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
-    by_path = next((s for s in members if s.path), None)
-    axes = {s.axis for s in members}
-    same = len(axes) == 1 or axes == {"nvcc", "cuda"}
-    if by_path and same:
-        return _doubled("recipe-path-other-cuda", by_path.line, members, said)
-    if same:
-        return _doubled("recipe-stated-twice", first, members, said)
-    # that a CPU build of torch would not do either is beside the point, where none is stated
-    cpu = set() if any(map(_is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
-    steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
-    # the step that refuses comes last; its rule is what the finding is known by
-    deciding = [(step.rule, step.source) for step in rules if step.rule not in cpu]
-    if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
-        deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
-    rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
-    return Finding(
-        line=first,
-        lines=lines,
-        rule=rule,
-        rules=tuple(dict.fromkeys(name for name, _ in deciding)),
-        why=f"{_named(members, said)} do not go together. " + " ".join(step.text for step in steps),
-        source=source,
-        todo=f"change one of the lines {', '.join(map(str, lines))}"
-        if len(lines) > 1
-        else "change one of the two versions",
-    )
-
-
-# How a recipe says with which of the installed compilers nvcc compiles.
-_CHOSEN_COMPILER = re.compile(
-    r"(?:-ccbin[= ]|--compiler-bindir[= ]|\b(?:CC|CXX|CUDAHOSTCXX|NVCC_CCBIN)[= ]|--install \S+ \S+ )[\"']?\S*?g(?:cc|\+\+)-(\d+)"
-)
-
-
-def _compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield compilers that the recipe installs beside the OS' own and that its nvcc refuses.
-
-    A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
-    """
-    chosen = {found for command in recipe.commands.values() for found in _CHOSEN_COMPILER.findall(command.text)}
-    compilers = [s for s in statements if s.axis == "gcc" and (not chosen or s.spec in chosen)]
-    for gcc, cuda in itertools.product(compilers, [s for s in statements if s.axis in {"nvcc", "cuda"}]):
-        for rule in matrix.rules:
-            if set(rule.when) != {"nvcc"} or "gcc" not in rule.needs:
-                continue
-            stated = Release(version=_pin(cuda).spec, source=rule.source)
-            applies = (
-                gcc.may_hold_beside(cuda.branch)
-                and version_key(stated.version)
-                and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
-            )
-            found = Release(version=gcc.spec, source=rule.source)
-            if applies and not matches(matrix.axes["gcc"], rule.needs["gcc"], found):
-                lines = tuple(sorted({gcc.line, cuda.line}))
-                yield Finding(
-                    line=gcc.line,
-                    lines=lines,
-                    rule=rule.id,
-                    rules=(rule.id,),
-                    why=f"gcc {gcc.spec} (line {gcc.line}) and {cuda.axis} {cuda.spec} (line {cuda.line}): {rule.why}",
-                    source=rule.source,
-                    todo="install an older gcc, or leave the OS' own",
-                )
-
-
-def _fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield builds that download the compiler they compile with, beside the stated toolkit."""
-    stated = {s.line: _pin(s).spec for s in statements if s.axis in {"nvcc", "cuda"}}
-    for built in (s for s in statements if s.axis == "flash-attn-hopper"):
-        axis = matrix.axes[built.axis]
-        for release in matrix.releases[built.axis]:
-            toolchain = release.facts.toolchain
-            if toolchain is None or not matches(axis, built.spec, release):
-                continue
-            for line, cuda in stated.items():
-                if re.fullmatch(r"\d+\.\d+", cuda) and toolchain.replaces(cuda):
-                    names = " and ".join(each.url.rsplit("/", 1)[-1] for each in toolchain.archives.values())
-                    told = _finding("recipe-build-fetches", built.line, "", source=release.source)
-                    why = f"its setup.py takes {names} instead of CUDA {cuda} (line {line}): {findings_catalog()[told.rule].why}"
-                    yield replace(told, why=why, lines=tuple(sorted({built.line, line})))
-                    return
-
-
-def _drivers(
-    matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
-) -> Iterator[Finding]:
-    """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
-    cudas: dict[str, list[Statement]] = {}
-    for statement in statements:
-        if cuda := _cuda_of(matrix, statement, statements):
-            cudas.setdefault(cuda, []).append(statement)
-    for driver, cuda in itertools.product([s for s in statements if s.axis == "driver"], cudas):
-        release, found = matrix.release("cuda", cuda), version_key(driver.spec)
-        newest = max(release.facts.driver_full.values(), key=Version, default=None)
-        floor, package = release.facts.driver_minor or newest, f"cuda-compat-{cuda.replace('.', '-')}"
-        if found is None or floor is None or found >= Version(floor):
-            continue
-        lines = tuple(sorted({driver.line, *(s.line for s in cudas[cuda])}))
-        brought = any(stage.compat == cuda for stage in recipe.stages) or any(
-            s.axis == "base" and s.spec.startswith(("ngc-", "nvidia-cuda-")) for s in statements
-        )
-        branches = release.facts.compat_branches
-        can = str(found.major) in branches
-        told = any(driver.line in f.lines and {s.line for s in cudas[cuda]} & {*f.lines} for f in refused)
-        if told or (can and (brought or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", recipe.text))):
-            continue
-        kind = findings_catalog()["recipe-driver-below-cuda"]
-        stated = " and ".join(f"{s.axis} {s.spec} (line {s.line})" for s in cudas[cuda])
-        helps = f"only with the package {package} does branch {found.major} run it" if can else "no cuda-compat helps"
-        yield Finding(
-            line=driver.line,
-            lines=lines,
-            rule=kind.id,
-            why=f"{kind.why}: CUDA {cuda}, of {stated}, runs from driver {floor}, and driver {driver.spec} "
-            f"(line {driver.line}) is below it; {helps}",
-            source=release.source,
-            todo=f"a driver of at least {floor}" + (f", or install {package} on data-center boards" if can else ""),
-        )
-
-
-def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) -> str | None:
-    """Return the CUDA, major.minor, that a statement names by itself or by its build of torch; None when it leaves it open."""
-    if statement.axis in {"cuda", "nvcc"}:
-        version = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec)
-        cudas = {version[1]} if version and not statement.path else set()
-    elif statement.axis == "torch":
-        # without a label it is PyPI's, unless something else says which
-        if "+" not in statement.spec and any(s.axis == "cuda" for s in beside):
-            return None
-        axis, builds = matrix.axes["torch"], matrix.releases["torch"]
-        cudas = {
-            build.needs.get("cuda")
-            for build in builds
-            if matches(axis, statement.spec, build) and ("+" in statement.spec or build.facts.index == "pypi")
-        }
-    else:
-        return None
-    cuda = cudas.pop() if len(cudas) == 1 else None
-    return cuda if isinstance(cuda, str) and version_key(cuda) and matrix.has("cuda", cuda) else None
-
-
-def _unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
-    builds = [s for s in statements if s.axis == "flash-attn-hopper"]
-    for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
-        modules = {
-            (release.facts.fa3_distribution, release.facts.fa3_module)
-            for release in matrix.releases["te"]
-            if matches(matrix.axes["te"], te.spec, release)
-        }
-        for release in matrix.releases[built.axis]:
-            place = release.facts.place
-            if place is None or not matches(matrix.axes[built.axis], built.spec, release):
-                continue
-            folder, _, file = place.rpartition("/")
-            wanted = (release.facts.distribution, place.removesuffix(".py").replace("/", "."))
-            if modules == {wanted} and not (file in recipe.text and re.search(rf"\b{folder}\b", recipe.text)):
-                kind = findings_catalog()["recipe-fa3-not-placed"]
-                yield Finding(
-                    line=built.line,
-                    lines=tuple(sorted({built.line, te.line})),
-                    rule=kind.id,
-                    why=f"te {te.spec} (line {te.line}) imports {wanted[1]}: {kind.why}",
-                    source=kind.source,
-                    todo=f"copy hopper/{file} to {place} in site-packages after the build",
-                )
-                break
-
-
 def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
     catalog = findings_catalog()
     for noted in recipe.noted:
         kind = catalog[noted.rule]
-        yield _finding(kind.id, noted.line, f"{noted.what}: {kind.why}")
+        yield finding_of(kind.id, noted.line, f"{noted.what}: {kind.why}" if noted.what else kind.why)
     known = impostors(matrix)
     for name, line in recipe.packages:
         if name in known:
@@ -495,38 +123,6 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
             )
 
 
-def _finding(rule: str, line: int, why: str, *, source: str | None = None, todo: str | None = None) -> Finding:
-    kind = findings_catalog()[rule]
-    return Finding(line=line, lines=(line,), rule=rule, why=why, source=source or kind.source, todo=todo or kind.todo)
-
-
-def _by_pattern(recipe: Recipe) -> Iterator[Finding]:
-    for kind in findings_catalog().values():
-        if kind.pattern is None:
-            continue
-        pattern = re.compile(kind.pattern)
-        for command in recipe.commands.values():
-            run = "RUN " if command.script else ""
-            found = [number for number, text in command.parts if pattern.search(_in_capitals(run + text))]
-            for number in found or _completing(pattern, command.parts):
-                yield _finding(kind.id, number, kind.why)
-
-
-def _in_capitals(command: str) -> str:
-    """Return the command with docker's instruction in capitals: docker takes it in either case."""
-    return re.sub(r"^\s*(?:add|copy|run)\b", lambda word: word[0].upper(), command, flags=re.IGNORECASE)
-
-
-def _completing(pattern: re.Pattern[str], parts: Sequence[tuple[int, str]]) -> Iterator[int]:
-    """Yield the line at which `pattern` is found in a command of several lines, when they are read up to it."""
-
-    def is_found(count: int) -> bool:
-        return pattern.search(_in_capitals(" ".join(text.strip() for _, text in parts[:count]))) is not None
-
-    if len(parts) > 1 and is_found(len(parts)):
-        yield parts[bisect.bisect_left(range(len(parts)), x=True, key=lambda n: is_found(n + 1))][0]
-
-
 def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:
     catalog = variables()
     for name, _, line in recipe.variables:
@@ -536,15 +132,15 @@ def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> 
         stage = recipe.stage(line)
         if variable.read_by is None:
             todo = f"set {variable.instead}" if variable.instead else None
-            yield _finding("recipe-unread-variable", line, f"nothing reads {name}", source=variable.source, todo=todo)
+            yield finding_of("recipe-unread-variable", line, f"nothing reads {name}", source=variable.source, todo=todo)
         elif variable.toolkit and stage and stage.toolkit is False:
-            yield _finding(
+            yield finding_of(
                 "recipe-toolkit-variable", line, f"{name}: {findings_catalog()['recipe-toolkit-variable'].why}"
             )
         for axis, spec in variable.only_with.items():
             stated = [s for s in known if s.axis == axis and _in_one_image(stage, recipe.stage(s.line))]
             if stated and not any(_may_be(matrix, s, spec) for s in stated):
-                yield _finding(
+                yield finding_of(
                     "recipe-unread-variable",
                     line,
                     f"{axis} {stated[0].spec} (line {stated[0].line}) does not read {name}: it is read by {variable.read_by}",

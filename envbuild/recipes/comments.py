@@ -1,0 +1,46 @@
+"""Comments that list versions and say nothing else: `# CUDA 12.4 or newer, Python 3.10`."""
+
+import re
+
+from envbuild.recipes.model import Recipe
+
+_ITEM = re.compile(
+    r"(?P<what>CUDA(?: Toolkit)?|nvcc|(?:NVIDIA )?driver|Python|PyTorch|torch|Transformer Engine|TE|DeepSpeed|gcc|cuDNN)"
+    r"(?:\s*(?P<op>>=)\s*|[ =:]+)v?(?P<version>\d+(?:\.\d+)*)(?P<open>\.x)?(?P<least> or (?:newer|later|higher|above)|\+)?",
+    re.IGNORECASE,
+)
+_SAID = {
+    "cuda": "cuda",
+    "cuda toolkit": "nvcc",
+    "nvcc": "nvcc",
+    "driver": "driver",
+    "nvidia driver": "driver",
+    "python": "python",
+    "pytorch": "torch",
+    "torch": "torch",
+    "transformer engine": "te",
+    "te": "te",
+    "deepspeed": "deepspeed",
+    "gcc": "gcc",
+    "cudnn": "cudnn",
+}
+_BEFORE = re.compile(
+    r"^(?:needs|requires|requirements|assumes|tested (?:on|with)|prerequisites|host)\b:?\s*", re.IGNORECASE
+)
+_LONGEST = 500
+
+
+def read(recipe: Recipe, text: str, line: int) -> None:
+    """Read the comment `text`, which begins with its sign."""
+    if len(text) > _LONGEST:
+        return
+    said = _BEFORE.sub("", text.lstrip("#").lstrip().rstrip(". \t\n"))
+    items = [item.strip().removeprefix("with ") for item in re.split(r"[,;]|\band\b", said) if item.strip()]
+    found = [_ITEM.fullmatch(item) for item in items]
+    for match in found if items and all(found) else ():
+        if match:
+            axis = _SAID[match["what"].lower()]
+            version = match["version"]
+            if axis in {"cuda", "python"}:  # the matrix has them by major.minor
+                version = ".".join(version.split(".")[:2])
+            recipe.state(axis, f">={version}" if match["least"] or match["op"] else version, line)
