@@ -328,8 +328,6 @@ def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, A
 
     built: Built = made.built
     lock = made.locked.lock
-    gpus = [] if lock.cell["cuda"] == "cpu" else ["--gpus", "all"]
-    flags = ["--ipc=host", "--network=host", "--ulimit=memlock=-1", "--ulimit=stack=67108864"]
     return {
         "tag": built.tag,
         "digest": built.digest,
@@ -348,7 +346,7 @@ def _report(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, A
         ],
         "executed": built.executed,
         "log": str(built.log) if built.log else None,
-        "run": shown(["docker", "run", "--rm", "-it", *gpus, *flags, built.tag]),
+        "run": shown(["envbuild", "run", built.tag]),
     }
 
 

@@ -54,7 +54,7 @@ def test_the_cpu_cell_is_built_and_proven(cpu):
     assert cpu["smoke"]["passed"] > 0
     assert cpu["lock"]["complete"]
     assert {"base", "runtime", "torch", "env", "image", "export"} <= {s["name"] for s in cpu["stages"]}
-    assert cpu["run"].startswith("docker run ")
+    assert cpu["run"].startswith("envbuild run ")
 
 
 def test_an_unchanged_cell_runs_no_stage(cpu, cache):
