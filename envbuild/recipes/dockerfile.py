@@ -1,11 +1,13 @@
 """Reading a Dockerfile by its syntax tree: its instructions, and the stages that the last one needs."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from envbuild.errors import DataError
 from envbuild.recipes import comments, git, habits, images
 from envbuild.recipes.commands import run
 from envbuild.recipes.model import Stage
@@ -21,6 +23,7 @@ _TOOLKIT_FOLDER = re.compile(r"(?:^|/)cuda(?:-[\d.]+)?(?:/|$)")
 _QUOTED = re.compile(r"""'[^']*'|"[^"\\]*(?:\\.[^"\\]*)*"|\\.""", re.DOTALL)
 _QUOTED_WORD = re.compile(rf"""(?:{_QUOTED.pattern}|[^\s'"\\])+""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+_MOST_INSTRUCTIONS = 10_000
 _FLAG = re.compile(r"--[a-z][a-z-]*(?:=\S*)?")
 
 
@@ -77,7 +80,11 @@ def read(reader: Reader, text: str) -> None:
     recipe = reader.recipe
     root = parse("dockerfile", text.encode(errors="replace"), recipe.effort)
     # a tree that is wrong from the top has no instructions; those of its lines that stand alone are read again
-    instructions = list(_instructions(reader, root))
+    instructions = list(itertools.islice(_instructions(reader, root), _MOST_INSTRUCTIONS + 1))
+    if len(instructions) > _MOST_INSTRUCTIONS:
+        raise DataError(
+            f"the recipe has more than {_MOST_INSTRUCTIONS} instructions", hint="check its parts one by one"
+        )
     wanted = {id(each) for each in _needed(instructions)}
     for each in instructions:
         recipe.effort.spend(1)

@@ -67,7 +67,7 @@ def _own(used: list[str]) -> bool:
 
 def is_one(text: str) -> bool:
     """Return whether every line of `text` is a requirement, an option of pip, or a comment."""
-    found = [" ".join(part for _, part in parts).strip() for parts in _joined(text.split("\n"))]
+    found = [" ".join(part for _, part in parts).strip() for parts in _joined(text.split("\n", 2000)[:2000])]
     return any(found) and all(not line or _is_requirement(_OPTION.split(line, maxsplit=1)[0].strip()) for line in found)
 
 

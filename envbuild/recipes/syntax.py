@@ -104,7 +104,8 @@ def parse(language: Language, source: bytes, effort: Effort) -> "Node":
 
     parser = _parser(language)
     try:
-        tree = parser.parse(lambda at, _: source[at : at + (1 << 16)], progress_callback=is_late)
+        # a node's text is read by the same function: large pieces would be copied for every word
+        tree = parser.parse(lambda at, _: source[at : at + 512], progress_callback=is_late)
     except ValueError:  # stopped by the callback
         parser.reset()
         raise DataError(

@@ -1126,7 +1126,7 @@ def test_lines_of_dotted_and_inline_keys(tmp_path, text):
     [
         "FROM x\nRUN pip install \\\n" + "".join(f"  p{n}==1.{n} \\\n" for n in range(5000)) + "  last\n",
         "FROM x\nRUN echo " + "x" * 1_000_000 + "\n",
-        "FROM x\nRUN true; " + "a; " * 20_000 + "\n",
+        "FROM x\nRUN true; " + "a; " * 5_000 + "\n",
         "FROM x\nENV A=" + "/home/x/" * 20_000 + "\n",
     ],
 )
