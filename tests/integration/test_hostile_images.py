@@ -262,6 +262,8 @@ def started(what: str, tag: str, tmp_path: Path) -> tuple[subprocess.Popen, str]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # under nohup it is ignored, and a command rightly leaves it so
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
