@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.components import COMPONENTS
 from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
 from envbuild.evidence.records import Evidence, Standing, Suite, evidence_for
@@ -29,6 +30,8 @@ from envbuild.stacks import Stack
 _ASSETS = Path(__file__).with_name("page_assets")
 # What the panel shows of a cell, in this order.
 _SHOWN = ("apex", "python", "gpu", "base", "toolchain", "nvcc", "cudnn", "nccl", "os", "gcc", "abi")
+# What a stack's entry shows of its cell, in this order.
+_SHOWN_OF_STACKS = ("cuda", *COMPONENTS, "python", "gpu", "base")
 # Pairs of pins that may never go together, the most general first: what is said of CUDA 13 and TE 2.8 holds for every torch.
 _TELLING = (
     ("cuda", "te"),
@@ -372,7 +375,7 @@ def render_page(page: Page) -> str:
         autoescape=True,
     )
     environment.filters |= {"source_url": source_url, "spec": _spec_text, "public": _public}
-    environment.globals |= {"demand": _demand, "gpu_names": _gpu_names}
+    environment.globals |= {"demand": _demand, "gpu_names": _gpu_names, "stack_axes": _SHOWN_OF_STACKS}
     data = json.dumps(page_data(page), separators=(",", ":"), ensure_ascii=False)
     return environment.get_template("page.html.j2").render(
         page=page,

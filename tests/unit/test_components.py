@@ -2,6 +2,7 @@
 
 import ast
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from envbuild import components
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.components.base import Component
 from envbuild.matrix.load import load_matrix
+from envbuild.paths import data_dir
 
 PACKAGE = Path(envbuild.__file__).parent
 
@@ -54,6 +56,16 @@ def test_nothing_else_decides_by_a_components_name():
     modules = (path for path in PACKAGE.rglob("*.py") if not apart & set(path.relative_to(PACKAGE).parts))
     found = {str(path.relative_to(PACKAGE)): names for path in modules if (names := named(path))}
     assert found == {module: names for module, (names, _) in NAMED.items()}
+
+
+def test_no_template_lists_components():
+    # torch is a stage and a set of packages; MPI is a stage; a host's own cuDNN would clash with TE's; the script's help names
+    # the switches of FA3's setup.py
+    stages = {("Dockerfile.j2", "mpi"), ("Dockerfile.j2", "torch"), ("shell.j2", "mpi"), ("shell.j2", "torch")}
+    texts = {p.name: p.read_text() for folder in (PACKAGE, data_dir("dockerfiles")) for p in folder.rglob("*.j2")}
+    code = {name: "".join(re.findall(r"{[{%].*?[%}]}", text)) for name, text in texts.items()}
+    found = {(name, axis) for name, text in code.items() for axis in COMPONENTS if f'"{axis}"' in text}
+    assert found == stages | {("shell.j2", "te"), ("shell.j2", "flash-attn-hopper")}
 
 
 def test_a_name_in_a_module_is_found_and_one_in_its_docstring_is_not(tmp_path):
