@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from envbuild.engine.build import Builder, Built, find_built, find_image, kept_wheel
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
-from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
 from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
 from envbuild.lock.inputs import Inputs
@@ -427,5 +427,5 @@ def push_image(settings: Settings, client: "DockerClient", made: Made) -> str:
     client.image.tag(made.built.digest, reference)  # the tag may have moved since
     digest = push(client, reference)
     if digest != made.built.digest:
-        raise EnvbuildError(f"the registry holds {digest}, not {made.built.digest}", where=reference, hint="push again")
+        raise LockError(f"the registry holds {digest}, not {made.built.digest}", where=reference, hint="push again")
     return f"{reference}@{digest}"
