@@ -135,23 +135,22 @@ def require_sources(
         except HostError as error:
             what = f"source tree of {source.name} at {source.commit}"
             host = urlsplit(source.url).hostname or source.url
-            missing.append(Missing(what=what, host=host, why=error.what, component=source.name))
+            missing.append(Missing(what=what, host=host, why=error.what, component=source.name, kind="tree"))
     if missing:
         raise UnreachableError(tuple(missing))
 
 
 def _supply(missing: Missing) -> str:
-    what = missing.what
-    if what.startswith("digest of"):
+    if missing.kind == "image":
         return (
             "set a mirror for that registry in the engine, choose a base that needs no registry (--os debian12), "
             "or put an image of yours in its place: --build-context base=docker-image://…"
         )
-    if what.startswith("source tree"):
+    if missing.kind == "tree":
         return "put a clone of it under the folder that the setting `sources` names"
-    if "packages:" in what or what.startswith("source of"):
+    if missing.kind in {"python", "sdist"}:
         return "name a mirror in `index_url`/`torch_index`, or a folder of wheels in `find_links`"
-    if what.startswith("hash of"):
+    if missing.kind == "file":
         return f"{missing.why}; or put the file in its place: --build-context {missing.stages[0]}=FOLDER"
     return "name a mirror of the archive in the settings"
 

@@ -110,7 +110,7 @@ def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
         where=where,
         hint=(
             "choose another release"
-            if all(m.what.startswith("hash of") for m in missing)
+            if all(m.kind == "file" for m in missing)
             else "run `envbuild lock` with the same flags where these hosts (or mirrors in the settings) can be reached"
         )
         + "; `--unlocked` renders tags and versions instead",
@@ -121,22 +121,29 @@ def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
     """Return what a lock of `inputs` must pin and where each hash is to be had, for a cell that has no lock."""
     index = urlsplit(settings.index_url).hostname or settings.index_url
     found = [
-        Missing(what=f"digest of {i.reference} ({i.stage})", host=i.reference.split("/")[0]) for i in inputs.images
+        Missing(what=f"digest of {i.reference} ({i.stage})", host=i.reference.split("/")[0], kind="image")
+        for i in inputs.images
     ]
     archive = settings.debian_mirror if inputs.cell.versions["os"].startswith("debian") else settings.ubuntu_mirror
     wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
     found.append(
         Missing(
-            what=f"OS packages on {inputs.cell.versions['os']}: {wanted}", host=urlsplit(archive).hostname or archive
+            what=f"OS packages on {inputs.cell.versions['os']}: {wanted}",
+            host=urlsplit(archive).hostname or archive,
+            kind="os",
         )
     )
     for group in inputs.python:
         if group.requirements:
             host = urlsplit(group.index).hostname if group.index else index
-            found.append(Missing(what=f"{group.name} packages: {', '.join(group.requirements)}", host=host or index))
-    found += [Missing(what=f"source of {s.distribution} {s.version}", host=index) for s in inputs.sdists]
+            found.append(
+                Missing(
+                    what=f"{group.name} packages: {', '.join(group.requirements)}", host=host or index, kind="python"
+                )
+            )
+    found += [Missing(what=f"source of {s.distribution} {s.version}", host=index, kind="sdist") for s in inputs.sdists]
     found += [
-        Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url)
+        Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url, kind="tree")
         for t in inputs.trees
     ]
     return tuple(found)

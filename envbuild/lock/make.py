@@ -19,7 +19,7 @@ from envbuild.components.base import Sdist
 from envbuild.errors import HostError, LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, PythonGroup
-from envbuild.lock.model import BaseImage, FileSource, GitSource, Lock, Missing, OsPackage, OsSet, PythonSet, Root
+from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Missing, OsPackage, OsSet, PythonSet, Root
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
@@ -159,10 +159,10 @@ class _Maker:
         )
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
 
-    def _miss(self, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
+    def _miss(self, kind: Kind, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
         why = shown(str(error).splitlines()[0], 1000)
         self.missing.append(
-            Missing(what=shown(what, 2000), host=shown(host), why=why, component=component, stages=stages)
+            Missing(what=shown(what, 2000), host=shown(host), why=why, component=component, kind=kind, stages=stages)
         )
 
     def _image(self, image: BaseImage) -> BaseImage:
@@ -175,7 +175,7 @@ class _Maker:
         try:
             digest = find_digest(image.reference, settings=self.settings)
         except HostError as error:
-            self._miss(f"digest of {image.reference} ({image.stage})", error, host, image.stage)
+            self._miss("image", f"digest of {image.reference} ({image.stage})", error, host, image.stage)
             return image
         if digest is None:
             raise LockError(
@@ -219,7 +219,7 @@ class _Maker:
             mirror, _ = mirrors_of(self.settings, suite)
             wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
             bases = [image.stage for image in inputs.images] or ["base"]
-            self._miss(f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite, *bases)
+            self._miss("os", f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite, *bases)
             sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
             return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
@@ -233,6 +233,7 @@ class _Maker:
             files = files_of(self.settings, sdist.distribution)
         except HostError as error:
             self._miss(
+                "sdist",
                 f"source of {sdist.distribution} {sdist.version}",
                 error,
                 urlsplit(self.settings.index_url).hostname or "index",
@@ -255,7 +256,7 @@ class _Maker:
             host = urlsplit(file.url).hostname or file.url
             why = "the matrix knows no hash of it, so another release is the way"
             what = f"hash of {file.url.rsplit('/', 1)[-1]}"
-            self.missing.append(Missing(what=what, host=host, why=why, stages=(f"src-{file.name}",)))
+            self.missing.append(Missing(what=what, host=host, why=why, kind="file", stages=(f"src-{file.name}",)))
         return file
 
     def _tree(self, number: int) -> GitSource:
@@ -275,7 +276,7 @@ class _Maker:
                 raise
             host = urlsplit(wanted.url).hostname or wanted.url
             what = f"source tree of {wanted.name} at {wanted.commit}"
-            self._miss(what, error, host, f"src-{wanted.name}", component=wanted.name)
+            self._miss("tree", what, error, host, f"src-{wanted.name}", component=wanted.name)
             return plain
 
     def _python(self, files: tuple[FileSource, ...]) -> tuple[PythonSet, ...]:
@@ -310,7 +311,7 @@ class _Maker:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
                 # the stage that installs this set alone; the whole environment has none
                 within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(group.name, ())
-                self._miss(f"{group.name} packages: {', '.join(asked.requirements)}", error, host, *within)
+                self._miss("python", f"{group.name} packages: {', '.join(asked.requirements)}", error, host, *within)
                 sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.pylocks[group.name] = text

@@ -184,6 +184,9 @@ def os_packages(root: Root | None, sets: Iterable[OsSet]) -> tuple[OsPackage, ..
     return tuple(dict.fromkeys(every))
 
 
+Kind = Literal["image", "os", "python", "sdist", "file", "tree"]
+
+
 class Missing(Model):
     """An input whose hash nobody could fetch yet, and the host that holds it."""
 
@@ -192,6 +195,8 @@ class Missing(Model):
     why: Line = ""
     component: Line = ""
     """The component whose source tree it is, when it is one."""
+    kind: Kind | None = Field(default=None, exclude_if=lambda kind: kind is None)
+    """What it is; None in a lock of an earlier release."""
     stages: tuple[SafeName, ...] = Field(default=(), exclude_if=lambda stages: not stages)
     """The stages of the Dockerfile that take it from outside; where all of them are replaced, nothing lacks."""
 
@@ -285,29 +290,31 @@ class Lock(Model):
     def _unpinned(self) -> Iterator[Missing]:
         bases = tuple(image.stage for image in self.images) or ("base",)
 
-        def no_hash(what: str, *stages: str) -> Missing:
-            return Missing(what=what, host="unknown", why="the lock has no hash of it", stages=stages)
+        def no_hash(kind: Kind, what: str, *stages: str) -> Missing:
+            return Missing(what=what, host="unknown", why="the lock has no hash of it", kind=kind, stages=stages)
 
         for image in self.images:
             if image.digest is None:
-                yield no_hash(f"digest of {image.reference} ({image.stage})", image.stage)
+                yield no_hash("image", f"digest of {image.reference} ({image.stage})", image.stage)
         if self.root is not None and not self.root.packages:
-            yield no_hash(f"OS packages of the root {self.root.suite}", "base")
+            yield no_hash("os", f"OS packages of the root {self.root.suite}", "base")
         for os_set in self.os:
             if os_set.wanted and not os_set.packages:
-                yield no_hash(f"OS packages: {', '.join(os_set.wanted)}"[:1000], *bases)
+                yield no_hash("os", f"OS packages: {', '.join(os_set.wanted)}"[:1000], *bases)
         for python_set in self.python:
             if python_set.requirements and not python_set.packages:
                 within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(
                     python_set.name, ()
                 )
-                yield no_hash(f"{python_set.name} packages: {', '.join(python_set.requirements)}"[:1000], *within)
+                yield no_hash(
+                    "python", f"{python_set.name} packages: {', '.join(python_set.requirements)}"[:1000], *within
+                )
         for file in (self.uv, *self.files):
             if file.sha256 is None:
-                yield no_hash(f"hash of {file.url.rsplit('/', 1)[-1]}", f"src-{file.name}")
+                yield no_hash("file", f"hash of {file.url.rsplit('/', 1)[-1]}", f"src-{file.name}")
         for source in self.sources:
             if source.tree is None or any(s.used and s.tree is None for s in source.submodules):
-                yield no_hash(f"source tree of {source.name} at {source.commit}", f"src-{source.name}")
+                yield no_hash("tree", f"source tree of {source.name} at {source.commit}", f"src-{source.name}")
 
     @property
     def digest(self) -> str:
