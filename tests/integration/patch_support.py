@@ -21,7 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.patching import Patch, apply, load_patches, patched
+from envbuild.patches.apply import apply
+from envbuild.patches.manifest import Patch, load_patches
+from envbuild.patches.tree import patched
 
 REQUIREMENTS = (
     "torch==2.13.0",
