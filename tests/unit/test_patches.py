@@ -1,6 +1,7 @@
 """The mechanics of patches, on small trees that the tests make."""
 
 import difflib
+import fcntl
 import json
 import os
 import shutil
@@ -737,6 +738,27 @@ def test_what_was_changed_since_the_kill_stays(store, tree):
         ".envbuild-0123456789abcdef-0.old",
     }
     assert (tree / "a.txt").read_text() == "somebody's\n"
+
+
+def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch):
+    """It may be that of a run at work."""
+    patches = load_patches(store("one", TWO)).values()
+    (tree / "a.txt").write_text(NEW)
+    left_over(tree)
+    before = snapshot(tree)
+
+    def none(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    for run in (check, apply, undo):
+        with pytest.raises(PatchError, match="no locks to tell"):
+            run(tree, patches)
+    assert snapshot(tree) == before
+    for name in set(before) - {"a.txt", "sub/b.sh"}:
+        (tree / name).unlink()
+    (tree / "a.txt").write_text(OLD)
+    assert apply(tree, patches)[0].state == "applies"
 
 
 @pytest.mark.parametrize("name", [".envbuild-patch", ".envbuild-patch.done"])
