@@ -22,7 +22,7 @@ from envbuild.util.names import shown
 from envbuild.util.toml import explain_validation, read_toml
 
 if TYPE_CHECKING:
-    from envbuild.patching import Patch
+    from envbuild.patches.manifest import Patch
 
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
@@ -310,7 +310,7 @@ def patches_of(stack: Stack) -> tuple["Patch", ...]:
     """
     if not stack.patches:
         return ()
-    from envbuild.patching import in_order, load_patches
+    from envbuild.patches.manifest import in_order, load_patches
 
     return tuple(in_order(_chosen(stack, load_patches())))
 

@@ -17,7 +17,9 @@ import tempfile
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
-from envbuild.patching import Patch, apply, check, check_upstream, load_patches
+from envbuild.patches.apply import apply, check
+from envbuild.patches.manifest import Patch, load_patches
+from envbuild.patches.upstream import check_upstream
 
 
 def git(folder: Path, *command: str, ok: tuple[int, ...] = (0,)) -> int:

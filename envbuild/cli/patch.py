@@ -1,30 +1,35 @@
-"""`envbuild patch`: list the patches, check a tree against them, apply them."""
+"""`envbuild patch`: list the patches, check a tree against them, apply them, undo them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from envbuild import patching
 from envbuild.cli.output import emit, json_option, note
 from envbuild.errors import PatchError
+from envbuild.patches import apply as trees
+from envbuild.patches.manifest import Patch, load_patches, select
+from envbuild.patches.tree import PatchReport
+from envbuild.patches.upstream import check_upstream
 
 _TREE = click.Path(exists=True, file_okay=False, path_type=Path)
 _names = click.option(
     "--patch", "names", multiple=True, metavar="NAME", help="Only this patch; may be given again. [default: the tree's]"
 )
+_skipped = click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Not this patch; may be given again.")
 
 
 @click.group()
 def patch() -> None:
-    """List patches, check a tree against them, apply them."""
+    """List patches, check a tree against them, apply them, undo them."""
 
 
 @patch.command("list")
 @json_option
 def list_patches(as_json: bool) -> None:
     """List the patches, what they change and when each may go."""
-    patches = patching.load_patches().values()
+    patches = load_patches().values()
     answer = [{**p.model_dump(mode="json", exclude={"diff"}), "digest": p.digest} for p in patches]
     emit({"patches": answer}, as_json=as_json, human=lambda: "\n\n".join(map(_described, patches)))
 
@@ -32,17 +37,18 @@ def list_patches(as_json: bool) -> None:
 @patch.command()
 @click.argument("tree", type=_TREE)
 @_names
+@_skipped
 @click.option("--upstream", is_flag=True, help="TREE is the newest upstream: say whether it still needs the patch.")
 @json_option
-def check(tree: Path, names: tuple[str, ...], upstream: bool, as_json: bool) -> int:
+def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream: bool, as_json: bool) -> int:
     """Say of each patch whether it fits TREE, is in it already, or is refused and why.
 
     Without --patch, these are the patches of the target that TREE is recognised as. With --upstream, TREE need hold only
     the files looked at, and the exit code is 4 when upstream is not as it was last seen.
     """
     if upstream:
-        return _check_upstream(tree, names, as_json=as_json)
-    reports = patching.check(tree, _chosen(tree, names))
+        return _check_upstream(tree, names, skipped, as_json=as_json)
+    reports = trees.check(tree, _chosen(tree, names, skipped))
     emit({"patches": [r.as_json() for r in reports]}, as_json=as_json, human=lambda: "\n".join(map(_told, reports)))
     refused = [report.error for report in reports if report.error]
     for error in refused:
@@ -53,20 +59,35 @@ def check(tree: Path, names: tuple[str, ...], upstream: bool, as_json: bool) -> 
 @patch.command()
 @click.argument("tree", type=_TREE)
 @_names
+@_skipped
 @json_option
-def apply(tree: Path, names: tuple[str, ...], as_json: bool) -> None:
+def apply(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], as_json: bool) -> None:
     """Apply every chosen patch to TREE, or none of them when one is refused."""
-    reports = patching.apply(tree, _chosen(tree, names))
-    words = {"applies": "applied", "applied": "already applied, nothing changed"}
+    reports = trees.apply(tree, _chosen(tree, names, skipped))
+    _emit_changes(reports, {"applies": "applied", "applied": "already applied, nothing changed"}, as_json=as_json)
+
+
+@patch.command()
+@click.argument("tree", type=_TREE)
+@_names
+@_skipped
+@json_option
+def undo(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], as_json: bool) -> None:
+    """Take every chosen patch out of TREE again, or none of them when one is refused."""
+    reports = trees.undo(tree, _chosen(tree, names, skipped))
+    _emit_changes(reports, {"applied": "undone", "applies": "not applied, nothing changed"}, as_json=as_json)
+
+
+def _emit_changes(reports: tuple[PatchReport, ...], words: Mapping[str, str], *, as_json: bool) -> None:
     answer = [{**r.as_json(), "state": words[r.state].partition(",")[0]} for r in reports]
     emit({"patches": answer}, as_json=as_json, human=lambda: "\n".join(f"{r.name}: {words[r.state]}" for r in reports))
 
 
-def _check_upstream(tree: Path, names: tuple[str, ...], *, as_json: bool) -> int:
-    patches = patching.load_patches()
+def _check_upstream(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], *, as_json: bool) -> int:
+    patches = load_patches()
     if not names:
         raise click.UsageError("--upstream needs --patch: a newer tree is recognised by nothing")
-    reports = patching.check_upstream(tree, patching.select(patches, names))
+    reports = check_upstream(tree, _without(select(patches, names), skipped, patches))
     answer: list[dict[str, Any]] = [
         {"name": r.name, "path": r.path, "state": r.state, "known": r.known, "text": r.text} for r in reports
     ]
@@ -83,12 +104,21 @@ def _check_upstream(tree: Path, names: tuple[str, ...], *, as_json: bool) -> int
     return PatchError.exit_code if news else 0
 
 
-def _chosen(tree: Path, names: tuple[str, ...]) -> list[patching.Patch]:
-    patches = patching.load_patches()
-    return patching.select(patches, names) if names else patching.of_tree(tree, patches.values())
+def _chosen(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...]) -> list[Patch]:
+    patches = load_patches()
+    chosen = select(patches, names) if names else trees.of_tree(tree, patches.values())
+    return _without(chosen, skipped, patches)
 
 
-def _described(entry: patching.Patch) -> str:
+def _without(chosen: list[Patch], skipped: tuple[str, ...], patches: Mapping[str, Patch]) -> list[Patch]:
+    out = {patch.name for patch in select(patches, skipped, flag="--skip")}
+    left = [patch for patch in chosen if patch.name not in out]
+    if not left:
+        note("envbuild: every patch is skipped")
+    return left
+
+
+def _described(entry: Patch) -> str:
     return "\n".join(
         [
             f"{entry.name}  ({entry.repo}, {entry.known()})",
@@ -102,6 +132,6 @@ def _described(entry: patching.Patch) -> str:
     )
 
 
-def _told(report: patching.PatchReport) -> str:
+def _told(report: PatchReport) -> str:
     words = {"applies": "fits", "applied": "already applied", "refused": "refused"}
     return f"{report.name}: {words[report.state]}"

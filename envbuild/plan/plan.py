@@ -163,7 +163,7 @@ def _compiled_mpi(view: View) -> MpiFacts | None:
 
 
 def _stack_recipes(stack: Stack) -> dict[str, str]:
-    from envbuild.patching import apply_script
+    from envbuild.patches.script import apply_script
 
     recipes = {f"step-{s.name}": f"set -eu\n{s.run.strip()}\n" for s in stack.steps if s.run}
     recipes |= {f"check-{s.name}": f"set -eu\n{s.check.strip()}\n" for s in stack.steps if s.check}

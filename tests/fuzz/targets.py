@@ -192,7 +192,7 @@ def _stack_seeds() -> list[Seed]:
 
 
 def _read_manifest(kind: str, body: bytes) -> None:
-    from envbuild.patching import load_patches
+    from envbuild.patches.manifest import load_patches
 
     root = scratch() / "patches"
     shipped = ROOT / "patches" / kind
@@ -212,15 +212,10 @@ def _manifest_seeds() -> list[Seed]:
     ]
 
 
-_FILE = b"".join(b"line %d\n" % number for number in range(400))
-
-
 def _read_patch(kind: str, body: bytes) -> None:
-    from envbuild.patching import apply_hunks, parse_diff
+    from envbuild.patches.diff import paths_of
 
-    for path, hunks in parse_diff(body, where="x.patch").items():
-        with contextlib.suppress(EnvbuildError):  # a diff of another file
-            apply_hunks(_FILE, hunks, where=path)
+    paths_of(body, where="x.patch")
 
 
 def _patch_seeds() -> list[Seed]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild import patching
 from envbuild.errors import DataError, EnvbuildError, UsageError
 from envbuild.evidence.records import read_evidence
 from envbuild.lock.files import read_lock
+from envbuild.patches.diff import paths_of
+from envbuild.patches.manifest import _load_manifest
 from envbuild.run.launch import read_hostfile
 from envbuild.settings import load_settings
 from envbuild.stacks import load_stack
@@ -26,7 +27,7 @@ def settings_of(path):
 
 
 def manifest_of(path):
-    return patching._load_manifest(path)
+    return _load_manifest(path)
 
 
 READERS = {
@@ -192,7 +193,7 @@ def test_a_name_that_no_stack_has_is_a_usage_error(name):
 def test_a_number_of_thousands_of_digits_in_a_diff_is_a_data_error(head):
     diff = b"--- a/x\n+++ b/x\n" + head.replace(b"%s", b"1" * 5000) + b"-a\n+b\n"
     with pytest.raises(DataError):
-        patching.parse_diff(diff, where="x")
+        paths_of(diff, where="x")
 
 
 def record():

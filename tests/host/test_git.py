@@ -20,7 +20,7 @@ from envbuild.components.base import Tree
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock.model import GitSource, Submodule
 from envbuild.lock.sources import SourceStore
-from envbuild.patching import load_patches
+from envbuild.patches.manifest import load_patches
 from envbuild.settings import load_settings
 from envbuild.util.git import empty_repository, head_of, objects_of, run_git
 
@@ -362,7 +362,7 @@ def promise_tree(tree):
     git(tree, "config", "--unset", "remote.origin.vcs")
 
 
-@pytest.mark.parametrize("command", ["check", "apply"])
+@pytest.mark.parametrize("command", ["check", "apply", "undo"])
 @pytest.mark.parametrize("partial", [False, True])
 def test_patch_runs_nothing_that_the_tree_names(armed, command, partial):
     tree, marker, target = armed

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.patching import Patch, apply, load_patches, patched
+from envbuild.patches.apply import apply
+from envbuild.patches.manifest import Patch, load_patches
+from envbuild.patches.tree import patched
 
 REQUIREMENTS = (
     "torch==2.13.0",
@@ -185,11 +188,14 @@ def stand_in(patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, 
     `between[n]` comes before the n-th hunk, or behind the last one. So what is tested are the lines that the patch brings,
     in a file that is otherwise written for the test.
     """
-    hunks = patch.hunks[path]
+    # our own diffs: each file is its two head lines and its hunks, and every line ends
+    _, _, rest = patch.diff.decode().partition(f"--- a/{path}\n+++ b/{path}\n")
+    hunks = re.split(r"^@@ .*\n", re.split(r"^--- a/", rest, maxsplit=1, flags=re.MULTILINE)[0], flags=re.MULTILINE)[1:]
     sides = []
-    for side in ("old", "new"):
+    for gone in ("+", "-"):
         parts = []
         for number, hunk in enumerate(hunks):
-            parts += [between.get(number, ""), b"".join(getattr(hunk, side)).decode()]
+            lines = [line[1:] for line in hunk.splitlines(keepends=True) if not line.startswith(gone)]
+            parts += [between.get(number, ""), *lines]
         sides.append("".join([*parts, between.get(len(hunks), "")]))
     return sides[0], sides[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from patch_support import the_patch, upstream_tree, venv
 
-from envbuild.patching import apply
+from envbuild.patches.apply import apply
 
 PATCH = the_patch("alcf-portable")
 

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 from patch_support import PROBES, REQUIREMENTS, sdist, the_patch, venv
 
-from envbuild.patching import apply, check
+from envbuild.patches.apply import apply, check
 
 MEGATRON = "8e2ab35c5f3cff13b893f30ed79150c73e5d8e8569636fa41c0fcb6befa09b21"
 

@@ -15,7 +15,7 @@ from envbuild.lock.make import unlocked
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.spec import matches
-from envbuild.patching import load_patches
+from envbuild.patches.manifest import load_patches
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.recipes.catalog import findings_catalog

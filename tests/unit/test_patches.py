@@ -1,22 +1,28 @@
 """The mechanics of patches, on small trees that the tests make."""
 
 import difflib
+import fcntl
+import json
 import os
 import shutil
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild import patching
-from envbuild.cli.patch import patch as patch_command
+from envbuild.cli import patch as command
 from envbuild.errors import DataError, PatchError, UsageError
-from envbuild.patching import apply, apply_hunks, apply_script, blob_id, check, check_upstream, load_patches, parse_diff
+from envbuild.patches import replace
+from envbuild.patches.apply import apply, check, of_tree, undo
+from envbuild.patches.diff import paths_of
+from envbuild.patches.manifest import blob_id, in_order, load_patches, select
+from envbuild.patches.script import apply_script
+from envbuild.patches.tree import patched
+from envbuild.patches.upstream import check_upstream
 
 OLD = "".join(f"line {n}\n" for n in range(1, 21))
 NEW = OLD.replace("line 3\n", "line three\n").replace("line 15\n", "line 15\nline 15b\n")
@@ -133,36 +139,66 @@ def test_blob_id_is_gits(tmp_path):
 
 
 lines = st.lists(
-    st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "- x\n", "+++ b/f\n", "\\ y\n"]), min_size=1, max_size=25
+    st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "- x\n", "-- a/f\n", "++ b/f\n", "\\ y\n"]), min_size=1, max_size=25
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(old=lines, new=lines, context=st.integers(0, 3))
-def test_a_diff_applied_gives_the_new_text(old, new, context):
+def test_a_diff_has_the_paths_of_its_heads_whatever_its_lines_say(old, new, context):
     if old == new:
         return
     text = "".join(difflib.unified_diff(old, new, "a/f", "b/f", n=context)).encode()
-    hunks = parse_diff(text, where="f.patch")["f"]
-    assert apply_hunks("".join(old).encode(), hunks, where="f") == "".join(new).encode()
+    assert paths_of(text + text.replace(b"--- a/f\n+++ b/f\n@@", b"--- a/g\n+++ b/g\n@@", 1), where="x") == ("f", "g")
 
 
-def test_no_newline_at_the_end(tmp_path):
+def one(tmp_path, diff, old, new):
+    """Load a patch of one file by its diff."""
+    folder = tmp_path / "patches" / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    head = 'target = "demo"\nrepo = "https://example.org/demo"\n'
+    text = entry("one", [("f", "", "x")]).replace(blob_id(b""), blob_id(old)).replace(blob_id(b"x"), blob_id(new))
+    (folder / "manifest.toml").write_text(head + text)
+    (folder / "one.patch").write_bytes(diff)
+    return load_patches(folder.parent)["one"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"x\ny", b"x\ny\n"),
+        (b"x\ny\n", b"x\nz"),
+        (b"x\ny", b"x\nz"),
+        (b"x\r\ny\r\n", b"x\r\nz\n"),
+        (b"x\n  \n\n", b"x\n\t \n \n\n"),
+        (b"-- a/f\n", b"++ b/f\n"),
+        (b"\xff\n$Id$\n", b"\xfe\n$Id$\n"),
+    ],
+)
+def test_a_diff_gives_the_new_bytes_and_back(tmp_path, old, new):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    for old, new in ((b"x\ny", b"x\ny\n"), (b"x\ny\n", b"x\nz"), (b"x\ny", b"x\nz")):
-        (tmp_path / "a/f").write_bytes(old)
-        (tmp_path / "b/f").write_bytes(new)
-        text = subprocess.run(
-            ["git", "diff", "--no-index", "--no-prefix", "a/f", "b/f"], cwd=tmp_path, capture_output=True, check=False
-        ).stdout
-        assert apply_hunks(old, parse_diff(text, where="f")["f"], where="f") == new
+    (tmp_path / "a/f").write_bytes(old)
+    (tmp_path / "b/f").write_bytes(new)
+    command = ["git", "diff", "--no-index", "--no-prefix", "--text", "a/f", "b/f"]
+    text = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).stdout
+    patch = one(tmp_path, text, old, new)
+    assert patched(patch, {"f": old}) == {"f": new}
+    assert patched(patch, {"f": new}, undo=True) == {"f": old}
 
 
-def test_a_hunk_one_line_off_does_not_fit():
-    hunks = parse_diff(diff("f", OLD, NEW).encode(), where="f.patch")["f"]
-    with pytest.raises(DataError, match="does not fit at line 2"):
-        apply_hunks(b"one line more\n" + OLD.encode(), hunks, where="f")
+def test_a_hunk_that_does_not_fit_is_an_error_of_the_data(tmp_path):
+    other = OLD.replace("line 4\n", "line four\n")
+    patch = one(tmp_path, diff("f", OLD, NEW).encode(), other.encode(), NEW.encode())
+    with pytest.raises(DataError, match="does not apply: error: patch failed: f:2"):
+        patched(patch, {"f": other.encode()})
+
+
+def test_git_reads_the_same_paths_from_the_products_diffs():
+    for patch in load_patches().values():
+        line = ["git", "apply", "--numstat", "-z", "--summary"]
+        said = subprocess.run(line, input=patch.diff, capture_output=True, check=True).stdout.decode()
+        assert {part.split("\t")[2] for part in said.rstrip("\0").split("\0")} == set(paths_of(patch.diff, where="x"))
 
 
 @pytest.mark.parametrize(
@@ -176,13 +212,16 @@ def test_a_hunk_one_line_off_does_not_fit():
         ("@@ -1 +1 @@\n-x\n+y\n", "before any file"),
         ("--- a/f\n+++ b/f\n", "changes nothing"),
         ("", "changes nothing"),
+        ("--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-x\n-y\n+z\n", "number of lines"),
+        ("--- a/f\n+++ b/f\n\\ No newline at end of file\n", "before any hunk"),
+        ("diff --git a/f b/g\nrename from f\nrename to g\n", "unexpected"),
         ("old mode 100644\n", "unexpected"),
         ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n--- a/f\n+++ b/f\n@@ -5 +5 @@\n-x\n+y\n", "twice"),
     ],
 )
 def test_other_diffs_are_refused(text, problem):
     with pytest.raises(DataError, match=problem):
-        parse_diff(text.encode(), where="f.patch")
+        paths_of(text.encode(), where="f.patch")
 
 
 # -- manifests
@@ -460,55 +499,67 @@ def test_what_is_marked_read_only_is_not_written(store, tree, place):
 
 
 @pytest.mark.parametrize("error", [OSError(30, "Read-only file system"), KeyboardInterrupt()])
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_replacement_that_fails_half_way_is_put_back(store, tree, monkeypatch, error, at):
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_replacement_that_fails_half_way_is_put_back(store, tree, monkeypatch, error, after, at):
+    """Renamed are the list, two files, and the list again; after that the change holds."""
     patches = load_patches(store("one", TWO)).values()
     before = snapshot(tree)
-    replace, calls = Path.replace, []
+    rename, calls = os.rename, []
 
-    def fail(self, to):
-        calls.append(to)
+    def fail(*names, **folders):
+        calls.append(names)
+        if len(calls) == at and not after:
+            raise error
+        rename(*names, **folders)
         if len(calls) == at:
             raise error
-        return replace(self, to)
 
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(PatchError if isinstance(error, OSError) else KeyboardInterrupt):
+    monkeypatch.setattr(os, "rename", fail)
+    holds = at == 4 and after
+    if holds and isinstance(error, OSError):
         apply(tree, patches)
-    assert snapshot(tree) == before
+    else:
+        with pytest.raises(PatchError if isinstance(error, OSError) else KeyboardInterrupt):
+            apply(tree, patches)
+    assert (snapshot(tree) == before) is not holds
+    assert sorted(snapshot(tree)) == sorted(before)
+    assert check(tree, patches)[0].state == ("applied" if holds else "applies")
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_right_after_a_file_was_replaced_puts_it_back(store, tree, monkeypatch, at):
+def test_what_cannot_be_put_back_is_put_back_by_the_next_run(store, tree, monkeypatch):
     patches = load_patches(store("one", TWO)).values()
     before = snapshot(tree)
-    replace, calls = Path.replace, []
+    with monkeypatch.context() as broken:
+        rename, calls = os.rename, []
 
-    def interrupted(self, to):
-        done = replace(self, to)
-        calls.append(to)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return done
+        def fail(*names, **folders):
+            calls.append(names)
+            if len(calls) > 2:
+                raise OSError(5, "Input/output error")
+            rename(*names, **folders)
 
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        apply(tree, patches)
+        broken.setattr(os, "rename", fail)
+        with pytest.raises(PatchError, match=r"a\.txt could not be put back"):
+            apply(tree, patches)
+        with pytest.raises(PatchError, match=r"a killed run left a\.txt changed"):
+            check(tree, patches)
+    assert check(tree, patches)[0].state == "applies"
     assert snapshot(tree) == before
 
 
 def test_two_calls_on_one_tree_wait_for_each_other(store, tree, monkeypatch):
     patches = load_patches(store("one", TWO)).values()
-    staged, other = patching._stage, []
+    staged, other = replace._stage, []
 
-    def meanwhile(place, content, mode):
+    def meanwhile(*given):
         if not other:
             other.append(threading.Thread(target=lambda: other.append(apply(tree, patches))))
             other[0].start()
             time.sleep(0.2)  # the other call has come as far as it can by now
-        return staged(place, content, mode)
+        return staged(*given)
 
-    monkeypatch.setattr(patching, "_stage", meanwhile)
+    monkeypatch.setattr(replace, "_stage", meanwhile)
     assert [report.state for report in apply(tree, patches)] == ["applies"]
     other[0].join()
     assert [report.state for report in other[1]] == ["applied"]
@@ -516,18 +567,19 @@ def test_two_calls_on_one_tree_wait_for_each_other(store, tree, monkeypatch):
 
 def test_a_file_that_changes_meanwhile_is_not_overwritten(store, tree, monkeypatch):
     patches = load_patches(store("one", TWO)).values()
-    stage = patching._stage
+    stage = replace._stage
 
-    def stage_and_change(place, content, mode):
-        if place.name == "b.sh":
-            place.write_text("someone else's\n")
-        return stage(place, content, mode)
+    def stage_and_change(root, path, *given):
+        if path == "sub/b.sh":
+            (root / path).write_text("someone else's\n")
+        return stage(root, path, *given)
 
-    monkeypatch.setattr(patching, "_stage", stage_and_change)
+    monkeypatch.setattr(replace, "_stage", stage_and_change)
     with pytest.raises(PatchError, match="changed while"):
         apply(tree, patches)
     assert (tree / "a.txt").read_text() == OLD
     assert (tree / "sub/b.sh").read_text() == "someone else's\n"
+    assert sorted(snapshot(tree)) == ["a.txt", "sub/b.sh"]
 
 
 def test_patches_of_two_targets_are_not_applied_together(store, tree):
@@ -552,10 +604,10 @@ def test_a_tree_whose_one_known_file_is_a_link_is_told_so(store, tree):
     (tree / "a.txt").rename(tree / "elsewhere")
     (tree / "a.txt").symlink_to("elsewhere")
     with pytest.raises(PatchError, match="link"):
-        patching.of_tree(tree, patches)
+        of_tree(tree, patches)
     (tree / "a.txt").unlink()
     with pytest.raises(PatchError, match="no patch is for this tree"):
-        patching.of_tree(tree, patches)
+        of_tree(tree, patches)
 
 
 def test_a_tree_takes_the_patches_of_its_target(store, tree):
@@ -563,15 +615,15 @@ def test_a_tree_takes_the_patches_of_its_target(store, tree):
     store("more", [("d.txt", OLD, NEW)])
     root = store("other", [("a.txt", OLD + "other\n", NEW)], target="other")
     patches = load_patches(root).values()
-    assert [p.name for p in patching.of_tree(tree, patches)] == ["one", "more"]
+    assert [p.name for p in of_tree(tree, patches)] == ["one", "more"]
     (tree / "a.txt").write_text(OLD + "other\n")
     (tree / "sub/b.sh").unlink()
-    assert [p.name for p in patching.of_tree(tree, patches)] == ["other"]
+    assert [p.name for p in of_tree(tree, patches)] == ["other"]
     (tree / "a.txt").write_text("no known id\n")
-    assert [p.name for p in patching.of_tree(tree, patches)] == ["other"]
+    assert [p.name for p in of_tree(tree, patches)] == ["other"]
     (tree / "a.txt").unlink()
     with pytest.raises(PatchError, match="no patch is for this tree"):
-        patching.of_tree(tree, patches)
+        of_tree(tree, patches)
 
 
 def test_a_tree_of_no_known_id_is_of_the_target_that_most_files_speak_for(store, tree):
@@ -579,15 +631,167 @@ def test_a_tree_of_no_known_id_is_of_the_target_that_most_files_speak_for(store,
     patches = load_patches(store("other", [("a.txt", OLD + "other\n", NEW)], target="other")).values()
     for path in ("a.txt", "sub/b.sh"):
         (tree / path).write_bytes((tree / path).read_bytes().replace(b"\n", b"\r\n"))
-    taken = patching.of_tree(tree, patches)
+    taken = of_tree(tree, patches)
     assert [p.name for p in taken] == ["one"]
     with pytest.raises(PatchError, match="CRLF"):
         apply(tree, taken)
 
 
+def test_a_tree_with_files_of_two_targets_is_of_the_one_that_most_files_speak_for(store, tree):
+    """A fork keeps some of the original's files as they were."""
+    store("one", TWO)
+    patches = load_patches(store("other", [("a.txt", OLD, OLD + "other\n")], target="other")).values()
+    assert [p.name for p in of_tree(tree, patches)] == ["one"]
+    apply(tree, of_tree(tree, patches))
+    assert [p.name for p in of_tree(tree, patches)] == ["one"]
+    (tree / "a.txt").write_text(OLD)
+    (tree / "sub/b.sh").write_text("no known id\n")
+    with pytest.raises(UsageError, match=r"may be of demo or of other: 1 files") as caught:
+        of_tree(tree, patches)
+    assert "--patch" in caught.value.hint
+    (tree / "a.txt").write_text(OLD + "other\n")
+    assert [p.name for p in of_tree(tree, patches)] == ["other"]
+
+
+def test_patches_are_ordered_by_what_they_come_after_then_by_name(store):
+    store("d", [("a.txt", OLD, NEW)])
+    store("a", [("a.txt", NEW, OLD + "a\n")], after=["d"])
+    store("c", [("c.txt", OLD, NEW)])
+    patches = load_patches(store("b", [("b.txt", OLD, NEW)], after=["a"]))
+    for some in (patches.values(), reversed(patches.values())):
+        assert [patch.name for patch in in_order(some)] == ["c", "d", "a", "b"]
+    assert [patch.name for patch in in_order([patches["b"], patches["a"]])] == ["a", "b"]
+
+
+# -- undoing
+
+
+def test_undo_takes_a_chain_out_from_any_state(store, tree):
+    third = NEW + "end\n"
+    store("zz-first", [("a.txt", OLD, NEW), ("sub/b.sh", OLD, NEW)])
+    patches = load_patches(store("second", [("a.txt", NEW, third)], after=["zz-first"])).values()
+    before = snapshot(tree)
+    for after, states in (
+        (OLD, ["applies", "applies"]),
+        (NEW, ["applies", "applied"]),
+        (third, ["applied", "applied"]),
+    ):
+        (tree / "a.txt").write_text(after)
+        (tree / "sub/b.sh").write_text(OLD if after == OLD else NEW)
+        reports = undo(tree, patches)
+        assert [(report.name, report.state) for report in reports] == list(
+            zip(["second", "zz-first"], states, strict=True)
+        )
+        assert snapshot(tree) == before
+
+
+def test_undo_of_a_patch_under_another_is_refused(store, tree):
+    store("one", TWO)
+    patches = load_patches(store("two", [("a.txt", NEW, NEW + "end\n")], after=["one"]))
+    apply(tree, patches.values())
+    before = snapshot(tree)
+    with pytest.raises(PatchError, match=r"patch one: a\.txt has blob"):
+        undo(tree, [patches["one"]])
+    assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("breaks", [f for name, f in sorted(globals().items()) if name.startswith("broken_")])
+def test_undo_refuses_what_apply_refuses(store, tree, breaks):
+    patches = load_patches(store("one", TWO)).values()
+    message = breaks(tree)
+    before = snapshot(tree)
+    with pytest.raises(PatchError) as caught:
+        undo(tree, patches)
+    assert message in str(caught.value)
+    assert snapshot(tree) == before
+
+
+# -- what a killed run left, or a tree brings
+
+
+def left_over(tree, *, path="a.txt", old=OLD, new=NEW, name=".envbuild-patch"):
+    """Write what a run leaves that was killed right after it replaced `path`."""
+    token = "0123456789abcdef"
+    entry = {"path": path, "old": blob_id(old.encode()), "new": blob_id(new.encode())}
+    (tree / name).write_text(json.dumps({"token": token, "files": [entry]}))
+    (tree / path).parent.joinpath(f".envbuild-{token}-0.old").write_text(old)
+
+
+def test_a_check_puts_back_and_leaves_nothing(store, tree):
+    patches = load_patches(store("one", TWO)).values()
+    before = snapshot(tree)
+    (tree / "a.txt").write_text(NEW)
+    left_over(tree)
+    (tree / ".envbuild-patch.new").write_text("{")
+    assert check(tree, patches)[0].state == "applies"
+    assert snapshot(tree) == before
+
+
+def test_what_was_changed_since_the_kill_stays(store, tree):
+    patches = load_patches(store("one", TWO)).values()
+    (tree / "a.txt").write_text("somebody's\n")
+    left_over(tree)
+    before = snapshot(tree)
+    assert check(tree, patches)[0].state == "refused"
+    assert {name for name in before if name not in snapshot(tree)} == {
+        ".envbuild-patch",
+        ".envbuild-0123456789abcdef-0.old",
+    }
+    assert (tree / "a.txt").read_text() == "somebody's\n"
+
+
+def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch):
+    """It may be that of a run at work."""
+    patches = load_patches(store("one", TWO)).values()
+    (tree / "a.txt").write_text(NEW)
+    left_over(tree)
+    before = snapshot(tree)
+
+    def none(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    for run in (check, apply, undo):
+        with pytest.raises(PatchError, match="no locks to tell"):
+            run(tree, patches)
+    assert snapshot(tree) == before
+    for name in set(before) - {"a.txt", "sub/b.sh"}:
+        (tree / name).unlink()
+    (tree / "a.txt").write_text(OLD)
+    assert apply(tree, patches)[0].state == "applies"
+
+
+@pytest.mark.parametrize("name", [".envbuild-patch", ".envbuild-patch.done"])
+def test_a_list_that_a_tree_brings_reaches_nothing_outside(store, tree, name):
+    patches = load_patches(store("one", TWO)).values()
+    outside = tree.parent / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text(NEW)
+    (tree / "link").symlink_to(outside)
+    left_over(tree, path="link/a.txt", name=name)
+    before = {path.name: path.read_text() for path in outside.iterdir()}
+    with pytest.raises(PatchError, match=r"link/a\.txt|link is a link"):
+        check(tree, patches)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == before
+    text = (tree / name).read_text()
+    for path in ("../outside/a.txt", str(outside / "a.txt"), ".git/config"):
+        (tree / name).write_text(text.replace("link/a.txt", path))
+        with pytest.raises(PatchError, match="is not what envbuild writes there"):
+            check(tree, patches)
+    for other in ("", "[" * 100_000, "{}", '{"token": "../x", "files": []}'):
+        (tree / name).write_text(other)
+        with pytest.raises(PatchError, match="is not what envbuild writes there"):
+            check(tree, patches)
+    (tree / name).unlink()
+    (tree / name).symlink_to(outside / "a.txt")
+    with pytest.raises(PatchError, match="is not what envbuild writes there"):
+        check(tree, patches)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == before
+
+
 def test_an_unknown_patch_is_told_with_those_there_are(store):
     with pytest.raises(UsageError) as caught:
-        patching.select(load_patches(store("one", TWO)), ["two"])
+        select(load_patches(store("one", TWO)), ["two"])
     assert "one" in caught.value.hint
 
 
@@ -603,10 +807,10 @@ def test_upstream(store, tree, content, state):
 
 def test_the_command(store, tree, monkeypatch):
     patches = load_patches(store("one", TWO))
-    monkeypatch.setattr(patching, "load_patches", lambda: patches)
+    monkeypatch.setattr(command, "load_patches", lambda: patches)
 
     def run(*args):
-        return CliRunner().invoke(patch_command, [*map(str, args)], standalone_mode=False)
+        return CliRunner().invoke(command.patch, [*map(str, args)], standalone_mode=False)
 
     assert "one" in run("list").output
     assert '"digest"' in run("list", "--json").output
@@ -623,3 +827,28 @@ def test_the_command(store, tree, monkeypatch):
     assert run("check", tree, "--upstream", "--patch", "one").return_value == 0
     (tree / "a.txt").write_text("repaired\n")
     assert run("check", tree, "--upstream", "--patch", "one").return_value == 4
+
+
+def test_the_command_undoes_and_skips(store, tree, monkeypatch):
+    store("one", TWO)
+    patches = load_patches(store("more", [("d.txt", OLD, NEW)]))
+    (tree / "d.txt").write_text(OLD)
+    monkeypatch.setattr(command, "load_patches", lambda: patches)
+
+    def run(*args):
+        return CliRunner().invoke(command.patch, [*map(str, args)], standalone_mode=False)
+
+    assert run("check", tree, "--skip", "more").stdout == "one: fits\n"
+    assert run("apply", tree, "--skip", "more").stdout == "one: applied\n"
+    assert run("undo", tree).stdout == "one: undone\nmore: not applied, nothing changed\n"
+    assert (tree / "a.txt").read_text() == OLD
+    run("apply", tree)
+    undone = json.loads(run("undo", tree, "--skip", "one", "--json").stdout)["patches"]
+    assert [(each["name"], each["state"]) for each in undone] == [("more", "undone")]
+    assert run("check", tree).stdout == "more: fits\none: already applied\n"
+    nothing = run("undo", tree, "--skip", "one", "--skip", "more")
+    assert nothing.exception is None
+    assert "every patch is skipped" in nothing.stderr
+    refused = run("apply", tree, "--skip", "oen").exception
+    assert isinstance(refused, UsageError)
+    assert refused.where == "--skip"
