@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.mutate import LONGEST, mutated
-from tests.fuzz.targets import TARGETS, Target, forget
+from tests.fuzz.targets import TARGETS, Target, forget, scratch
 
 SLOWEST_S = 2.0
 """Seconds of the processor that one input may take; waiting for other processes does not count."""
@@ -253,6 +253,7 @@ _HEAD = struct.Struct("qqd")
 
 def _child(pipe: Connection, shared: mmap.mmap, target: Target, work: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    scratch.cache_clear()  # the parent's folder is not this process's
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESS_SPACE, used + _ADDRESS_SPACE))
 
@@ -391,7 +392,10 @@ def table(results: list[Result]) -> str:
 def replay(path: Path) -> None:
     """Run the input kept at `path`; what it raises is raised."""
     name = path.name.partition("-")[0]
-    TARGETS[name](path.read_bytes())
+    try:
+        TARGETS[name](path.read_bytes())
+    finally:
+        forget()
 
 
 def as_json(results: list[Result], seed: int) -> str:
