@@ -139,7 +139,8 @@ def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> s
             raise LockError(
                 f"the manifest that the registry {ref.host} sends has {other}: it is {digest}, {who} {shown(named, 100)}",
                 where=url,
-                hint="try once more, as a broken connection looks alike; then have the image pushed again",
+                hint="try once more, as a broken connection looks alike; then have the image pushed again, or build it here: "
+                "envbuild image --no-pull",
             )
     return digest
 
