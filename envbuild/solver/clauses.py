@@ -167,18 +167,6 @@ def _implied(matrix: Matrix) -> dict[AxisName, list[Release]]:
     return {name: list(versions.values()) for name, versions in found.items()}
 
 
-def _axes_of(rule: Rule) -> set[AxisName]:
-    return {
-        *rule.when,
-        *rule.needs,
-        *rule.with_,
-        *rule.without,
-        *rule.same,
-        *(name for alternative in rule.any_of for name in alternative),
-        *((rule.component,) if rule.component else ()),
-    }
-
-
 class _Compiler:
     def __init__(self, matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> None:
         self.matrix = matrix
