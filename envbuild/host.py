@@ -368,16 +368,12 @@ def _gpu_rows(table: str, commas: int, brands: list[str]) -> Iterator[Gpu]:
         )
 
 
-def _docker(settings: Settings) -> tuple[str, ...]:
-    return ("docker", "--host", settings.engine_host) if settings.engine_host else ("docker",)
-
-
 def _engine(probe: Probe, settings: Settings) -> Engine:
-    docker = _docker(settings)
+    docker = settings.engine_command
     ran = probe.run(*docker, "info", "--format", "{{json .}}")
     if ran is None:
         # No such command, or an engine that hangs: only the first lacks a version.
-        client = _match(r"version ([\w.+~-]+)", _output(probe, "docker", "--version"))
+        client = _match(r"version ([\w.+~-]+)", _output(probe, docker[0], "--version"))
         return Engine(client=client, problem="no-answer" if client else "no-client")
     info = _json_object(ran.out)
     client_info = info.get("ClientInfo") or {}

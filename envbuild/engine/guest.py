@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from envbuild.errors import HostError
-from envbuild.run.container import docker, last_words, require_image
+from envbuild.run.container import last_words, require_image
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import Digest, shown
@@ -146,7 +146,7 @@ def guest(
     remove_left(settings)
     name = f"envbuild-{purpose}-{uuid.uuid4().hex[:12]}"
     label = f"{LABEL}={Maker.here(seconds=seconds + 10 * _ENGINE_S)}"
-    line = [*docker(settings), "create", "--name", name, "--pull", "never", "--label", label]
+    line = [*settings.engine_command, "create", "--name", name, "--pull", "never", "--label", label]
     # what it prints goes to us alone: the engine would keep all of it on its disk
     line += ["--log-driver", "none", *flags, "--", image, *command]
     try:
@@ -175,7 +175,7 @@ def said_last(said: Said) -> str:
 
 def start_line(settings: Settings, name: str, *, stdin: bool = False) -> list[str]:
     """Return the command line that starts a guest and stays with it: its output is the guest's, and so is its exit code."""
-    return [*docker(settings), "start", "--attach", *(["--interactive"] if stdin else []), name]
+    return [*settings.engine_command, "start", "--attach", *(["--interactive"] if stdin else []), name]
 
 
 def run_guest(
@@ -210,7 +210,7 @@ def run_guest(
 
 def _state(settings: Settings, name: str) -> _State:
     said = bounded(
-        [*docker(settings), "container", "inspect", "--format", "{{json .State}}", name],
+        [*settings.engine_command, "container", "inspect", "--format", "{{json .State}}", name],
         seconds=_ENGINE_S,
         limit=_INSPECT_LIMIT,
     )
@@ -235,7 +235,7 @@ def export(settings: Settings, image: Image, *, seconds: float) -> Iterator[Stre
     flags = ["--network", "none", "--no-healthcheck", "--entrypoint", "/nothing"]
     with guest(settings, "export", image.id, (), flags=flags, seconds=seconds) as name:
         try:
-            with streamed([*docker(settings), "export", name], seconds=seconds) as stream:
+            with streamed([*settings.engine_command, "export", name], seconds=seconds) as stream:
                 yield stream
         except subprocess.CalledProcessError as error:
             said = shown(last_words(bytes(error.stderr).decode("utf-8", "replace")))
@@ -246,7 +246,7 @@ def remove(settings: Settings, name: str) -> None:
     """End the container `name` and remove it with its volumes, if there is one, whatever signals come meanwhile."""
     with uninterrupted(), contextlib.suppress(OSError):
         for _ in range(3):
-            said = bounded([*docker(settings), "rm", "--force", "--volumes", name], seconds=60.0, limit=1 << 20)
+            said = bounded([*settings.engine_command, "rm", "--force", "--volumes", name], seconds=60.0, limit=1 << 20)
             if not said.code and not said.fault:
                 return
             if b"no such container" in said.err.lower():
@@ -255,7 +255,7 @@ def remove(settings: Settings, name: str) -> None:
 
 def remove_left(settings: Settings) -> None:
     """Remove the guests whose makers are gone: SIGKILL or a power cut ended those."""
-    line = [*docker(settings), "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}"]
+    line = [*settings.engine_command, "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}"]
     try:
         said = bounded([*line, "--format", f'{{{{.Names}}}} {{{{.Label "{LABEL}"}}}}'], seconds=30.0, limit=1 << 20)
     except OSError:

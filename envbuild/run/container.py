@@ -165,11 +165,6 @@ def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
     return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
 
 
-def docker(settings: Settings) -> list[str]:
-    """Return the start of every docker command line: the client, and the engine where one is set."""
-    return ["docker", "--host", settings.engine_host] if settings.engine_host else ["docker"]
-
-
 def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
     """Return the flags of `docker run` (all that comes before the image), and notes for the user.
 
@@ -209,7 +204,7 @@ def run_command(
     flags, notes = run_flags(host, container)
     # --pull never: an image comes by `envbuild pull`, which says who vouches for it.
     line = [
-        *docker(settings),
+        *settings.engine_command,
         "run",
         "--rm",
         "--pull",
@@ -241,7 +236,7 @@ def require_image(settings: Settings, image: str) -> bytes:
 
     """
     try:
-        ran = bounded([*docker(settings), "image", "inspect", "--", image], seconds=60.0, limit=_INSPECT_LIMIT)
+        ran = bounded([*settings.engine_command, "image", "inspect", "--", image], seconds=60.0, limit=_INSPECT_LIMIT)
     except OSError:
         raise HostError("there is no docker command", hint="scripts/install-engine, then `envbuild doctor`") from None
     if ran.code == 0 and not ran.fault:
