@@ -67,8 +67,9 @@ def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, *
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, run_command, shown
+    from envbuild.run.container import run_command, shown
     from envbuild.settings import load_settings
 
     settings = tell(load_settings())
@@ -80,7 +81,7 @@ def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, *
     if as_json or dry_run:
         emit({"command": line, "notes": notes}, as_json=as_json, human=lambda: shown(line))
         return
-    require_image(settings, image)
+    EngineClient(settings).image(image)  # or it says that there is none
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvp(line[0], line)  # noqa: S606
@@ -140,8 +141,9 @@ def launch(
     to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
     with keys made for this job. The exit code is the launcher's.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, shown
+    from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.settings import load_settings
 
@@ -173,7 +175,7 @@ def launch(
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        require_image(settings, image)
+        EngineClient(settings).image(image)  # or it says that there is none
     note(f"job {job.name}: {len(nodes)} hosts, {sum(node.slots for node in nodes)} processes, {shlex.join(script)}")
     # A scheduler's SIGTERM must take the containers with it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

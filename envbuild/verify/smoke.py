@@ -31,7 +31,7 @@ from envbuild.util.scratch import scratch
 from envbuild.verify.events import LINE, MARK, read_event
 
 if TYPE_CHECKING:
-    from envbuild.engine.guest import Image
+    from envbuild.engine.image import Image
     from envbuild.settings import Settings
 
 EXPECTED_IN_IMAGE = "/opt/envbuild/expected.json"
@@ -163,7 +163,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> _Target:
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.guest import look_up, run_guest, said_last
+    from envbuild.engine.client import said_last
+    from envbuild.engine.guest import look_up, run_guest
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     image: Image | None = None
