@@ -45,9 +45,9 @@ def engine() -> DockerClient:
 
 
 @pytest.fixture(scope="session")
-def client(engine) -> EngineClient:
+def client(engine, tmp_path_factory) -> EngineClient:
     """The client of envbuild for that engine."""
-    return engine_client(Settings())
+    return engine_client(Settings(cache_dir=tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")

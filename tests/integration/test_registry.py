@@ -10,7 +10,6 @@ from envbuild.engine.client import EngineClient
 from envbuild.engine.registry import pull_verified, push
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.net.registry import find_digest
-from envbuild.settings import Settings
 
 NOWHERE = "sha256:" + "0" * 64
 # bcrypt, cost 5, of the password "let-me-in"
@@ -60,7 +59,7 @@ def test_a_pull_gives_the_locked_image_though_its_tag_has_moved(make_image, engi
 def test_another_engine_pulls_the_same_image(make_image, engine, client, second_engine, repository):
     tag = make_image(f"{repository}:shared", "shared")
     digest = push(client, tag)
-    other = EngineClient(Settings(engine_host=second_engine.client_config.host))
+    other = EngineClient(client.settings.model_copy(update={"engine_host": second_engine.client_config.host}))
     pull_verified(other, tag, digest)
     assert f"{repository}@{digest}" in second_engine.image.inspect(tag).repo_digests
 

@@ -352,12 +352,12 @@ def test_a_reader_that_was_ended_leaves_no_container(site, engine):
     name = f"{site.reference.rpartition(':')[0]}@{published.manifest}"
     engine.image.pull(name)
     code = (
-        "import signal, sys, re\n"
+        "import pathlib, re, signal, sys\n"
         "for each in (signal.SIGTERM, signal.SIGHUP): signal.signal(each, signal.default_int_handler)\n"
         "from envbuild.engine.client import EngineClient\n"
         "from envbuild.engine.image_files import files_of_image\n"
         "from envbuild.settings import Settings\n"
-        "client = EngineClient(Settings())\n"
+        "client = EngineClient(Settings(cache_dir=pathlib.Path('unused')))\n"
         "image = client.image(sys.argv[1])\n"
         "print('ready', flush=True)\n"
         "while True: files_of_image(client, image, '/opt/envbuild', re.compile('lock.json'))\n"
