@@ -128,8 +128,8 @@ class EngineClient:
         try:
             info = self._whales.system.info()
         except DockerException as error:
-            said = (error.stderr or "").strip().splitlines()
-            raise HostError("no Docker engine answers" + (f": {said[-1]}" if said else ""), hint=_START) from error
+            said = shown(last_words(error.stderr or ""))
+            raise HostError("no Docker engine answers" + (f": {said}" if said else ""), hint=_START) from error
         if not self._whales.buildx.is_installed():
             raise HostError("docker's buildx plugin is missing", hint=_START)
         if not any("snapshotter" in str(pair) or "containerd" in str(pair) for pair in (info.driver_status or [])):
@@ -140,8 +140,18 @@ class EngineClient:
             )
 
     def machine(self) -> Machine:
-        """Return the machine that the engine runs on."""
-        info = self._whales.system.info()
+        """Return the machine that the engine runs on.
+
+        Raises:
+            EngineError: no engine answers.
+
+        """
+        from python_on_whales.exceptions import DockerException
+
+        try:
+            info = self._whales.system.info()
+        except DockerException as error:
+            raise EngineError("no Docker engine answers", said=error.stderr or "", hint=_START) from None
         memory = info.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Machine(cores=info.n_cpu or os.cpu_count() or 1, memory_gib=memory / 2**30)
 

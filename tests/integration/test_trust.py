@@ -345,6 +345,7 @@ def test_files_of_an_image_are_those_that_are_wanted(site, engine, client):
     assert files_of_image(client, image, "/opt/none", ANY) == {}
     with pytest.raises(HostError, match="there is no image --help here"):
         client.image("--help")
+    assert client.find_image("Not A Name") is None
 
 
 def test_a_reader_that_was_ended_leaves_no_container(site, engine):
