@@ -28,11 +28,11 @@ def pull(
     named its digest: --digest, this machine's own build of the lock, or a committed evidence record. Then any other
     digest is refused. Otherwise the answer says that it is not verified.
 
-    Exits with 4 when the cell has no lock or the image is not the expected one, and with 8 when the registry does not
-    hold it.
+    Exits with 4 when the cell has no lock, when the registry does not hold its image or when that is not the expected
+    one, and with 8 when the registry does not answer.
     """
     from envbuild.engine.client import engine_client
-    from envbuild.errors import DataError, HostError
+    from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.locked import lock_for
     from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
@@ -56,7 +56,7 @@ def pull(
     expected = expected_of(asked.settings, plan, named)
     found = pull_prebuilt(engine_client(asked.settings), plan, name, expected=expected)
     if found is None:
-        raise HostError(
+        raise LockError(
             "the registry holds no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",

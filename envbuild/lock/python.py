@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import os
 import re
-import subprocess
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tomli
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -20,13 +20,18 @@ from envbuild.net.download import file_name
 from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
-from envbuild.util.processes import guarded
+from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
 PYTORCH = "https://download.pytorch.org/whl"
 _UNREACHABLE = re.compile(
-    r"(?:Failed to fetch|error sending request for url|Request failed)[^`(]*[`(](?P<url>https?://[^`)]+)[`)]"
+    r"(?:Failed to fetch|error sending request for url|Request failed"
+    r"|HTTP status (?:server|client) error \((?:5\d\d|407|408|429)\b[^)]*\) for url)[^`(]*[`(](?P<url>https?://[^`)]+)[`)]"
 )
+# uv takes an index that asks for a login for one without the package, and hints at it.
+_NO_LOGIN = re.compile(r"An index URL \((?P<url>https?://[^)]+)\) could not be queried due to [^(]*\(401\b")
+_UV_SECONDS = 30
+"""How long uv waits for an index, for each of four attempts; its own default."""
 
 
 def uv_executable() -> str:
@@ -58,7 +63,7 @@ def uv_environment_here(settings: Settings) -> dict[str, str]:
     """Return the whole environment of a uv on this host: the user's but for uv's own, the settings', a cache that can be written."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
     cache = os.environ.get("UV_CACHE_DIR") or str(settings.cache_dir / "uv")
-    return kept | uv_environment(settings) | {"UV_CACHE_DIR": cache}
+    return kept | uv_environment(settings) | {"UV_CACHE_DIR": cache, "UV_HTTP_TIMEOUT": str(_UV_SECONDS)}
 
 
 def resolve(
@@ -112,15 +117,32 @@ def resolve(
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)
         variant = ["--index", torch_index(settings, group.index)] if group.index else []
-        done = subprocess.run(guarded([*command, *variant]), env=env, capture_output=True, text=True, check=False)
-        if done.returncode and variant and settings.find_links and isinstance(_failure(group, done.stderr), HostError):
+        done = _resolve([*command, *variant], env)
+        if done.code and variant and settings.find_links and isinstance(_failure(group, done.err), HostError):
             # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
-            again = subprocess.run(guarded(command), env=env, capture_output=True, text=True, check=False)
-            if again.returncode == 0:
+            again = _resolve(command, env)
+            if not again.code:
                 return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"))
-        if done.returncode:
-            raise _failure(group, done.stderr)
+        if done.code:
+            raise _failure(group, done.err)
         return _read(group, out.read_text(encoding="utf-8"))
+
+
+_UV_S = 1800.0
+"""Seconds that one resolution may take; those of the matrix take ten."""
+_UV_BYTES = 16 << 20
+
+
+class _Resolved(NamedTuple):
+    code: int
+    err: str
+
+
+def _resolve(command: Sequence[str], env: Mapping[str, str]) -> _Resolved:
+    ran = bounded(command, env=env, seconds=_UV_S, limit=_UV_BYTES)
+    if ran.fault:
+        raise HostError(f"uv {ran.fault}", hint="check the indexes and the proxy in the settings, then try again")
+    return _Resolved(ran.code, ran.err.decode("utf-8", "replace"))
 
 
 # The newest glibc that the pinned uv knows a platform for; no wheel asks for a newer one yet.
@@ -140,6 +162,12 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
             f"{host} cannot be reached, and the {group.name} packages are resolved there",
             where=place_of(unreachable["url"]),
             hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+        )
+    if login := _NO_LOGIN.search(stderr):
+        return HostError(
+            f"{host_of(login['url'])} asks for a login, and the {group.name} packages are resolved there",
+            where=place_of(login["url"]),
+            hint="put the login into the address in your settings (docs/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
     return LockError(

@@ -115,10 +115,12 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
         command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=uv_environment_here(settings))
-        if ran.returncode:
+        ran = bounded(command, env=uv_environment_here(settings), seconds=600.0, limit=1 << 20)
+        if ran.code or ran.fault:
+            said = ran.err.decode("utf-8", "replace").strip().splitlines()
+            why = f"uv {ran.fault}" if ran.fault else said[-1] if said else "uv gave no reason"
             raise HostError(
-                f"the suite's pytest cannot be fetched: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else 'uv said nothing'}",
+                f"the suite's pytest cannot be fetched: {shown(why)}",
                 where=str(pins),
                 hint="give `index_url` or `find_links` in the settings an index that this host reaches",
             )

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
 
-from envbuild import host as host_module
 from envbuild.cli import main
 from envbuild.errors import HostError, UsageError
 from envbuild.run.container import (
@@ -310,7 +309,7 @@ def test_a_name_is_listened_to_on_every_address() -> None:
 
 @pytest.fixture
 def on_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host_module, "LocalProbe", lambda: H200)
+    monkeypatch.setattr("envbuild.host.collect.LocalProbe", lambda: H200)
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
