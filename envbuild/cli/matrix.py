@@ -247,7 +247,7 @@ def page(folder: Path, as_json: bool) -> None:
     from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks import load_stack, stack_names
-    from envbuild.verify.smoke import suite_hash
+    from envbuild.verify.suite import suite_hash
 
     loaded = load_matrix()
     path = page_path(folder)

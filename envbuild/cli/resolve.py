@@ -178,7 +178,7 @@ def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None
     from envbuild.components import SOFTWARE
     from envbuild.evidence.records import evidence_for
     from envbuild.evidence.refs import committed_evidence
-    from envbuild.verify.smoke import suite_hash
+    from envbuild.verify.suite import suite_hash
 
     def answer(status: str, text: str, record: "Evidence | None" = None) -> dict[str, str | None]:
         return {"status": status, "text": text, "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None}

@@ -26,7 +26,7 @@ from envbuild.evidence.records import (
 )
 from envbuild.evidence.report import Outcome, SmokeReport
 from envbuild.matrix.cell import Cell
-from envbuild.verify.smoke import suite_hash
+from envbuild.verify.suite import suite_hash
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"
