@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
-    from envbuild.verify.audit import Audit
+    from envbuild.verify.checks import Audit
 
 
 @click.command()
