@@ -9,8 +9,9 @@ from typing import Any, Self
 import click
 
 from envbuild.cli.output import emit, json_option, marked, note, tell
+from envbuild.evidence.report import Level
 
-_LEVELS = ("import", "kernels", "step", "distributed", "bench")
+_LEVELS = tuple(level.value for level in Level)
 
 
 @click.command
@@ -77,8 +78,8 @@ def smoke(
     import shutil
 
     from envbuild.errors import UsageError
-    from envbuild.evidence.records import from_report, record_evidence
-    from envbuild.evidence.report import Level
+    from envbuild.evidence.recording import from_report
+    from envbuild.evidence.records import record_evidence
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
     from envbuild.verify.expectation import EXPECTED_IN_IMAGE, read_expected

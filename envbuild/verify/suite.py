@@ -45,6 +45,11 @@ def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = Non
     return "sha256:" + sha.hexdigest()
 
 
+def suite_of(axes: Collection[str]) -> str:
+    """Return the hash of this installation's suite for a cell with these axes."""
+    return suite_hash(axes=axes)
+
+
 def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path | None = None) -> Path:
     """Return the folder of the pytest that is mounted for an interpreter of this version; fetched once, hash-checked.
 

@@ -13,8 +13,9 @@ import pytest
 from root_support import debian_tar
 
 from envbuild.errors import EnvbuildError, SmokeError, UsageError
-from envbuild.evidence.records import evidence_for, load_evidence
+from envbuild.evidence.records import load_evidence
 from envbuild.evidence.report import Level
+from envbuild.evidence.standing import evidence_for
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 from envbuild.verify.junit import write_junit

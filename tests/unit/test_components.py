@@ -40,6 +40,7 @@ NAMED = {
     "verify/audit.py": ({"torch"}, "the set of Python packages"),
     "verify/contents.py": ({"torch"}, "the set of Python packages"),
     "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
     "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }
 
