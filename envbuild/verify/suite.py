@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import re
-import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import HostError
 from envbuild.paths import data_dir
+from envbuild.util.names import shown
+from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
@@ -72,10 +73,12 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
         command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=uv_environment_here(settings))
-        if ran.returncode:
+        ran = bounded(command, env=uv_environment_here(settings), seconds=600.0, limit=1 << 20)
+        if ran.code or ran.fault:
+            said = ran.err.decode("utf-8", "replace").strip().splitlines()
+            why = f"uv {ran.fault}" if ran.fault else said[-1] if said else "uv gave no reason"
             raise HostError(
-                f"the suite's pytest cannot be fetched: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else 'uv said nothing'}",
+                f"the suite's pytest cannot be fetched: {shown(why)}",
                 where=str(pins),
                 hint="give `index_url` or `find_links` in the settings an index that this host reaches",
             )

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -746,6 +747,8 @@ def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch
     (tree / "a.txt").write_text(NEW)
     left_over(tree)
     before = snapshot(tree)
+    # without locks its temporary folders look left over to the sweeps of the tests next to it
+    monkeypatch.setattr(tempfile, "tempdir", str(tree.parent))
 
     def none(*_):
         raise OSError(95, "Operation not supported")
