@@ -398,11 +398,6 @@ _LISTED = {
 _AXES: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = dict(sorted((_OWN | _LISTED).items()))
 
 
-def known_axes() -> tuple[AxisName, ...]:
-    """Return the axes whose upstream can be asked."""
-    return tuple(_AXES)
-
-
 def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Proposals:
     """Return the releases of `axes` (all that can be asked by default) that upstream has and `matrix` has not.
 

@@ -44,7 +44,9 @@ def test_the_gpus_of_a_cuda_are_those_that_its_nvcc_knows(matrix):
         compilers = [nvcc for nvcc in matrix.releases["nvcc"] if nvcc.version.startswith(f"{cuda.version}.")]
         for gpu in matrix.releases["gpu"]:
             known = {nvcc.version for nvcc in compilers if gpu.facts.sm in nvcc.facts.archs}
-            wanted = {nvcc.version for nvcc in compilers if permitted(matrix, "gpu-arch-cuda", cuda=cuda, gpu=gpu)}
+            wanted = {
+                nvcc.version for nvcc in compilers if permitted(matrix, "gpu-arch-cuda", cuda=cuda, gpu=gpu, nvcc=nvcc)
+            }
             assert known == wanted, (cuda.version, gpu.version)
             compared += len(compilers)
     assert compared > 400
