@@ -51,7 +51,7 @@ def suite_of(axes: Collection[str]) -> str:
     return suite_hash(axes=axes)
 
 
-def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path | None = None) -> Path:
+def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
     """Return the folder of the pytest that is mounted for an interpreter of this version; fetched once, hash-checked.
 
     Raises:
@@ -61,7 +61,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings", *, suite: Path 
     from envbuild.lock.python import uv_environment_here, uv_executable
 
     name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
-    pins = (suite or data_dir("smoke_tests")) / name
+    pins = data_dir("smoke_tests") / name
     # The interpreter's version decides only between markers and wheels, and all of these wheels are pure Python.
     folder = settings.cache_dir / "pytest" / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
     if folder.is_dir():
