@@ -9,8 +9,9 @@ from typing import Any, Self
 import click
 
 from envbuild.cli.output import emit, json_option, marked, note, tell
+from envbuild.evidence.report import Level
 
-_LEVELS = ("import", "kernels", "step", "distributed", "bench")
+_LEVELS = tuple(level.value for level in Level)
 
 
 @click.command
@@ -77,11 +78,14 @@ def smoke(
     import shutil
 
     from envbuild.errors import UsageError
-    from envbuild.evidence.records import from_report, record_evidence
-    from envbuild.evidence.report import Level
+    from envbuild.evidence.recording import from_report
+    from envbuild.evidence.records import record_evidence
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
-    from envbuild.verify import smoke as runner
+    from envbuild.verify.expectation import EXPECTED_IN_IMAGE, read_expected
+    from envbuild.verify.junit import write_junit
+    from envbuild.verify.smoke import SmokeRequest, run_smoke
+    from envbuild.verify.target import HostTarget, ImageTarget, look
 
     if on_host == bool(image):
         raise UsageError(
@@ -95,38 +99,36 @@ def smoke(
     if interpreter and not on_host:
         raise UsageError("--python goes with --host; an image has its own", where="--python")
     settings = tell(load_settings())
-    target: runner.HostTarget | runner.ImageTarget
+    target: HostTarget | ImageTarget
     if image:
-        target = runner.ImageTarget(reference=image)
+        target = ImageTarget(reference=image)
     else:
         if found is None:
             raise UsageError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
-        target = runner.HostTarget(python=Path(found))
+        target = HostTarget(python=Path(found))
     for option, folder in (("--record", record), ("--junit", junit.parent if junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")
     hosts = [node.name for node in read_hostfile(nodes, default_slots=1)] if nodes else []
-    seen = runner.look(target, settings)
-    expected = runner.read_expected(expected_file) if expected_file else seen.expected
+    seen = look(target, settings)
+    expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{image} carries no {runner.EXPECTED_IN_IMAGE}", where=image, hint="give the expectation with --expected"
+            f"{image} carries no {EXPECTED_IN_IMAGE}", where=image, hint="give the expectation with --expected"
         )
+    request = SmokeRequest(
+        target=target,
+        expected=expected,
+        level=Level(level),
+        nproc=nproc or 0,
+        seed=seed,
+        nodes=nodes,
+        timeout_s=timeout_s,
+        device=device,  # type: ignore[arg-type]  # click has checked the choice
+        keyword=keyword,
+    )
     with _Progress(quiet=as_json) as shown:
-        report = runner.run_smoke(
-            target,
-            expected=expected,
-            level=Level(level),
-            nproc=nproc or 0,
-            seed=seed,
-            nodes=nodes,
-            timeout_s=timeout_s,
-            progress=shown,
-            device=device,  # type: ignore[arg-type]  # click has checked the choice
-            settings=settings,
-            keyword=keyword,
-            seen=seen,
-        )
+        report = run_smoke(request, settings, progress=shown, seen=seen)
     answer = report.as_json()
     try:
         if record:
@@ -142,7 +144,7 @@ def smoke(
             answer["evidence"] = str(kept)
             note(f"recorded in {kept}")
         if junit:
-            runner.write_junit(report, junit)
+            write_junit(report, junit)
     finally:  # what cannot be written must not cost the verdict
         emit(answer, as_json=as_json, human=lambda: _table(answer))
         report.raise_for_verdict()

@@ -14,9 +14,11 @@ from envbuild.pipeline.locked import Note
 from envbuild.settings import Settings
 from envbuild.stacks import Use
 from envbuild.verify import stack_proof
-from envbuild.verify.audit import Audit, audit
+from envbuild.verify.audit import audit
+from envbuild.verify.checks import Audit
 from envbuild.verify.proofs import KEPT, keep_proof, kept_proof
-from envbuild.verify.smoke import ImageTarget, run_smoke
+from envbuild.verify.smoke import SmokeRequest, run_smoke
+from envbuild.verify.target import ImageTarget
 
 
 @dataclass(kw_only=True)
@@ -126,12 +128,12 @@ def _smoke(settings: Settings, made: Made, audited: Audit, device: Device, note:
     """Run the smoke levels that this host can, and name those that it cannot."""
     lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
     note("smoke" + (" (on CPU)" if lacking else ""))
-    report = run_smoke(
-        ImageTarget(reference=made.built.tag),
+    request = SmokeRequest(
+        target=ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
         level=Level.DISTRIBUTED,
         device=device,
-        settings=settings,
     )
+    report = run_smoke(request, settings)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
     return report, [unproven] if lacking else []
