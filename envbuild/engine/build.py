@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,12 @@ _UNREACHED = re.compile(
 
 # The stages whose steps have no network: what they reach for is missing in the lock or in the source.
 _OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
+
+
+def no_answer(stage: str, lines: Iterable[str]) -> bool:
+    """Return whether a stage failed because a host that it asked did not answer; `lines` are the last of its output."""
+    return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
+
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -499,7 +505,7 @@ class _Run:
         what = f"stage {stage or target} failed:\n    " + "\n    ".join(lines)
         where = f"the whole log is in {self.log}"
         again = "then run the same command again: finished stages come from the cache"
-        if not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines):
+        if no_answer(stage, lines):
             check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
             return self._disk_or(HostError(what, where=where, hint=f"{check}; {again}"))
         return self._disk_or(BuildError(what, where=where, hint=f"fix the cause; {again}"))
