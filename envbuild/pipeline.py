@@ -63,7 +63,7 @@ def lock_for(
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
     if missing := locked.lock.lacking(replaced):
-        raise UnreachableError(missing)
+        raise UnreachableError(missing) if locked.unreached else incomplete(missing, inputs.cell.id)
     folder = place_for(own_lock(settings, inputs), locked.lock)
     write_lock(locked, folder)
     return locked, folder

@@ -68,7 +68,8 @@ def image(
 
     Builds in the Docker engine or the buildx builder that is there. Of a pulled image the answer says who vouches for
     it; one that only the registry vouches for is not verified. Exits with 3 when no cell fits, 4 when an input or a
-    prebuilt image is not what was expected, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks something.
+    prebuilt image is not what was expected, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks
+    something or another host does not answer.
     """
     from envbuild.engine.build import engine_client
     from envbuild.engine.leftovers import clear
@@ -453,11 +454,11 @@ def pull(
     named its digest: --digest, this machine's own build of the lock, or a committed evidence record. Then any other
     digest is refused. Otherwise the answer says that it is not verified.
 
-    Exits with 4 when the cell has no lock or the image is not the expected one, and with 8 when the registry does not
-    hold it.
+    Exits with 4 when the cell has no lock, when the registry does not hold its image or when that is not the expected
+    one, and with 8 when the registry does not answer.
     """
     from envbuild.engine.build import engine_client
-    from envbuild.errors import DataError, HostError
+    from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline import expected_of, lock_for, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
@@ -480,7 +481,7 @@ def pull(
     expected = expected_of(asked.settings, plan, named)
     found = pull_prebuilt(asked.settings, engine_client(asked.settings), plan, name, expected=expected)
     if found is None:
-        raise HostError(
+        raise LockError(
             "the registry holds no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",

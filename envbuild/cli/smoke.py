@@ -76,7 +76,7 @@ def smoke(
     """
     import shutil
 
-    from envbuild.errors import UsageError
+    from envbuild.errors import HostError, UsageError
     from envbuild.evidence.records import from_report, record_evidence
     from envbuild.evidence.report import Level
     from envbuild.run.launch import read_hostfile
@@ -100,7 +100,7 @@ def smoke(
         target = runner.ImageTarget(reference=image)
     else:
         if found is None:
-            raise UsageError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
+            raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
         target = runner.HostTarget(python=Path(found))
     for option, folder in (("--record", record), ("--junit", junit.parent if junit else None)):
         if folder:

@@ -25,7 +25,7 @@ from envbuild.curate.wheels import (
     python_tags,
     uploads,
 )
-from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.errors import DataError, EnvbuildError, UsageError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
@@ -408,7 +408,8 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
 
     Raises:
         UsageError: an axis has no upstream to ask.
-        HostError: the package index cannot be reached. A git host that cannot be reached is only remarked.
+        HostError: the package index cannot be reached. A git host that cannot be reached is listed in the answer.
+        LockError: the index does not have a distribution, or its answer is no page of an index.
 
     """
     unknown = [axis for axis in axes if axis not in _AXES]
@@ -421,10 +422,7 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
     asking = _Asking(matrix=matrix, settings=settings)
     found: list[Proposal] = []
     for axis in axes or tuple(axis for axis in _AXES if axis in matrix.axes):
-        try:
-            found += _AXES[axis](asking)
-        except LockError as error:
-            raise HostError(error.what, where=error.where, hint=error.hint) from error
+        found += _AXES[axis](asking)
     return Proposals(found=tuple(found), unreachable=tuple(asking.unreachable))
 
 

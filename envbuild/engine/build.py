@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,13 +41,21 @@ _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-media
 # How uv and os-install say that a file's hash is not the lock's.
 _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
 
-# How os-install, uv and git say that a container reached nothing.
+# How os-install, uv, git and the engine say that a host did not answer, or answered that it cannot serve now.
 _UNREACHED = re.compile(
-    r"no package lists from|Temporary failure|[Cc]ould not resolve|[Cc]onnection refused|dns error|error sending request"
+    r"no package lists from (?!\S+\s+4(?:03|04|10)\b)|Temporary failure|[Cc]ould not resolve|no such host"
+    r"|[Cc]onnection (?:refused|reset|timed out|failed)|[Uu]nable to connect|dns error|error sending request"
+    r"|HTTP status server error|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
 )
 
 # The stages whose steps have no network: what they reach for is missing in the lock or in the source.
 _OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
+
+
+def no_answer(stage: str, lines: Iterable[str]) -> bool:
+    """Return whether a stage failed because a host that it asked did not answer; `lines` are the last of its output."""
+    return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
+
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -494,18 +502,15 @@ class _Run:
                 where=f"the whole log is in {self.log}",
                 hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
             )
-        mend = "mend the cause"
-        if not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines):
-            mend = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
-        return self._disk_or(
-            BuildError(
-                f"stage {stage or target} failed:\n    " + "\n    ".join(lines),
-                where=f"the whole log is in {self.log}",
-                hint=f"{mend}; then run the same command again: finished stages come from the cache",
-            )
-        )
+        what = f"stage {stage or target} failed:\n    " + "\n    ".join(lines)
+        where = f"the whole log is in {self.log}"
+        again = "then run the same command again: finished stages come from the cache"
+        if no_answer(stage, lines):
+            check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
+            return self._disk_or(HostError(what, where=where, hint=f"{check}; {again}"))
+        return self._disk_or(BuildError(what, where=where, hint=f"fix the cause; {again}"))
 
-    def _disk_or(self, error: BuildError, said: str = "") -> EnvbuildError:
+    def _disk_or(self, error: EnvbuildError, said: str = "") -> EnvbuildError:
         text = f"{error.what} {error.hint} {said}"
         free = shutil.disk_usage(self.settings.cache_dir).free / 2**30
         if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:

@@ -86,8 +86,16 @@ ARCHIVES: Mapping[str, Archive] = {
 }
 
 
+_APT_SECONDS = 20
+"""How long apt waits for an archive, for each of two attempts."""
+
+
 def _by_name(package: OsPackage) -> tuple[str, str, str]:
     return package.name, package.arch, package.version
+
+
+class ArchiveError(HostError):
+    """A package archive that does not answer, or cannot serve now."""
 
 
 def archive_of(suite: str) -> Archive:
@@ -161,8 +169,9 @@ def resolve_os_packages(
         arch: Debian's name of the architecture.
 
     Raises:
+        ArchiveError: a mirror cannot be reached or cannot serve now.
         HostError: apt-get or the archive's keys are missing.
-        LockError: a mirror cannot be reached, or a package or version is not in the archive.
+        LockError: a mirror does not have the suite, or the archive a package or version.
 
     """
     archive = archive_of(suite)
@@ -244,8 +253,8 @@ class _IsolatedApt:
             'Acquire::Languages "none"',
             'Acquire::GzipIndexes "false"',
             'Acquire::Retries "1"',
-            'Acquire::http::Timeout "20"',
-            'Acquire::https::Timeout "20"',
+            f'Acquire::http::Timeout "{_APT_SECONDS}"',
+            f'Acquire::https::Timeout "{_APT_SECONDS}"',
             *apt_options(reach),
         ]
         config.write_text("".join(f"{line};\n" for line in settings), encoding="utf-8")
@@ -255,7 +264,7 @@ class _IsolatedApt:
         """Run one of apt's programs; when it is interrupted, its helpers end with it."""
         ran = bounded(command, env=self.env, seconds=_APT_S, limit=_APT_BYTES)
         if ran.fault:
-            raise HostError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
+            raise ArchiveError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
         return _Answer(ran.code, ran.out.decode("utf-8", "replace"), ran.err.decode("utf-8", "replace"))
 
     def write_sources(self, lines: Sequence[str]) -> None:
@@ -427,8 +436,12 @@ def parse_stanzas(text: str) -> tuple[OsPackage, ...]:
 
 
 UNREACHABLE = re.compile(
-    r"Could not resolve|Could not connect|Unable to connect|Temporary failure|timed out|Connection", re.IGNORECASE
+    r"Could not resolve|Could not connect|Unable to connect|Temporary failure|timed out|Connection"
+    # apt's line for an answer: `E: Failed to fetch URL  503  Service Unavailable`
+    r"|Failed to fetch \S+\s+(?:5\d\d|401|407|408|429)\s",
+    re.IGNORECASE,
 )
+"""How apt says that an archive does not answer, cannot serve now, or asks for a login that it was not given."""
 
 
 # What apt and mmdebstrap add to the reason, and what follows from it.
@@ -471,7 +484,7 @@ def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> En
         return no_keyring(archive)
     host = hosts_named(mirrors, output)
     if UNREACHABLE.search(output):
-        return LockError(
+        return ArchiveError(
             f"the package archive on {host} cannot be reached, so OS packages cannot be pinned",
             where=complaint_of(output),
             hint="set the mirror and proxy settings, or lock on a machine that reaches it",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from envbuild.errors import DataError, EnvbuildError, LockError
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock, Missing
@@ -102,10 +102,10 @@ def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> 
         raise incomplete(missing, where)
 
 
-def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
-    """Return the error that lists `missing`."""
+def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = False) -> LockError | HostError:
+    """Return the error that lists `missing`; a HostError where a host that did not answer is why, in this very run."""
     lines = "".join(f"\n  - {m.what}: held by {m.host}{f' ({m.why[:160]})' if m.why else ''}" for m in missing)
-    return LockError(
+    return (HostError if unreached else LockError)(
         f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
         where=where,
         hint=(

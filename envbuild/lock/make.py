@@ -113,7 +113,8 @@ def current_os(settings: Settings, matrix: Matrix, inputs: Inputs) -> OsSide:
     """Return the OS side as the archive has it now.
 
     Raises:
-        LockError: the archive cannot be reached or lacks a package.
+        ArchiveError: the archive cannot be reached or cannot serve now.
+        LockError: the archive does not have a package.
 
     """
     maker = _Maker(settings, matrix, inputs, lambda _: None, 0)
@@ -129,6 +130,7 @@ class _Maker:
         self.note = note
         self.epoch = epoch
         self.missing: list[Missing] = []
+        self.unreached = False
         self.pylocks: dict[str, str] = {}
 
     def run(self) -> Locked:
@@ -157,9 +159,10 @@ class _Maker:
             files=(*files, *(self._file(f) for f in inputs.files)),
             missing=tuple(self.missing),
         )
-        return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
+        return Locked(lock=lock, pylocks=self.pylocks, fresh=True, unreached=self.unreached)
 
     def _miss(self, kind: Kind, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
+        self.unreached = self.unreached or isinstance(error, HostError)
         why = shown(str(error).splitlines()[0], 1000)
         self.missing.append(
             Missing(what=shown(what, 2000), host=shown(host), why=why, component=component, kind=kind, stages=stages)
@@ -208,14 +211,14 @@ class _Maker:
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.lock.apt import mirrors_of
+        from envbuild.lock.apt import ArchiveError, mirrors_of
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         self.note(f"resolving OS packages on {suite}")
         try:
             return self.os_side()
-        except LockError as error:
+        except (ArchiveError, LockError) as error:
             mirror, _ = mirrors_of(self.settings, suite)
             wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
             bases = [image.stage for image in inputs.images] or ["base"]

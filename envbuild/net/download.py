@@ -78,7 +78,7 @@ def download(
     Raises:
         LockError: the address or the hash is none, the host does not hold the file, or its content is not what `sha256`
             says.
-        HostError: the host cannot be reached, or the folder cannot be written.
+        HostError: the host cannot be reached or cannot serve now, or the folder cannot be written.
 
     """
     try:

@@ -472,13 +472,20 @@ def failure_of(error: NoAnswerError | BadAnswerError, url: str) -> EnvbuildError
     return LockError(str(error), where=place_of(url), hint="check the address, or the index in your settings")
 
 
-def refusal_of(answer: Answer, url: str) -> LockError:
-    """Return the error for an answer that is not good."""
-    return LockError(
-        f"{host_of(url)} answered {answer.status} {answer.reason}".rstrip(),
-        where=place_of(url),
-        hint="check the version, or the index in your settings",
-    )
+# The host answered that it does not have this. Indexes that lie in a store of objects, as PyTorch's do, answer 403 for it.
+_NOT_THERE = frozenset({403, 404, 410})
+
+
+def refusal_of(answer: Answer, url: str) -> EnvbuildError:
+    """Return the error for an answer that is not good: LockError where the host does not have it, else HostError."""
+    what = f"{host_of(url)} answered {answer.status} {answer.reason}".rstrip()
+    if answer.status in _NOT_THERE:
+        return LockError(what, where=place_of(url), hint="check the version, or the index in your settings")
+    if answer.status in {401, 407}:
+        return HostError(
+            what, where=place_of(url), hint="put the login into the address in your settings, or the proxy's"
+        )
+    return HostError(what, where=place_of(url), hint=f"try again later; else {_REACH_HINT}")
 
 
 def body_of(_: Answer, chunks: Iterator[bytes]) -> bytes:
@@ -508,8 +515,8 @@ def fetch(settings: Settings, url: str, *, accept: str | None = None, bounds: Bo
     """Return the body and content type of `url`; of a file:/// URL, `text/html`.
 
     Raises:
-        HostError: the host cannot be reached; the message names it.
-        LockError: the host answered, and not with the page, or with one that is larger than `bounds`.
+        HostError: the host cannot be reached or cannot serve now, or asks for a login; the message names it.
+        LockError: the host does not have the page, or has one that is larger than `bounds`.
 
     """
     if url.startswith("file://"):

@@ -96,7 +96,8 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
 
     Raises:
         HostError: the registry cannot be reached, or wants a login that is missing or wrong.
-        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names.
+        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names; or the
+            answer is larger than a manifest, or leads nowhere.
         UsageError: `reference` is no image reference.
 
     """
@@ -120,13 +121,21 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
             hint="check the address, the network, and the proxy and ca_bundle settings",
         ) from None
     except BadAnswerError as error:
-        raise HostError(f"the registry {ref.host} cannot be used: {error}", where=url) from None
+        raise LockError(
+            f"the registry {ref.host} cannot be used: {error}",
+            where=url,
+            hint="check that the address is a registry's; `envbuild image --no-pull` asks none",
+        ) from None
     if answer.status == 404:
         return None
     if answer.status in {401, 403}:
         raise no_access(ref)
     if body is None:
-        raise HostError(f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(), where=url)
+        raise HostError(
+            f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(),
+            where=url,
+            hint="try again later, or check the address and the proxy setting",
+        )
     return _checked_digest(ref, body, answer.headers.get("docker-content-digest", ""), url)
 
 
@@ -174,6 +183,7 @@ def _authorization(client: "Client", ref: Reference, header: str) -> str:
         raise HostError(
             f"the registry {ref.host} gives no token: it answered {answer.status} {answer.reason}".rstrip(),
             where=url.partition("?")[0],
+            hint="try again later, or check the proxy setting",
         )
     return f"Bearer {read_token(body)}"
 

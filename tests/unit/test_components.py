@@ -20,7 +20,8 @@ PACKAGE = Path(envbuild.__file__).parent
 NAMED = {
     "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
     "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
-    "run/launch.py": ({"deepspeed"}, "the launcher of that name"),
+    "run/launch/commands.py": ({"deepspeed"}, "the launcher of that name"),
+    "run/launch/job.py": ({"deepspeed"}, "the launcher of that name"),
     "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
     "lock/make.py": ({"torch"}, "the set of Python packages"),
     "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
