@@ -231,7 +231,6 @@ class _IsolatedApt:
 
     def __init__(self, folder: Path, arch: str, reach: Settings) -> None:
         self.folder = folder
-        self.arch = arch
         for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
             (folder / path).mkdir(parents=True)
         self.status = folder / "status"

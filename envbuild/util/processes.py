@@ -27,9 +27,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Seconds that what was killed may take to end. One that nobody waits for stays in the group for longer, and does nothing.
 _GROUP_S = 1.0
-
-# Characters of a line that are read at once.
-_LONGEST = 8_000_000
 _GUARD = Path(__file__).with_name("guard.py")
 
 
