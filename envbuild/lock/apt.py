@@ -263,7 +263,7 @@ class _IsolatedApt:
         """Run one of apt's programs; when it is interrupted, its helpers end with it."""
         ran = bounded(command, env=self.env, seconds=_APT_S, limit=_APT_BYTES)
         if ran.fault:
-            raise HostError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
+            raise ArchiveError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
         return _Answer(ran.code, ran.out.decode("utf-8", "replace"), ran.err.decode("utf-8", "replace"))
 
     def write_sources(self, lines: Sequence[str]) -> None:

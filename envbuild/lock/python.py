@@ -31,7 +31,8 @@ _UNREACHABLE = re.compile(
 # uv takes an index that asks for a login for one without the package, and hints at it.
 _NO_LOGIN = re.compile(r"An index URL \((?P<url>https?://[^)]+)\) could not be queried due to [^(]*\(401\b")
 _UV_SECONDS = 30
-"""How long uv waits for an index, for each of four attempts; its own default."""
+"""How long uv waits for an index; its own default, as the next one is."""
+_UV_RETRIES = 3
 
 
 def uv_executable() -> str:
@@ -63,7 +64,8 @@ def uv_environment_here(settings: Settings) -> dict[str, str]:
     """Return the whole environment of a uv on this host: the user's but for uv's own, the settings', a cache that can be written."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
     cache = os.environ.get("UV_CACHE_DIR") or str(settings.cache_dir / "uv")
-    return kept | uv_environment(settings) | {"UV_CACHE_DIR": cache, "UV_HTTP_TIMEOUT": str(_UV_SECONDS)}
+    patience = {"UV_HTTP_TIMEOUT": str(_UV_SECONDS), "UV_HTTP_RETRIES": str(_UV_RETRIES)}
+    return kept | uv_environment(settings) | patience | {"UV_CACHE_DIR": cache}
 
 
 def resolve(

@@ -124,7 +124,7 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
         raise LockError(
             f"the registry {ref.host} cannot be used: {error}",
             where=url,
-            hint="check that the address is a registry's, and ask its keepers",
+            hint="check that the address is a registry's; `envbuild image --no-pull` asks none",
         ) from None
     if answer.status == 404:
         return None

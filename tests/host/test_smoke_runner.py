@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.evidence import records as evidence
+from envbuild.evidence import redact
 from envbuild.evidence.report import Level, Outcome, SmokeReport
 from envbuild.verify import follow as following
 from envbuild.verify import smoke, target
@@ -874,7 +875,7 @@ def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(com
 
 
 def test_comments_of_a_hostfile_are_no_nodes(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "_addresses", lambda _: set())
+    monkeypatch.setattr(redact, "_addresses", lambda _: set())
     python = _shell_environment(tmp_path)
     expected = str(tmp_path / "envbuild" / "expected.json")
     hosts = tmp_path / "hosts"

@@ -420,7 +420,7 @@ def test_a_manifest_without_end(config):
         while not fault.ended:
             fault.raw(b"\0" * 65536)
 
-    with FaultServer(endless) as host, pytest.raises(HostError, match="more than 4 MiB"):
+    with FaultServer(endless) as host, pytest.raises(LockError, match="more than 4 MiB"):
         find_digest(reference(host))
 
 

@@ -18,7 +18,16 @@ from envbuild.run.container import (
     run_flags,
     shown,
 )
-from envbuild.run.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
+from envbuild.run.launch import (
+    Job,
+    Node,
+    is_local,
+    login_script,
+    plan_launch,
+    read_hostfile,
+    run_launch,
+    variables_script,
+)
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
@@ -269,6 +278,25 @@ def test_srun_ranks_come_from_slurm() -> None:
     assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
     assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
     assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
+
+
+@pytest.mark.parametrize(("launcher", "program"), [("srun", "srun"), ("mpirun", "ssh")])
+def test_a_program_that_a_launch_starts_is_missed_before_anything_runs(
+    launcher: str, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match=f"there is no {program}\n") as missed:
+        run_launch(job(launcher), H200.facts(), SETTINGS)
+    assert missed.value.hint
+
+
+def test_a_key_without_ssh_keygen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for program in ("ssh", "docker"):
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="there is no ssh-keygen"):
+        run_launch(job("mpirun", ssh_key=tmp_path / "key"), H200.facts(), SETTINGS)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "deepspeed", "srun"])

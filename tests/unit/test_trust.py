@@ -146,6 +146,8 @@ def test_what_a_registry_damaged_is_a_failed_verification(said):
         ("failed to resolve reference: r.example/x: not found", LockError, "does not hold this image"),
         ("dial tcp 127.0.0.1:9: connect: connection refused", HostError, "pulling x failed"),
         (f'Get "https://{REFERENCE.repository}": EOF', HostError, "pulling x failed"),
+        ("received unexpected HTTP status: 503 Service Unavailable", HostError, "pulling x failed"),
+        ("net/http: request canceled while waiting for connection", HostError, "pulling x failed"),
         ("", HostError, "docker gave no reason"),
     ],
 )  # fmt: skip

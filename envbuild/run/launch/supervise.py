@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
 
     """
     plan, _ = plan_launch(job, host, settings)
+    for program in dict.fromkeys(step.command[0] for step in plan.steps):
+        _require(program)
     if job.launcher == "srun":
         environment = {**os.environ, **variables(job.container)}
         return subprocess.run(plan.starts[0].command, env=environment, check=False).returncode
@@ -48,6 +51,20 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
                     step.command, input=feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True
                 )
         return _run_together(plan.starts)
+
+
+_PROGRAMS = {
+    "docker": "run scripts/install-engine",
+    "srun": "launch from a login node of Slurm, or use another --launcher",
+    "ssh": "sudo apt-get install openssh-client",
+    "ssh-keygen": "sudo apt-get install openssh-client",
+}
+
+
+def _require(program: str) -> None:
+    """Raise HostError where a program that the launch starts is missing."""
+    if shutil.which(program) is None:
+        raise HostError(f"there is no {program}", where="PATH", hint=_PROGRAMS.get(program, "install it"))
 
 
 @contextlib.contextmanager
@@ -83,6 +100,7 @@ def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
 def _keys(job: Job) -> Iterator[tuple[str, str]]:
     """Yield the private and the public key that the containers share, as text."""
     if job.ssh_key is not None:
+        _require("ssh-keygen")
         ran = subprocess.run(
             ["ssh-keygen", "-y", "-P", "", "-f", str(job.ssh_key)], capture_output=True, text=True, check=False
         )
@@ -98,10 +116,8 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
     memory = Path("/dev/shm")  # noqa: S108
     with scratch("key", memory if memory.is_dir() else None) as folder:
         path = folder / "key"
-        try:
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)], check=True)
-        except FileNotFoundError:
-            raise HostError("there is no ssh-keygen", hint="sudo apt-get install openssh-client") from None
+        _require("ssh-keygen")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)], check=True)
         keys = path.read_text(encoding="utf-8"), path.with_suffix(".pub").read_text(encoding="utf-8")
     yield keys
 
