@@ -277,24 +277,50 @@ class Stream:
 
 
 @contextlib.contextmanager
-def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
+def streamed(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    stdin: Callable[[int], bytes] | None = None,
+    damaged: tuple[type[Exception], ...] = (),
+) -> Iterator[Stream]:
     """Run `command` and yield its stdout; when the block ends before it does, it is killed.
+
+    Args:
+        command: program and arguments.
+        seconds: how long it may run.
+        stdin: returns the next bytes that it reads, at most as many as asked for, and none at the end; called in a thread.
+        damaged: what the block raises when it cannot read the output. Where the output ended there because the command
+            ended badly, that is the cause: then this raises CalledProcessError instead.
 
     Raises:
         OSError: there is no such program.
         TimeoutError: it did not end within `seconds`.
-        subprocess.CalledProcessError: the block read all, and the command ended badly; `stderr` has its last 64 KiB.
+        subprocess.CalledProcessError: the output was read to its end, and the command ended badly; `stderr` has its last
+            64 KiB.
 
     """
+    cause: Exception | None = None
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
-            guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            guarded(command),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
         ) as process,
     ):
         stream = Stream(process, seconds)
+        feeding = threading.Thread(target=_feed, args=(process, stdin), daemon=True)
+        feeding.start()
         try:
-            yield stream
+            try:
+                yield stream
+            except damaged as error:
+                if stream.read(1):
+                    raise
+                cause = error
             if not stream.read(1):
                 process.wait(10.0)
         except subprocess.TimeoutExpired:
@@ -304,9 +330,20 @@ def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
             if process.returncode is None:
                 end_group(process, first=signal.SIGKILL, patience=5.0)
                 process.returncode = 0  # its end was ours
+            feeding.join()  # nobody reads any more: what it writes fails
         if process.returncode:
             said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read())
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read()) from cause
+    if cause is not None:
+        raise cause
+
+
+def _feed(process: "subprocess.Popen[bytes]", read: Callable[[int], bytes] | None) -> None:
+    if read is None or process.stdin is None:
+        return
+    with contextlib.suppress(OSError, ValueError), process.stdin as pipe:
+        while piece := read(1 << 20):
+            pipe.write(piece)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.guest import Image, guest, look_up, start_line
+from envbuild.engine.guest import guest, look_up, start_line
+from envbuild.engine.image import Image
 from envbuild.errors import SmokeError
 from envbuild.evidence.report import Device
 from envbuild.host import facts

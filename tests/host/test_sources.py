@@ -12,7 +12,7 @@ from road import plan_for
 from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError
 from envbuild.lock.sources import SourceStore
-from envbuild.pipeline import UnreachableError, require_sources
+from envbuild.pipeline.locked import UnreachableError, require_sources
 from envbuild.settings import Settings, load_settings
 
 
