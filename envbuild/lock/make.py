@@ -208,7 +208,7 @@ class _Maker:
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.lock.apt import mirrors_of
+        from envbuild.lock.archives import mirrors_of
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
@@ -260,7 +260,8 @@ class _Maker:
         return file
 
     def _tree(self, number: int) -> GitSource:
-        from envbuild.lock.sources import NotAllowedError, SourceStore
+        from envbuild.lock.objects import NotAllowedError
+        from envbuild.lock.sources import SourceStore
 
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")
