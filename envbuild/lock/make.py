@@ -225,7 +225,7 @@ class _Maker:
 
     def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
-        from envbuild.net.http import place_of
+        from envbuild.net.address import place_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
