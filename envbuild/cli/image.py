@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from envbuild.lock.files import Locked
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
-    from envbuild.stacks import Use
+    from envbuild.stacks.model import Use
     from envbuild.verify.audit import Audit
 
 
@@ -225,7 +225,7 @@ def _was_asked(flags: dict[str, Any], axis: str) -> bool:
     if flags.get(keyword(axis)):
         return True
     if flags.get("stack") is not None:
-        from envbuild.stacks import load_stack
+        from envbuild.stacks.load import load_stack
 
         return axis in load_stack(flags["stack"]).axes
     return False

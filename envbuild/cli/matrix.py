@@ -246,7 +246,7 @@ def page(folder: Path, as_json: bool) -> None:
     from envbuild.curate.page import build_page, page_path, render_page, write_page
     from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.stacks import load_stack, stack_names
+    from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.smoke import suite_hash
 
     loaded = load_matrix()

@@ -25,7 +25,7 @@ from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.order import EvidenceRef
 from envbuild.solver.program import solvable
 from envbuild.solver.solve import Solution, solve
-from envbuild.stacks import Stack
+from envbuild.stacks.model import Stack
 
 _ASSETS = Path(__file__).with_name("page_assets")
 # What the panel shows of a cell, in this order.

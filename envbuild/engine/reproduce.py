@@ -21,7 +21,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
 from envbuild.run.container import last_words
 from envbuild.settings import Settings
-from envbuild.stacks import stack_of_lock
+from envbuild.stacks.load import stack_of_lock
 from envbuild.util.names import shown
 from envbuild.util.processes import Maker, bounded, uninterrupted
 from envbuild.util.scratch import scratch

@@ -23,6 +23,7 @@ from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Mi
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
 from envbuild.util.toml import read_toml
 
@@ -43,7 +44,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         matrix=matrix.digest,
         flavor=inputs.flavor,
         stack=inputs.stack.name if inputs.stack else None,
-        stack_digest=inputs.stack.digest() if inputs.stack else None,
+        stack_digest=digest_of(inputs.stack) if inputs.stack else None,
         te_source=inputs.te_source,
         components=tuple(c.axis for c in inputs.components),
         # The newest release in the cell: a date that follows from the data alone.
@@ -144,7 +145,7 @@ class _Maker:
             matrix=self.matrix.digest,
             flavor=inputs.flavor,
             stack=inputs.stack.name if inputs.stack else None,
-            stack_digest=inputs.stack.digest() if inputs.stack else None,
+            stack_digest=digest_of(inputs.stack) if inputs.stack else None,
             te_source=inputs.te_source,
             components=tuple(c.axis for c in inputs.components),
             epoch=self.epoch,

@@ -20,7 +20,7 @@ from envbuild.engine.guest import CONFINED, LABEL
 from envbuild.engine.reproduce import _own_tag, compare
 from envbuild.errors import AuditError, SmokeError
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.util.processes import Maker
 from envbuild.verify import audit as auditing
 from envbuild.verify import smoke, stack_proof

@@ -36,7 +36,7 @@ NAMED = {
     "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
-    "stacks.py": ({"deepspeed"}, "the launcher of that name"),
+    "stacks/model.py": ({"deepspeed"}, "the launcher of that name"),
     "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
     "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }

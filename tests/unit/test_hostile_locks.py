@@ -20,7 +20,8 @@ from envbuild.plan.apptainer import definition
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import script
-from envbuild.stacks import Stack, load_stack
+from envbuild.stacks.load import load_stack
+from envbuild.stacks.model import Stack
 from envbuild.util.quote import plain
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.solve import solve
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 KEPT = {
     "cuda": {"12.6", "13.0", "cpu"},
