@@ -28,6 +28,7 @@ NAMED = {
     "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
+    "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",

@@ -73,3 +73,19 @@ def test_a_pure_package_imports_no_clock_no_network_and_no_process(package):
                 assert node.func.attr not in CLOCK, f"{path}:{node.lineno}"
             for name in names:
                 assert name.partition(".")[0] not in MODULES, f"{path}:{node.lineno} imports {name}"
+
+
+# A module that is longer says in its docstring why that is right.
+LONGEST = 400
+REASON = "Long because "
+
+
+def test_a_module_is_short_or_says_why_it_is_long():
+    long = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        count = len(text.splitlines())
+        said = ast.get_docstring(ast.parse(text)) or ""
+        if count > LONGEST and not any(line.startswith(REASON) for line in said.splitlines()):
+            long.append(f"{path.relative_to(PACKAGE)}: {count} lines")
+    assert long == []

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from envbuild.curate.links import source_url
-from envbuild.curate.page import _standing, build_page, page_data, page_path, render_page, write_page
+from envbuild.curate.page import _standing, build_page
+from envbuild.curate.page_html import page_data, page_path, render_page, write_page
 from envbuild.errors import HostError
 from envbuild.evidence.records import Evidence, evidence_for
 from envbuild.matrix.cell import Pin, Request
