@@ -179,7 +179,7 @@ class _Given:
         if self.flags.get(keyword(axis)):
             return True
         if self.flags.get("stack") is not None:
-            from envbuild.stacks import load_stack
+            from envbuild.stacks.load import load_stack
 
             return axis in load_stack(self.flags["stack"]).axes
         return False

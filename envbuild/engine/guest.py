@@ -14,8 +14,9 @@ from envbuild.engine.client import ENGINE_S, EngineClient, last_words, said_last
 from envbuild.engine.image import Image
 from envbuild.errors import HostError
 from envbuild.settings import Settings
+from envbuild.util.maker import Maker
 from envbuild.util.names import shown
-from envbuild.util.processes import Maker, Said, Stream, bounded
+from envbuild.util.processes import Said, Stream, bounded
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""

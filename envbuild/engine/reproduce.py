@@ -19,9 +19,9 @@ from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
-from envbuild.stacks import stack_of_lock
+from envbuild.stacks.load import stack_of_lock
+from envbuild.util.maker import Maker
 from envbuild.util.names import shown
-from envbuild.util.processes import Maker
 from envbuild.util.scratch import scratch
 
 _IN_IMAGE = "/opt/envbuild"

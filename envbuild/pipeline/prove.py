@@ -12,7 +12,7 @@ from envbuild.host import facts as host_facts
 from envbuild.pipeline.image import Made
 from envbuild.pipeline.locked import Note
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.verify import stack_proof
 from envbuild.verify.audit import audit
 from envbuild.verify.checks import Audit

@@ -11,7 +11,7 @@ from envbuild.evidence.report import Device
 from envbuild.host import facts
 from envbuild.run.container import Container, run_flags
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 

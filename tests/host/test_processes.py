@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.util import processes
-from envbuild.util.processes import Maker, Said, bounded, followed, guarded, streamed
+from envbuild.util import maker, processes
+from envbuild.util.maker import Maker
+from envbuild.util.processes import Said, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -105,9 +106,9 @@ def test_what_a_command_left_behind_is_ended_too(tmp_path):
     assert said.fault == "did not end within 0.5 s"
     left = int((tmp_path / "left").read_text())
     deadline = time.monotonic() + 5
-    while processes._started(left) is not None and time.monotonic() < deadline:
+    while maker._started(left) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert processes._started(left) is None
+    assert maker._started(left) is None
 
 
 def test_a_command_that_reads_nothing_holds_up_nothing():
@@ -189,7 +190,7 @@ def test_a_stream_that_is_left_is_ended(script, tmp_path):
             stream._rest = b"x"  # so that leaving the block looks for no more
     assert time.monotonic() - begun < 10
     pid = int((tmp_path / "pid").read_text())
-    while processes._started(pid) is not None:  # SIGKILL has been sent, and the kernel takes its time
+    while maker._started(pid) is not None:  # SIGKILL has been sent, and the kernel takes its time
         assert time.monotonic() - begun < 10
         time.sleep(0.01)
 

@@ -20,8 +20,8 @@ from envbuild.engine.guest import CONFINED, LABEL
 from envbuild.engine.reproduce import _own_tag, compare
 from envbuild.errors import AuditError, SmokeError
 from envbuild.settings import Settings
-from envbuild.stacks import Use
-from envbuild.util.processes import Maker
+from envbuild.stacks.model import Use
+from envbuild.util.maker import Maker
 from envbuild.verify import audit as auditing
 from envbuild.verify import stack_proof
 from envbuild.verify.target import ImageTarget, look

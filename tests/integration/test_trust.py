@@ -27,7 +27,7 @@ from envbuild.pipeline.image import ImageRequest, find_present, make_image
 from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
 from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
-from envbuild.util.processes import Maker
+from envbuild.util.maker import Maker
 
 LOCK = next((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*/lock.json")).parent
 ANY = re.compile(r".*")

@@ -127,3 +127,19 @@ def test_one_module_talks_to_the_engine():
     assert {str(path): uses for path, uses in others.items() if path.parts[0].removesuffix(".py") not in STARTS} == {}
     whales = [path for path, uses in found.items() if any("python_on_whales" in use for use in uses)]
     assert whales == [CLIENT]
+
+
+# A module that is longer says in its docstring why that is right.
+LONGEST = 400
+REASON = "Long because "
+
+
+def test_a_module_is_short_or_says_why_it_is_long():
+    long = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        count = len(text.splitlines())
+        said = ast.get_docstring(ast.parse(text)) or ""
+        if count > LONGEST and not any(line.startswith(REASON) for line in said.splitlines()):
+            long.append(f"{path.relative_to(PACKAGE)}: {count} lines")
+    assert long == []
