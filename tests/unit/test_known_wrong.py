@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.packages import caps_for
 from envbuild.matrix.spec import version_key
@@ -55,6 +56,13 @@ REFUSED = {
     "--torch 2.12 --cuda 13.0 --flavor devel": "cudnn-9.20-devel",
     "--torch 2.13 --cuda 13.2 --flavor devel": "cudnn-9.20-devel",
     "--flash-attn 2.7.4.post1 --cuda 11.6": "fa2-cuda-11.7",
+    "--driver 550 --gpu b200": "driver-gpu-blackwell",
+    "--driver 565 --gpu rtx5090": "driver-gpu-blackwell",
+    "--driver 590 --gpu v100": "driver-gpu-volta",
+    "--driver 470.256.02 --gpu h100": "driver-gpu-hopper",
+    "--driver 515.65.01 --gpu l4": "driver-gpu-ada",
+    "--driver 450.80.02 --gpu rtx3090": "driver-gpu-ga102",
+    "--apex 25.09 --cuda 13.0": "apex-cuda-13",
 }
 
 
@@ -90,6 +98,16 @@ FOUND = {
     "--torch 2.10 --cuda 12.9": {"torch": "2.10.0+cu129"},
     "--torch 2.11 --cuda 12.9": {"torch": "2.11.0+cu129"},
     "--torch 2.13 --cuda 12.9": {"torch": "2.13.0+cu129"},
+    "--driver 535 --cuda cpu": {"torch": "*+cpu"},
+    "--driver 580.95.05 --gpu v100": {"gpu": "sm_70"},
+    "--driver 570 --gpu b200": {"gpu": "sm_100"},
+    "--flash-attn-hopper 3.0.0": {"flash-attn-hopper": "3.0.0"},
+    "--flash-attn-hopper ==3.0.0": {"flash-attn-hopper": "3.0.0"},
+    "--apex 25.09": {"apex": "25.09"},
+    "--apex ==25.09": {"apex": "25.09"},
+    "--apex 24.04": {"apex": "24.04"},
+    "--cuda 11.8": {"torch": "2.7.1+cu118"},
+    "--te 2.0 --cuda 12.6 --gpu a100": {"torch": "2.7.1+cu126"},
 }
 
 
@@ -176,7 +194,7 @@ def test_a_rule_on_hardware_does_not_hang_on_a_component_that_may_be_left_out(ma
 def test_every_asked_or_default_component_is_known_to_the_test_above(matrix):
     from envbuild.components import COMPONENTS as ALL
 
-    optional = {name for name in ALL if matrix.axes[name].use in {"asked", "default"} and name not in {"mpi"}}
+    optional = {name for name in ALL if matrix.axes[name].use in {"asked", "default"} and name != "mpi"}
     assert optional - {"grouped-gemm"} <= COMPONENTS
 
 
@@ -198,3 +216,129 @@ def test_cuda_13_5_is_a_release_of_pypi_and_no_torch_is_built_for_it(matrix):
     assert matrix.release("cuda", "13.5").source == "PyPI:cuda-toolkit==13.5.0"
     with pytest.raises(NoCellError, match=r"cuda 13\.5"):
         solve(matrix, request("--cuda 13.5"))
+
+
+SPELLED = {
+    "gpu": {
+        "H100": "sm_90", "NVIDIA H100 80GB HBM3": "sm_90", "sm_90a": "sm_90", "9.0": "sm_90", "90": "sm_90",
+        "SM90": "sm_90", "compute_100f": "sm_100", "12.0": "sm_120", "Tesla V100-SXM2-32GB": "sm_70",
+        "A100-SXM4-80GB": "sm_80", "NVIDIA GeForce RTX 4090 Laptop GPU": "sm_89", "rtx 4070 super": "sm_89",
+        "RTX-3060": "sm_86", "GTX 1660 Ti": "sm_75", "Quadro RTX 6000": "sm_75", "RTX 6000 Ada Generation": "sm_89",
+        "RTX PRO 6000 Blackwell Server Edition": "sm_120", "rtx5060ti": "sm_120", "RTX A5000": "sm_86",
+        "NVIDIA TITAN RTX": "sm_75",
+    },
+    "te": {"v2.6": "2.6.0", "release_v2.12": "2.12.0"},
+    "megatron": {"core_v0.12.3": "0.12.3"},
+    "cuda": {"cu126": "12.6", "cuda12.6": "12.6", "CUDA 13.0": "13.0", "cu118": "11.8"},
+    "python": {"py312": "3.12", "cp310": "3.10"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "wanted"),
+    [(axis, text, found) for axis, texts in SPELLED.items() for text, found in texts.items()],
+)
+def test_a_spelling_is_understood(matrix, axis, text, wanted):
+    solution = solve(matrix, Request(pins=(Pin(axis=axis, spec=text, origin=f"--{axis}"),)))
+    assert solution.cell.versions[axis] == wanted
+
+
+@pytest.mark.parametrize(
+    ("axis", "text"), [("gpu", "sm_91"), ("gpu", "9.1"), ("gpu", "rtx"), ("te", "w2.6"), ("cuda", "cu12")]
+)
+def test_a_spelling_of_nothing_is_refused_as_it_was_written(matrix, axis, text):
+    with pytest.raises(UsageError, match=text):
+        solve(matrix, Request(pins=(Pin(axis=axis, spec=text, origin=f"--{axis}"),)))
+
+
+def test_each_board_is_named_once_and_geforce_boards_are_known_as_such(matrix):
+    from envbuild.matrix.spelling import board_key, is_geforce
+
+    keys = {}
+    for release in matrix.releases["gpu"]:
+        for name in {board_key(n) for n in (*release.aliases, *release.facts.names, *release.facts.geforce)}:
+            assert keys.setdefault(name, release.version) == release.version, name
+    boards = [name for r in matrix.releases["gpu"] for name in r.facts.geforce]
+    assert all(name.startswith(("GeForce", "TITAN")) for name in boards)
+    for series in ("RTX 20", "RTX 30", "RTX 40", "RTX 50"):
+        assert sum(series in name for name in boards) >= 4, series
+    ada = matrix.release("gpu", "sm_89")
+    assert is_geforce(ada, "NVIDIA GeForce RTX 4080 SUPER")
+    assert not is_geforce(ada, "RTX 4000 Ada")
+
+
+def test_the_driver_rules_of_gpus_and_the_facts_that_verdicts_rest_on_say_the_same(matrix):
+    bounds = {}
+    for rule in matrix.rules:
+        if rule.topic == "driver-gpu":
+            gpus = rule.when["gpu"]
+            for gpu in (gpus,) if isinstance(gpus, str) else gpus:
+                bounds.setdefault(gpu, set()).add(rule.needs["driver"])
+    for release in matrix.releases["gpu"]:
+        facts, stated = release.facts, bounds.get(release.version, set())
+        assert facts.first_driver is not None
+        # drivers before 440 start no CUDA of the matrix
+        assert (f">={facts.first_driver}" in stated) == (int(facts.first_driver) > 440), release.version
+        assert (facts.last_driver is not None) == any(spec.startswith("<") for spec in stated), release.version
+        if facts.last_driver:
+            assert f"<{int(facts.last_driver) + 1}" in stated
+        assert bool(facts.open_modules) == (version_key(facts.sm) >= version_key("100")), release.version
+
+
+@pytest.mark.parametrize(
+    ("flags", "driver", "verdict", "words"),
+    [
+        ("--gpu b200", "550.54.15", "refused", "570"),
+        ("--gpu b200", "570.172.08", "full", "open kernel modules"),
+        ("--gpu v100", "590.44.01", "refused", "580 is the last"),
+        ("--gpu h100 --cuda 12.6", "515.65.01", "refused", "520"),
+        ("--cuda cpu", "535.54.03", "full", "no driver"),
+    ],
+)
+def test_a_verdict_is_of_the_gpu_too(matrix, flags, driver, verdict, words):
+    found = driver_verdict(matrix, solve(matrix, request(flags)).cell, driver)
+    assert found.verdict == verdict
+    assert words in found.why
+
+
+@pytest.mark.parametrize("prefer", ["proven", "newest"])
+@pytest.mark.parametrize("flags", ["--driver 535 --gpu h100", "--driver 550.54.15 --gpu a100", "--driver 575.57.08"])
+def test_a_cell_that_starts_comes_before_one_that_needs_compat(matrix, flags, prefer):
+    solution = solve(matrix, Request(pins=request(flags).pins, prefer=prefer))
+    assert solution.cell.versions["cuda"].startswith("12.")
+    assert driver_verdict(matrix, solution.cell).verdict in {"full", "minor-version"}
+
+
+def test_compat_is_taken_where_nothing_else_is_left(matrix):
+    solution = solve(matrix, request("--driver 535 --gpu h100 --cuda 13.0"))
+    assert driver_verdict(matrix, solution.cell).verdict == "needs-compat"
+    assert solution.score.compat == 1
+
+
+def test_the_reason_for_a_component_left_out_is_its_own(matrix):
+    told = solve(matrix, request("--cuda 11.8")).left_out["te"]
+    assert told.startswith("TE 2 needs CUDA 12.1.")
+    assert told.endswith("So no cell has both cuda 11.8 and te.")
+    for flags in ("--torch 2.0", "--torch 1.13", "--cuda 11.7"):
+        assert solve(matrix, request(flags)).left_out["te"].startswith("TE 2 needs CUDA 12.1."), flags
+    for name in ("te", "apex"):
+        assert "cell without a GPU" in solve(matrix, request("--gpu none")).left_out[name]
+    for flags in ("--cuda 11.8", "--gpu none", "--cuda 11.7", "--torch 2.0"):
+        assert not any("ngc" in why for why in solve(matrix, request(flags)).left_out.values()), flags
+
+
+def test_within_a_minor_release_the_last_patch_unless_something_speaks_for_another(matrix):
+    """Every minor of torch that has patches, on its own and with each CUDA: 2.7.1 and not 2.7.0."""
+    newest = {}
+    for release in matrix.releases["torch"]:
+        version = version_key(release.version)
+        if release.date and not version.is_prerelease:
+            newest.setdefault((version.major, version.minor, version.local), []).append(release.version)
+    for (major, minor, local), versions in newest.items():
+        if len(versions) < 2 or local == "cpu":
+            continue
+        cuda = f"{local[2:-1]}.{local[-1]}"
+        solution = solve(matrix, request(f"--torch {major}.{minor} --cuda {cuda}"))
+        if any("torch" in rule.when and "te" in rule.when for rule in solution.tested_with):
+            continue  # a lock of Megatron-LM names the patch
+        assert solution.cell.versions["torch"] == versions[-1]
