@@ -129,6 +129,11 @@ def _months(compiled: Clauses, axis: int) -> Sequence[int | None]:
     return months_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
 
 
+def month_of(compiled: Clauses, axis: int, value: int) -> int | None:
+    """Return the month of a value, counted from year 0, or None for one without a date."""
+    return _months(compiled, axis)[value]
+
+
 def _untagged(compiled: Clauses, axis: int) -> Sequence[bool]:
     return untagged_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
 
