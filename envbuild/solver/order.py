@@ -7,8 +7,8 @@ The order, each step deciding only among the cells that the steps before leave e
 2. evidence of the highest level for the axes that the request left open;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-4. season: the smallest number of months between the oldest and the newest release on the dated axes, where a patch is
-   of the month of its minor release (`season`);
+4. season: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
+   of a minor release is of the month of its last one (`season`);
 5. tags: the fewest commits that nobody tagged;
 6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
    minor release the last patch is taken;
