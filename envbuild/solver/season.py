@@ -1,7 +1,7 @@
 """When a release came out, in months, as the order of preference compares them.
 
-Days would be measured against dates that no one chose: a tag of apex stands for a month. And a fix that came out a month
-later would make a cell worse, so that the patches of one minor release share a month.
+Days would be measured against dates that no one chose: a tag of apex stands for a month. And a fix that came out a
+month later would make a cell worse, so that the patches of one minor release share a month.
 """
 
 import datetime as dt
@@ -33,7 +33,7 @@ def _month(date: dt.date) -> int:
 
 
 def months_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) -> Sequence[int | None]:
-    """Return the month of each value: that of the last patch of its minor, so that no patch is nearer to the rest than another.
+    """Return the month of each value: that of the last patch of its minor, so that no patch is nearer than another.
 
     None stands for "not in use" and for a release without a date. Kept on the matrix, which is immutable.
     """
