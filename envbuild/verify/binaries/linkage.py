@@ -6,7 +6,7 @@ from collections import defaultdict
 from envbuild.util.names import shown
 from envbuild.verify.binaries.findings import Finding, named
 from envbuild.verify.binaries.loader import is_host, is_system
-from envbuild.verify.binaries.process import Process
+from envbuild.verify.binaries.process import Process, is_core
 from envbuild.verify.binaries.symbols import is_pythons, is_torchs, shown_symbol, string_abi
 
 _CUDA = re.compile(
@@ -33,16 +33,7 @@ def check_libraries(process: Process) -> tuple[list[Finding], str]:
             elif not process.loader.complete and (is_system(name) or not _is_expected(process, name)):
                 continue
             else:
-                own = needers[0] == process.files.real(path)
-                by = "" if own else f", by way of {named(needers[0])}"
-                defect = (
-                    _is_cuda(name) or _TORCH.fullmatch(name) or process.is_compiled(path) or _TAGGED.fullmatch(path)
-                )
-                findings.append(
-                    Finding(
-                        f"{named(path)} needs {shown(name)}, which is nowhere{by}{_others(process, name)}", bool(defect)
-                    )
-                )
+                findings.append(_missing(process, path, name, needers[0]))
     if process.loader.complete:
         for path, binary in process.files.binaries.items():
             if path in process.used or binary.kind == "other" or binary.machine != process.loader.machine:
@@ -55,6 +46,17 @@ def check_libraries(process: Process) -> tuple[list[Finding], str]:
     if idle:
         text += f"; {len(idle)} other files need what is not there, such as {named(min(idle))}"
     return findings, text
+
+
+def _missing(process: Process, path: str, name: str, needer: str) -> Finding:
+    by = "" if needer == process.files.real(path) else f", by way of {named(needer)}"
+    text = f"{named(path)} needs {shown(name)}, which is nowhere{by}{_others(process, name)}"
+    own = _is_cuda(name) or _TORCH.fullmatch(name) is not None
+    if (place := process.by_soname.get(name)) is not None:
+        # a package may open its libraries by their paths before it imports its modules
+        text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it lies at {named(place)}"
+        return Finding(text, own or process.is_compiled(path))
+    return Finding(text, own or process.is_compiled(path) or _TAGGED.fullmatch(path) is not None)
 
 
 def _is_expected(process: Process, name: str) -> bool:
@@ -118,7 +120,8 @@ def _lost(process: Process, path: str, lost: list[bytes]) -> Finding:
     examples = ", ".join(shown_symbol(name) for name in sorted(torchs or lost)[:_SHOWN])
     count = f"{len(torchs or lost)} symbols" if len(torchs or lost) > 1 else "a symbol"
     if not torchs:
-        return Finding(f"{named(path)} needs {count} that nothing defines: {examples}", True)
+        late = ", which shows only in a call" if is_core(path) else ""
+        return Finding(f"{named(path)} needs {count} that nothing defines{late}: {examples}", not late)
     own = {string_abi(name) for name in torchs} - {""}
     theirs = _abi_of_torch(process)
     if len(own) == 1 and theirs and own != {theirs}:
@@ -167,12 +170,12 @@ def _against_tag(process: Process, path: str, versions: frozenset[str]) -> list[
     platform = process.files.wheel if process.alone else " ".join(re.findall(r"(?m)^Tag: (.*)$", tags))
     allowed = [(int(m[1]), int(m[2])) if m[1] else _OLD_TAGS[m[3]] for m in _MANYLINUX.finditer(platform)]
     needed = max((v for v in versions if v.startswith("GLIBC_2")), key=_version, default="")
-    if not allowed or not needed or tuple(_version(needed)[1][:2]) <= max(allowed):
+    # Wheels of indexes stretch old tags. Where one is installed, its libc is there and decides.
+    if not allowed or not needed or not process.is_compiled(path) or tuple(_version(needed)[1][:2]) <= max(allowed):
         return []
     high = max(allowed)
-    # old tags are stretched by many wheels of indexes, and whoever installs one finds out by the check above
     text = f"needs {shown(needed)}, and its wheel says that {high[0]}.{high[1]} is enough"
-    return [Finding(f"{named(path)} {text}", process.is_compiled(path))]
+    return [Finding(f"{named(path)} {text}", True)]
 
 
 def _version(text: str) -> tuple[str, list[int]]:

@@ -102,22 +102,28 @@ class Process:
             stem = posixpath.basename(path).partition(".")[0]
             torchs = any(name.startswith(("libtorch", "libc10")) for name in binary.needed)
             own = self.torch is not None and path.startswith(f"{self.torch}torch/lib/")
-            if (
-                b"PyInit_" + stem.encode("utf-8", "surrogateescape") in binary.offered
-                or (torchs and not own)
-                or posixpath.basename(path) == _CORE
-            ):
+            module = b"PyInit_" + stem.encode("utf-8", "surrogateescape") in binary.offered
+            if module or (torchs and not own) or is_core(path):
                 yield path, binary
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
         """What is loaded for each extension module, after torch."""
-        return {path: self.loader.load(path, self.loaded, self.preload) for path in self.extensions}
+        # Transformer Engine opens what it needs by path, as torch does
+        return {
+            path: self.loader.load(path, self.loaded, self.preload if "transformer_engine" in path else ())
+            for path in self.extensions
+        }
 
     @cached_property
     def used(self) -> frozenset[str]:
         """Real paths of all that some extension module loads."""
         return frozenset(path for scope in self.scopes.values() for path in scope.order) | frozenset(self.everywhere)
+
+    @cached_property
+    def by_soname(self) -> dict[str, str]:
+        """Return where a library of each name lies, wherever that is."""
+        return {b.soname or posixpath.basename(path): path for path, b in sorted(self.files.binaries.items())}
 
     @cached_property
     def preload(self) -> tuple[str, ...]:
@@ -143,11 +149,11 @@ class Process:
             scope = self.loader.load(deps, {}, self.preload)
             self.everywhere += [p for p in scope.order if p not in self.everywhere]
             self._keep(scope)
-        for folder in self.preload:
-            for path, binary in self.files.binaries.items():
-                name = posixpath.basename(path)
-                if posixpath.dirname(path) == folder and _PRELOADED.fullmatch(name):
-                    self.loaded.setdefault(binary.soname or name, path)
+        stems = {name.partition(".so")[0] for name in self.loaded}
+        for path in sorted(self.files.binaries):
+            folder, _, name = path.rpartition("/")
+            if folder in self.preload and _PRELOADED.fullmatch(name) and name.partition(".so")[0] not in stems:
+                self.loaded.setdefault(self.files.binaries[path].soname or name, path)
         for path in sorted(self.files.binaries):
             if (match := _TORCH_C.fullmatch(path)) and match["site"] == self.torch:
                 self._keep(self.loader.load(path, self.loaded, self.preload))
@@ -161,10 +167,11 @@ class Process:
 
     def lookup(self, path: str) -> tuple[str, ...]:
         """Return where symbols of an extension module and of what it loads are looked up, in order."""
-        core = []
-        if "transformer_engine" in path:
-            found = [p for p in self.extensions if posixpath.basename(p) == _CORE]
-            core = [p for each in found for p in self.scopes[each].order]
+        core: list[str] = []
+        if is_core(path):
+            core = list(self.loaded.values())  # it opens them for all to see before its own library
+        elif "transformer_engine" in path:
+            core = [p for each in self.extensions if is_core(each) for p in self.scopes[each].order]
         return tuple(dict.fromkeys((*self.everywhere, *core, *self.scopes[path].order)))
 
     def _read_distributions(self) -> None:
@@ -185,6 +192,11 @@ class Process:
                 continue  # the audit of RECORDs names it
             for row in rows:
                 self._of.setdefault(posixpath.normpath(match["site"] + row.path), name)
+
+
+def is_core(path: str) -> bool:
+    """Return whether a file is Transformer Engine's library, which Python opens lazily: a symbol is bound as it is called."""
+    return posixpath.basename(path) == _CORE
 
 
 def _is_preload(folder: str, site: str) -> bool:

@@ -1,0 +1,244 @@
+"""What is wrong with binaries, each fault compiled for real into a small root, next to one that is as it should be."""
+
+import shutil
+import subprocess
+
+import pytest
+from binary_root import C10, LIBRARIES, MODULE, SITE, TAG, USES_TORCH, Root, cuda_library, good_root
+
+C10_LIBRARY = f"{SITE}/torch/lib/libc10.so"
+CUDNN = f"{SITE}/nvidia/cudnn/lib"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> Root:
+    return good_root(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def root(sound, tmp_path) -> Root:
+    return Root(shutil.copytree(sound.folder, tmp_path / "root", symlinks=True))
+
+
+def only(root: Root, check: str, **asked) -> str:
+    """Return what the one check that failed says."""
+    found = root.defects(**asked)
+    assert list(found) == [check], found
+    return found[check]
+
+
+def test_a_sound_root_has_no_defect(sound):
+    found = sound.examine(sms=(90,), extensions={"apex": ("amp_C",)})
+    assert {name: each.text for name, each in found.items() if each.verdict == "failed"} == {}
+    assert "2 extension modules" in found["libraries"].text
+    assert found["libraries opened by name"].verdict == "unproven"  # cuDNN 9.20 names what it goes on without
+    assert "tensor_ir" in found["libraries opened by name"].text
+    assert {name for name, each in found.items() if each.verdict == "unproven"} == {"libraries opened by name"}
+
+
+def test_an_extension_against_another_torch(root):
+    other = USES_TORCH + "namespace c10 { long streams(long); }\nlong more() { return c10::streams(1); }\n"
+    root.module("fused", other, needs=(C10_LIBRARY,))
+    text = only(root, "symbols")
+    assert (
+        f"/{SITE}/fused.{TAG}.so was compiled against another torch: it needs a symbol that this one does not define"
+        in text
+    )
+    assert "c10::streams" in text
+
+
+def test_a_symbol_that_nothing_defines(root):
+    root.module("fused", 'extern "C" int nvte_absent(); int used() { return nvte_absent(); }\n')
+    assert "needs a symbol that nothing defines: nvte_absent" in only(root, "symbols")
+
+
+def test_a_weak_symbol_may_stay_without_a_definition(root):
+    source = 'extern "C" int absent() __attribute__((weak)); int used() { return absent ? absent() : 0; }\n'
+    root.module("fused", source)
+    assert root.defects() == {}
+
+
+def test_libcudart_of_cuda_12_under_cuda_13(root):
+    cuda_library(root, "libcudart.so.12", "libcudart.so.12", version="12.8")
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY, "libcudart.so.12"))
+    (root / "libcudart.so.12").unlink()
+    text = only(root, "libraries")
+    assert "needs libcudart.so.12, which is nowhere (torch has libcudart.so.13)" in text
+
+
+def test_another_runtime_next_to_torchs(root):
+    other = f"{SITE}/nvidia/cuda_runtime/lib"
+    cuda_library(root, f"{other}/libcudart.so.12", "libcudart.so.12", version="12.8")
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
+    assert f"needs libcudart.so.12, which it does not find: it lies at /{other}/" in only(root, "libraries")
+    path = "-Wl,-rpath,$ORIGIN/nvidia/cuda_runtime/lib"
+    root.module("fused", USES_TORCH, path, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
+    assert "loads libcudart.so.12, torch has libcudart.so.13" in only(root, "copies of CUDA")
+
+
+def test_a_library_of_the_driver_is_the_hosts(root):
+    cuda_library(root, "libcuda.so.1", "libcuda.so.1", version="580")
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY, "libcuda.so.1"))
+    (root / "libcuda.so.1").unlink()
+    found = root.examine()
+    assert found["libraries"].verdict == "passed"
+    assert "of the host: libcuda.so.1" in found["libraries"].text
+
+
+def test_a_libc_that_is_too_old(root):
+    (root / "map").write_text("GLIBC_2.99 { global: future_call; local: *; };\n")
+    source = 'extern "C" int future_call() { return 0; }\n'
+    version = f"-Wl,--version-script={root / 'map'}"
+    root.compile("future/libc.so.6", source, version, "-nostdlib", soname="libc.so.6")
+    use = 'extern "C" int future_call(); int used() { return future_call(); }\n'
+    root.compile(f"{SITE}/fused.{TAG}.so", use + MODULE.format(name="fused"), "-nostdlib", needs=("future/libc.so.6",))
+    shutil.rmtree(root / "future")
+    found = root.defects()
+    assert "needs GLIBC_2.99 of libc.so.6, which has up to GLIBC_2." in found["versions of symbols"]
+    assert set(found) == {"versions of symbols", "symbols"}
+
+
+def test_two_cudnns(root):
+    cuda_library(root, f"{LIBRARIES}/libcudnn.so.9", "libcudnn.so.9", version="9.10")
+    text = only(root, "copies of CUDA")
+    assert f"libcudnn.so.9 is there twice: torch gets /{CUDNN}/libcudnn.so.9" in text
+    assert f"also /{LIBRARIES}/libcudnn.so.9 (by the loader's own search)" in text
+    assert root.defects(devel=True) == {}  # an image with a whole toolkit has both on purpose
+
+
+def test_the_same_library_twice_is_no_conflict(root):
+    shutil.copyfile(root / f"{CUDNN}/libcudnn.so.9", root / f"{LIBRARIES}/libcudnn.so.9")
+    for name in ("libcudnn_ops.so.9", "libcudnn_graph.so.9", "libcudnn_engines_precompiled.so.9"):
+        shutil.copyfile(root / f"{CUDNN}/{name}", root / f"{LIBRARIES}/{name}")
+    assert root.defects() == {}
+
+
+def test_a_copy_where_no_process_looks(root):
+    cuda_library(root, "opt/nvidia/profiler/libcudnn.so.9", "libcudnn.so.9", version="9.10")
+    assert root.defects() == {}
+
+
+def test_library_path_comes_before_the_search_path_of_a_file(root):
+    cuda_library(root, "usr/local/other/libcudnn.so.9", "libcudnn.so.9", version="9.10")
+    assert root.defects() == {}
+    text = only(root, "copies of CUDA", library_path=("/usr/local/other",))
+    assert "torch gets /usr/local/other/libcudnn.so.9" in text
+
+
+def test_cudnn_without_its_engine(root):
+    (root / f"{CUDNN}/libcudnn_engines_precompiled.so.9").unlink()
+    text = only(root, "libraries opened by name")
+    assert f"/{CUDNN}/libcudnn_graph.so.9 opens libcudnn_engines_precompiled.so.9, which is nowhere" in text
+
+
+def test_what_cudnn_goes_on_without_must_not_come_from_another_cudnn(root):
+    name = "libcudnn_engines_tensor_ir.so.9"
+    cuda_library(root, f"{LIBRARIES}/{name}", name, version="9.24")
+    text = only(root, "libraries opened by name")
+    assert f"gets /{LIBRARIES.removeprefix('usr/')}/{name}, which is of another set" in text
+
+
+def test_nvrtc_without_its_builtins(root):
+    (root / f"{SITE}/nvidia/cu13/lib/libnvrtc-builtins.so.13.0").unlink()
+    assert "opens libnvrtc-builtins.so.13.0, which is nowhere" in only(root, "libraries opened by name")
+
+
+def test_apex_without_its_extensions(root):
+    root.write(f"{SITE}/apex/__init__.py", "")
+    root.write(f"{SITE}/apex-0.1.dist-info/RECORD", "apex/__init__.py,,\n")
+    wanted = {"apex": ("amp_C", "fused_layer_norm_cuda")}
+    assert "apex is there without all its extension modules" in only(root, "extension modules", extensions=wanted)
+    root.module("amp_C", USES_TORCH, needs=(C10_LIBRARY,))
+    assert "apex is there without fused_layer_norm_cuda" in only(root, "extension modules", extensions=wanted)
+    root.module("fused_layer_norm_cuda", USES_TORCH, needs=(C10_LIBRARY,))
+    assert root.defects(extensions=wanted) == {}
+
+
+@pytest.mark.parametrize("how", ["configured", "library path", "default folder", "search path"])
+def test_a_stub_of_the_driver(root, how):
+    stubs = "usr/local/cuda/lib64/stubs"
+    cuda_library(root, f"{stubs}/libcuda.so", "libcuda.so.1", version="stub")
+    assert root.defects() == {}  # a toolkit has it, to link with
+    if how == "configured":
+        root.write("etc/ld.so.conf.d/cuda.conf", f"/{stubs}\n")
+    elif how == "default folder":
+        shutil.copyfile(root / stubs / "libcuda.so", root / LIBRARIES / "libcuda.so.1")
+    elif how == "search path":
+        (root / stubs / "libcuda.so.1").symlink_to("libcuda.so")
+        root.module("fused", "", f"-Wl,-rpath,/{stubs}", needs=(f"{stubs}/libcuda.so",))
+    asked = {"library_path": (f"/{stubs}",)} if how == "library path" else {}
+    assert "stub" in only(root, "stubs of the driver", **asked)
+
+
+def test_a_search_path_of_the_build_machine(root):
+    root.compile("tmp/build/libhelper.so", "int help() { return 0; }", soname="libhelper.so")
+    root.module("fused", USES_TORCH, "-Wl,-rpath,/tmp/build", needs=(C10_LIBRARY, "tmp/build/libhelper.so"))
+    shutil.rmtree(root / "tmp")
+    found = root.defects()
+    assert set(found) == {"libraries", "search paths"}
+    assert (
+        "searches /tmp/build, a folder of the machine that it was compiled on, and libhelper.so is nowhere else"
+        in found["search paths"]
+    )
+
+
+def test_a_search_path_of_the_build_machine_that_nothing_depends_on(root):
+    root.module("fused", USES_TORCH, "-Wl,-rpath,/tmp/build:$ORIGIN", needs=(C10_LIBRARY,))
+    root.write(f"{SITE}/fused-1.0.dist-info/RECORD", f"fused.{TAG}.so,,\n")
+    root.write(f"{SITE}/fused-1.0.dist-info/WHEEL", "Tag: cp312-cp312-linux_x86_64\n")
+    assert "fused" in only(root, "search paths")  # compiled for this machine, so its maker can mend it
+    root.write(f"{SITE}/fused-1.0.dist-info/WHEEL", "Tag: cp312-cp312-manylinux_2_28_x86_64\n")
+    assert root.defects() == {}
+    assert "fused" in only(root, "search paths", compiled=frozenset({"fused"}))
+
+
+def test_a_relative_search_path_leads_to_the_files_own_folder(root):
+    root.compile(f"{SITE}/fused.libs/libhelper.so", "int help() { return 0; }", soname="libhelper.so")
+    root.module(
+        "fused", USES_TORCH, "-Wl,-rpath,$ORIGIN/fused.libs", needs=(C10_LIBRARY, f"{SITE}/fused.libs/libhelper.so")
+    )
+    assert root.defects() == {}
+    shutil.move(root / f"{SITE}/fused.libs", root / f"{SITE}/gone.libs")
+    assert "needs libhelper.so, which it does not find" in only(root, "libraries")
+
+
+def test_the_abi_before_cxx11(root):
+    root.module("fused", USES_TORCH, "-D_GLIBCXX_USE_CXX11_ABI=0", needs=(C10_LIBRARY,))
+    text = only(root, "symbols")
+    assert "has the C++ ABI before C++11, torch has the one of C++11: a symbol of torch that it does not define" in text
+
+
+def test_a_torch_of_the_abi_before_cxx11(root):
+    """The wheels of torch 2.6 and older: what has that ABI fits, and what has the newer one does not."""
+    root.compile(C10_LIBRARY, C10, "-D_GLIBCXX_USE_CXX11_ABI=0", soname="libc10.so")
+    (root / f"{SITE}/good.{TAG}.so").unlink()
+    root.module("fused", USES_TORCH, "-D_GLIBCXX_USE_CXX11_ABI=0", needs=(C10_LIBRARY,))
+    assert root.defects() == {}
+    root.module("other", USES_TORCH, needs=(C10_LIBRARY,))
+    assert "has the C++ ABI of C++11, torch has the one before C++11" in only(root, "symbols")
+
+
+@pytest.mark.parametrize("tag", ["cpython-310-x86_64-linux-gnu", "cpython-313t-x86_64-linux-gnu"])
+def test_a_wrong_python_tag(root, tag):
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY,), tag=tag)
+    assert f"fused.{tag}.so is not for Python 3.12" in only(root, "Python's tags")
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY,))
+    assert root.defects() == {}  # a module for each Python
+
+
+@pytest.mark.parametrize("tag", ["abi3", TAG])
+def test_a_good_python_tag(root, tag):
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY,), tag=tag)
+    assert root.defects() == {}
+
+
+def test_links_in_a_circle(root):
+    (root / "usr/lib/a").symlink_to("b")
+    (root / "usr/lib/b").symlink_to("a")
+    root.write("etc/ld.so.conf.d/a.conf", "/usr/lib/a\ninclude /etc/ld.so.conf\n")
+    assert root.defects() == {}
+
+
+def test_a_stripped_library_is_read_by_its_segments(root):
+    subprocess.run(["strip", str(root / f"{SITE}/good.{TAG}.so")], check=True)
+    assert root.defects() == {}
