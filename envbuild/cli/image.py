@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from envbuild.pipeline import Made
     from envbuild.settings import Settings
     from envbuild.stacks import Use
-    from envbuild.verify.audit import Audit
+    from envbuild.verify.checks import Audit
 
 
 @click.command()
@@ -308,17 +308,18 @@ def _device(settings: "Settings", made: "Made") -> "Device":
 def _smoke(settings: "Settings", made: "Made", audited: "Audit", device: "Device") -> "tuple[SmokeReport, list[str]]":
     """Run the smoke levels that this host can, and name those that it cannot."""
     from envbuild.evidence.report import Level
-    from envbuild.verify.smoke import ImageTarget, run_smoke
+    from envbuild.verify.smoke import SmokeRequest, run_smoke
+    from envbuild.verify.target import ImageTarget
 
     lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
     note("smoke" + (" (on CPU)" if lacking else ""))
-    report = run_smoke(
-        ImageTarget(reference=made.built.tag),
+    request = SmokeRequest(
+        target=ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
         level=Level.DISTRIBUTED,
         device=device,
-        settings=settings,
     )
+    report = run_smoke(request, settings)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
     return report, [unproven] if lacking else []
 

@@ -6,7 +6,7 @@ browser works out how long ago a proof was.
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from envbuild.components import COMPONENTS
 from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
-from envbuild.evidence.records import Evidence, Standing, Suite, evidence_for
+from envbuild.evidence.records import Evidence
+from envbuild.evidence.standing import Suite, evidence_for, summaries, summary
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, GpuFacts, Release, Rule, Spec
@@ -44,7 +45,6 @@ _TELLING = (
     ("cuda", "python"),
 )
 _CPU = "cpu"
-_BEST_FIRST = ("verified", "stale", "failed", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ def build_page(
                 "versions": {a: solution.cell.versions[a] for a in _SHOWN if a in solution.cell.versions},
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
-                "standing": _standings(records, pins, suite),
+                "standing": summaries(records, pins, suite),
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU
@@ -274,34 +274,6 @@ def _driver(cuda: Release) -> str:
     return "; ".join(said)
 
 
-def _standings(records: Iterable[Evidence], pins: Mapping[AxisName, str], suite: Suite | None) -> list[dict[str, str]]:
-    """Return what the records say of the cells with these versions, the best first; nothing when none was ever run."""
-    ids = sorted(
-        {r.cell_id for r in records if all((r.cell.get(axis) or NONE) == version for axis, version in pins.items())}
-    )
-    found = [(cell_id, evidence_for(records, cell_id=cell_id, suite=suite)) for cell_id in ids]
-    told = [_standing(standing, cell_id) for cell_id, standing in found if standing.record is not None]
-    return sorted(told, key=lambda each: (_BEST_FIRST.index(each["status"]), each["where"] == "CPU", each["cell"]))
-
-
-def _standing(standing: Standing, cell_id: str) -> dict[str, str]:
-    record = standing.record
-    if record is None:
-        return {"status": standing.status, "cell": cell_id}
-    reason = record.reason.partition("\n")[0]
-    # What the page calls stale is a proof; a failed run stays one when it is stale.
-    level = "" if record.to_step else f"level {record.level} alone"
-    why = [standing.why_stale, *((level, record.caveat) if record.passed else (reason,))]
-    return {
-        "status": standing.status if record.passed else "failed",
-        "cell": cell_id,
-        "where": record.where,
-        "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "why": "; ".join(each for each in why if each),
-        "record": record.id,
-    }
-
-
 def _images(matrix: Matrix) -> tuple[Mapping[str, str], ...]:
     """Return an NGC image a row, with what it brings; newest first."""
     rows: dict[str, dict[str, set[str]]] = {}
@@ -334,7 +306,7 @@ def _stack(
         "cell": cell,
         "versions": dict(solution.cell.versions) if solution else {},
         "why": why,
-        "standing": _standing(evidence_for(records, cell_id=cell, suite=suite), cell) if cell else None,
+        "standing": summary(evidence_for(records, cell_id=cell, suite=suite), cell) if cell else None,
     }
 
 

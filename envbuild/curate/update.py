@@ -257,8 +257,9 @@ def _te(asking: _Asking) -> Iterator[Proposal]:
                 "facts": {"core": core, "pypi": str(version)},
             },
             to_fill_in=(
-                "facts.flash_attn_max, fa3_distribution and fa3_module (attention/dot_product_attention/utils.py, backends.py)",
-                "facts.submodules (.gitmodules), and whether its CUDA and cuDNN floors still hold (docs/installation.rst)",
+                "the cap on flash-attention in rules.toml (attention/dot_product_attention/utils.py)",
+                "facts.fa3_distribution and fa3_module (attention/dot_product_attention/backends.py)",
+                "whether its CUDA and cuDNN floors still hold (docs/installation.rst)",
                 *(() if commit else (f"commit, of the tag {tag}",)),
                 *(() if day else ("date",)),
             ),
@@ -309,7 +310,7 @@ def _megatron(asking: _Asking) -> Iterator[Proposal]:
                 "source": f"PyPI:megatron-core=={version}",
                 "date": day,
                 "commit": commit,
-                "facts": {"tag": tag if commit else None, "pypi": version},
+                "facts": {"pypi": version},
             },
             to_fill_in=(
                 "a tested-with rule from its uv.lock: TE and torch",
@@ -396,11 +397,6 @@ _LISTED = {
     if component.upstream.distribution and axis not in _OWN
 }
 _AXES: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = dict(sorted((_OWN | _LISTED).items()))
-
-
-def known_axes() -> tuple[AxisName, ...]:
-    """Return the axes whose upstream can be asked."""
-    return tuple(_AXES)
 
 
 def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Proposals:

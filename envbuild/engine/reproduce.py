@@ -50,7 +50,6 @@ class Difference:
 class Reproduction:
     """What a rebuild came to."""
 
-    image: str
     digest: str
     again: str
     seconds: float
@@ -154,7 +153,7 @@ def reproduce(
     with _own_tag(client) as tag:
         built: Built = builder.build(tag)
         differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
-    return Reproduction(image=image, digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
+    return Reproduction(digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
 
 
 @contextlib.contextmanager

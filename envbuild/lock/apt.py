@@ -6,10 +6,10 @@ It never touches the host's own package state, and asks the signed archives of D
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from envbuild.lock.model import OsPackage
 from envbuild.settings import Settings, redact
 from envbuild.util import quote
 from envbuild.util.names import OsPackageName, OsVersion, checked, is_one_line, shown
-from envbuild.util.processes import guarded
+from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
 # What a base image that others made may hold beside apt: the compilers that cuda-nvcc asks for, and what NVIDIA's
@@ -205,12 +205,23 @@ def resolve_on_image(
     return added, tuple(package for package in beside if package not in set(added))
 
 
+_APT_S = 1800.0
+"""Seconds that one command of apt may take; the lists of an archive take a few over a slow line."""
+_APT_BYTES = 256 << 20
+"""Bytes that it may print; the descriptions of every package of a base have 2 MiB."""
+
+
+class _Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
 class _IsolatedApt:
     """apt-get over a folder of its own: configuration, sources, lists, cache and dpkg status."""
 
     def __init__(self, folder: Path, arch: str, reach: Settings) -> None:
         self.folder = folder
-        self.arch = arch
         for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
             (folder / path).mkdir(parents=True)
         self.status = folder / "status"
@@ -239,10 +250,12 @@ class _IsolatedApt:
         config.write_text("".join(f"{line};\n" for line in settings), encoding="utf-8")
         self.env = {**apt_environment(reach), "APT_CONFIG": str(config), "LC_ALL": "C.UTF-8"}
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            guarded(command), env=self.env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+    def _run(self, *command: str) -> _Answer:
+        """Run one of apt's programs; when it is interrupted, its helpers end with it."""
+        ran = bounded(command, env=self.env, seconds=_APT_S, limit=_APT_BYTES)
+        if ran.fault:
+            raise HostError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
+        return _Answer(ran.code, ran.out.decode("utf-8", "replace"), ran.err.decode("utf-8", "replace"))
 
     def write_sources(self, lines: Sequence[str]) -> None:
         (self.folder / "etc/apt/sources.list").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -250,7 +263,7 @@ class _IsolatedApt:
     def update(self) -> str:
         """Fetch the package lists; return what went wrong, or nothing."""
         done = self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
-        return "" if done.returncode == 0 else done.stdout + done.stderr
+        return done.out + done.err if done.code else ""
 
     def write_status(self, installed: Sequence[OsPackage]) -> None:
         """Write a dpkg status in which `installed` are installed, as the archive describes them.
@@ -259,7 +272,7 @@ class _IsolatedApt:
         anew, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
         provides is taken from the newer one: the base met its needs, and apt must not find them broken.
         """
-        shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).stdout
+        shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).out
         described = {stanza["Package"]: stanza for stanza in _split_stanzas(shown)}
         own = {
             "Package",
@@ -292,13 +305,13 @@ class _IsolatedApt:
 
     def closure(self, wanted: Sequence[str], suite: str) -> tuple[OsPackage, ...]:
         done = self._run("apt-get", "install", "-q", "-y", "--no-install-recommends", "--print-uris", *wanted)
-        if done.returncode:
+        if done.code:
             raise LockError(
-                f"apt cannot install these on {suite}: {complaint_of(done.stderr + done.stdout)}",
+                f"apt cannot install these on {suite}: {complaint_of(done.err + done.out)}",
                 hint="choose a package or version that the archive holds; it keeps one version per suite",
             )
         found = []
-        for line in done.stdout.splitlines():
+        for line in done.out.splitlines():
             # 'http://host/debian/pool/main/z/zlib/zlib1g_1%3a1.2.13_amd64.deb' zlib1g_1%3a1.2.13_amd64.deb 86692 SHA256:…
             match = re.fullmatch(r"'([^']+)' ([^_\s]+)_([^_\s]+)_([^_\s]+)\.deb \d+ SHA256:([0-9a-f]{64})", line)
             if match:
@@ -322,12 +335,14 @@ def apt_options(settings: Settings) -> list[str]:
 
     Of the host that is proxy, certificates, and leave for an old snapshot; the settings' proxies and CA bundle come after it.
     """
-    done = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, text=True, check=False)
+    done = bounded(["apt-config", "dump", "Acquire"], seconds=60.0, limit=1 << 20)
     wanted = re.compile(
         r'(Acquire::(?:Check-Valid-Until|https?::(?:Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[A-Za-z0-9:._-]*)) "([^"\\]*)";',
         re.IGNORECASE,
     )
-    found = [match.groups() for line in done.stdout.splitlines() if (match := wanted.fullmatch(line))]
+    found = [
+        match.groups() for line in done.out.decode("utf-8", "replace").splitlines() if (match := wanted.fullmatch(line))
+    ]
     lines = [f"{name} {_conf(value)}" for name, value in found if is_one_line(value)]
     own = {
         "http::Proxy": settings.http_proxy,

@@ -65,10 +65,6 @@ class Inputs:
     brought: tuple[str, ...] = ()
     """Distributions that come with the base image: nothing that asks for them may bring another."""
 
-    def group(self, name: str) -> PythonGroup | None:
-        """Return the Python group `name`, or None."""
-        return next((g for g in self.python if g.name == name), None)
-
 
 def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     """Return the requirements that make a CUDA toolkit from PyPI's packages, or () when the base brings one."""

@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import os
 import re
-import subprocess
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tomli
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -20,7 +20,7 @@ from envbuild.net.download import file_name
 from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
-from envbuild.util.processes import guarded
+from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
 PYTORCH = "https://download.pytorch.org/whl"
@@ -112,15 +112,32 @@ def resolve(
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)
         variant = ["--index", torch_index(settings, group.index)] if group.index else []
-        done = subprocess.run(guarded([*command, *variant]), env=env, capture_output=True, text=True, check=False)
-        if done.returncode and variant and settings.find_links and isinstance(_failure(group, done.stderr), HostError):
+        done = _resolve([*command, *variant], env)
+        if done.code and variant and settings.find_links and isinstance(_failure(group, done.err), HostError):
             # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
-            again = subprocess.run(guarded(command), env=env, capture_output=True, text=True, check=False)
-            if again.returncode == 0:
+            again = _resolve(command, env)
+            if not again.code:
                 return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"))
-        if done.returncode:
-            raise _failure(group, done.stderr)
+        if done.code:
+            raise _failure(group, done.err)
         return _read(group, out.read_text(encoding="utf-8"))
+
+
+_UV_S = 1800.0
+"""Seconds that one resolution may take; those of the matrix take ten."""
+_UV_BYTES = 16 << 20
+
+
+class _Resolved(NamedTuple):
+    code: int
+    err: str
+
+
+def _resolve(command: Sequence[str], env: Mapping[str, str]) -> _Resolved:
+    ran = bounded(command, env=env, seconds=_UV_S, limit=_UV_BYTES)
+    if ran.fault:
+        raise HostError(f"uv {ran.fault}", hint="check the indexes and the proxy in the settings, then try again")
+    return _Resolved(ran.code, ran.err.decode("utf-8", "replace"))
 
 
 # The newest glibc that the pinned uv knows a platform for; no wheel asks for a newer one yet.

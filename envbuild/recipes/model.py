@@ -41,7 +41,6 @@ class Statement:
     axis: AxisName
     spec: str
     line: int
-    text: str
     path: bool = False
     newest: bool = False
     """No version is named, so it is whatever is newest on the day."""
@@ -183,7 +182,6 @@ class Recipe:
             axis=axis,
             spec=spec,
             line=line,
-            text=self.lines[line - 1].strip() if line <= len(self.lines) else "",
             path=path,
             newest=newest,
             marker=marker,

@@ -25,7 +25,6 @@ _WORDS = {"word", "string", "raw_string", "concatenation", "simple_expansion", "
     *("command_substitution", "process_substitution", "arithmetic_expansion", "brace_expression", "extglob_pattern", "regex"),
     *("translated_string", "test_operator"),
 }  # fmt: skip
-_QUOTED = {"string", "raw_string", "ansi_c_string", "translated_string"}
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(["\\$`\n])')
 _EQUALS = re.compile(

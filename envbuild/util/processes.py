@@ -25,8 +25,8 @@ _LAST = 1 << 16
 """Bytes that are kept of what a command says on stderr: its end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Characters of a line that are read at once.
-_LONGEST = 8_000_000
+# Seconds that what was killed may take to end. One that nobody waits for stays in the group for longer, and does nothing.
+_GROUP_S = 1.0
 _GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -65,7 +65,20 @@ def end_group(
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
+            break
+    if number is signal.SIGKILL:
+        _wait_for_group(process.pid)
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until no process of the group runs: a signal to all of them reaches some only after its leader has ended."""
+    end = time.monotonic() + _GROUP_S
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
             return
+        time.sleep(0.005)
 
 
 def followed(
@@ -166,6 +179,7 @@ def bounded(
     seconds: float,
     limit: int,
     stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
 ) -> Said:
     """Run `command`, feed it `stdin`, and read what it says until it ends or breaks a bound; then it is killed.
 
@@ -176,6 +190,7 @@ def bounded(
         seconds: how long it may run.
         limit: bytes that it may write to stdout; stderr may have as many, of which the last 64 KiB are kept.
         stdin: what it reads, less than 64 KiB, so that a command which never reads holds up nothing.
+        env: its whole environment; this process's own by default.
 
     Raises:
         OSError: there is no such program.
@@ -185,7 +200,12 @@ def bounded(
         raise ValueError("more than a pipe holds")
     out, err = bytearray(), bytearray()
     with subprocess.Popen(
-        guarded(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        guarded(command, env=env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
     ) as process:
         assert process.stdin and process.stdout and process.stderr  # noqa: PT018, S101 - all were asked for
         fault = ""

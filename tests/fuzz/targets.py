@@ -412,7 +412,8 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
-    from envbuild.evidence.records import content_id, evidence_for, read_evidence
+    from envbuild.evidence.records import content_id, read_evidence
+    from envbuild.evidence.standing import evidence_for
 
     name = "20261122T101859Z-0000000000000000.json"
     with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a record whose hash is right gets further

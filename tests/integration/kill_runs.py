@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -346,11 +346,13 @@ def _docker(*args: str) -> str:
     return subprocess.run(["docker", *args], capture_output=True, text=True, check=True).stdout
 
 
-def chosen(count: int, seed: int) -> tuple[list[tuple[str, signal.Signals]], random.Random]:
+def chosen(
+    count: int, seed: int, stages: Sequence[str] = tuple(STAGES)
+) -> tuple[list[tuple[str, signal.Signals]], random.Random]:
     """Return `count` pairs of a stage and a signal: stages by their weight, each at least once; signals in equal shares."""
     rng = random.Random(seed)
-    weighted = [name for name, stage in STAGES.items() for _ in range(stage.weight)]
-    names = (list(STAGES) + rng.sample(weighted, len(weighted)) * (count // len(weighted) + 1))[:count]
+    weighted = [name for name in stages for _ in range(STAGES[name].weight)]
+    names = (list(stages) + rng.sample(weighted, len(weighted)) * (count // len(weighted) + 1))[:count]
     rng.shuffle(names)
     signals = [SIGNALS[number % len(SIGNALS)] for number in range(count)]
     rng.shuffle(signals)
@@ -364,8 +366,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--report", type=Path, help="a line of JSON for each kill")
     parser.add_argument("--cache", type=Path, help="the cache of an earlier run, to begin with a copy of it")
+    parser.add_argument("--stages", nargs="+", choices=tuple(STAGES), default=tuple(STAGES), help="only these")
     options = parser.parse_args()
-    pairs, rng = chosen(options.kills, options.seed)
+    pairs, rng = chosen(options.kills, options.seed, options.stages)
     killer = Killer(Path(tempfile.mkdtemp(prefix="envbuild-kills-")), lambda text: print(text, flush=True))
     done: list[Kill] = []
     try:

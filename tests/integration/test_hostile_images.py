@@ -23,7 +23,8 @@ from envbuild.settings import Settings
 from envbuild.stacks import Use
 from envbuild.util.processes import Maker
 from envbuild.verify import audit as auditing
-from envbuild.verify import smoke, stack_proof
+from envbuild.verify import stack_proof
+from envbuild.verify.target import ImageTarget, look
 
 NAME = "envbuild-hostile"
 
@@ -155,7 +156,7 @@ def test_the_first_look_of_smoke_is_bounded_alike(make, image, settings, kind):
     if kind == "deep":
         image.python = image.python.replace("envbuild-probe $2 ", '{\\"a\\":')
     with pytest.raises(SmokeError) as caught:
-        smoke.look(smoke.ImageTarget(reference=make(image)), settings)
+        look(ImageTarget(reference=make(image)), settings)
     assert str(caught.value).replace("\n", "").isprintable()
 
 

@@ -37,7 +37,10 @@ NAMED = {
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
     "stacks.py": ({"deepspeed"}, "the launcher of that name"),
-    "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "verify/audit.py": ({"torch"}, "the set of Python packages"),
+    "verify/contents.py": ({"torch"}, "the set of Python packages"),
+    "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
     "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }
 
