@@ -7,7 +7,7 @@ from envbuild.util.model import Model
 
 _URL = "https://github.com/NVIDIA/apex.git"
 # --cpp_ext and --cuda_ext of apex at every pinned commit; a build that silently produced none of them is the known trap.
-_EXTENSIONS = (
+EXTENSIONS = (
     "apex_C",
     "amp_C",
     "syncbn",
@@ -20,6 +20,7 @@ _EXTENSIONS = (
     "generic_scaled_masked_softmax_cuda",
     "fused_weight_gradient_mlp_cuda",
 )
+"""What apex must hold to be apex; `fused_rotary_positional_embedding` came later."""
 
 
 class ApexFacts(Model):
@@ -57,7 +58,7 @@ class Apex(Component):
             axis="apex",
             distribution="apex",
             module="apex",
-            extensions=_EXTENSIONS + (("fused_rotary_positional_embedding",) if facts.fused_rope else ()),
+            extensions=EXTENSIONS + (("fused_rotary_positional_embedding",) if facts.fused_rope else ()),
             job_gib=3.0,
             environment={**archs, "APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"} if by_environment else archs,
             config_settings=() if by_environment else ("--build-option=--cpp_ext", "--build-option=--cuda_ext"),

@@ -51,6 +51,7 @@ CONFINED = (
 class _Config(BaseModel):
     labels: dict[str, str] | None = Field(None, alias="Labels")
     volumes: dict[str, Any] | None = Field(None, alias="Volumes")
+    environment: list[str] | None = Field(None, alias="Env")
 
 
 class _Descriptor(BaseModel):
@@ -82,6 +83,8 @@ class Image:
     labels: dict[str, str]
     volumes: tuple[str, ...]
     """Paths where a container gets a volume instead of what the image has there."""
+    environment: tuple[str, ...] = ()
+    """Variables of its processes, each `NAME=value`."""
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -106,6 +109,7 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         digest=facts.descriptor.digest if facts.descriptor else facts.id,
         labels=config.labels or {},
         volumes=tuple(sorted(config.volumes or ())),
+        environment=tuple(config.environment or ()),
     )
 
 
