@@ -1,10 +1,25 @@
 """What is wrong with binaries, each fault compiled for real into a small root, next to one that is as it should be."""
 
+import hashlib
+import io
+import json
+import os
 import shutil
 import subprocess
+import tarfile
+import zipfile
 
 import pytest
 from binary_root import C10, LIBRARIES, MODULE, SITE, TAG, USES_TORCH, Root, cuda_library, good_root
+from click.testing import CliRunner
+
+from envbuild.cli.verify import audit as command
+from envbuild.errors import AuditError, UsageError
+from envbuild.verify.binaries.examine import examine
+from envbuild.verify.binaries.files import read_folder
+from envbuild.verify.binaries.image import binary_checks, reader
+from envbuild.verify.binaries.process import Asked
+from envbuild.verify.installed import read_tree
 
 C10_LIBRARY = f"{SITE}/torch/lib/libc10.so"
 CUDNN = f"{SITE}/nvidia/cudnn/lib"
@@ -242,3 +257,104 @@ def test_links_in_a_circle(root):
 def test_a_stripped_library_is_read_by_its_segments(root):
     subprocess.run(["strip", str(root / f"{SITE}/good.{TAG}.so")], check=True)
     assert root.defects() == {}
+
+
+# -- an image, a wheel, a folder --------------------------------------------------------------------------------------
+
+
+def tar_of(root: Root) -> io.BytesIO:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.add(root.folder, ".")
+    out.seek(0)
+    return out
+
+
+def test_an_images_files_say_what_a_folder_says(root):
+    os.link(root / f"{SITE}/good.{TAG}.so", root / f"{SITE}/zlinked.{TAG}.so")
+    root.module("fused", USES_TORCH, "-D_GLIBCXX_USE_CXX11_ABI=0", needs=(C10_LIBRARY,))
+    with reader() as binaries:
+        tree = read_tree(tar_of(root), binaries.take)
+    assert examine(binaries.files, Asked()) == examine(read_folder(root.folder), Asked())
+    assert tree.hashes == read_tree(tar_of(root)).hashes  # who reads after it has every byte
+    body = (root / f"{SITE}/good.{TAG}.so").read_bytes()
+    assert tree.hashes[f"{SITE}/good.{TAG}.so"] == hashlib.sha256(body).digest()
+    facts = {
+        "expected": {
+            "components": {"apex": {"distribution": "apex", "extensions": ["amp_C"]}, "stack": {}},
+            "cell": {"gpu": "sm_90", "cuda": "13.0"},
+            "flavor": "runtime",
+        },
+        "built": {},
+    }
+    checks = binary_checks(binaries.files, facts, ["PATH=/bin", "LD_LIBRARY_PATH=/usr/local/other:"])
+    assert {check.name for check in checks if check.verdict == "failed"} == {"symbols"}
+
+
+def audit(*words: str):
+    return CliRunner().invoke(command, list(words), catch_exceptions=True)
+
+
+def test_the_command_takes_a_folder(root):
+    done = audit(str(root.folder), "--gpu", "h100", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["defects"] == 0
+    (root / f"{CUDNN}/libcudnn_ops.so.9").unlink()
+    done = audit(f"{root.folder}/")
+    assert isinstance(done.exception, AuditError)
+    assert done.exception.exit_code == 6
+    assert "libraries opened by name" in str(done.exception)
+
+
+def wheel_of(root: Root, folder, name: str) -> str:
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(root / f"{SITE}/fused.{TAG}.so", f"fused-1.0.data/platlib/fused.{TAG}.so")
+        archive.writestr("fused-1.0.dist-info/RECORD", f"fused.{TAG}.so,,\n")
+        archive.writestr("fused-1.0.dist-info/WHEEL", "Tag: cp312-cp312-linux_x86_64\n")
+    return str(path)
+
+
+def test_the_command_takes_a_wheel(root, tmp_path):
+    root.module("fused", USES_TORCH, needs=(C10_LIBRARY,))
+    good = wheel_of(root, tmp_path, "fused-1.0-cp312-cp312-linux_x86_64.whl")
+    assert audit(good).exit_code == 0
+    assert "is not for Python 3.10" in str(
+        audit(wheel_of(root, tmp_path, "fused-1.0-cp310-cp310-linux_x86_64.whl")).exception
+    )
+    entropy = "#include <unistd.h>\nint more(void* p) { return getentropy(p, 1); }\n"  # new in glibc 2.25
+    root.module("fused", USES_TORCH + entropy, needs=(C10_LIBRARY,))
+    old = audit(wheel_of(root, tmp_path, "fused-1.0-cp312-cp312-manylinux2014_x86_64.whl")).exception
+    assert "needs GLIBC_2.25, and its wheel says that 2.17 is enough" in str(old)
+    assert audit(wheel_of(root, tmp_path, "fused-1.0-cp312-cp312-manylinux_2_28_x86_64.whl")).exception is None
+    root.module("fused", USES_TORCH, "-Wl,-rpath,/root/build", needs=(C10_LIBRARY,))
+    wheel_of(root, tmp_path, "fused-1.0-cp312-cp312-linux_x86_64.whl")
+    assert "searches /root/build" in str(audit(good).exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "text"),
+    [
+        (("./absent",), UsageError, "does not exist"),
+        ((__file__,), UsageError, "is neither a wheel nor a folder"),
+        (("{bad}",), AuditError, "cannot be read"),
+        (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is no GPU of the matrix"),
+        (("{folder}", "--deep"), UsageError, "a wheel or a folder has no lock"),
+        (("some/image:tag", "--gpu", "h100"), UsageError, "an image is held against the GPU of its own cell"),
+    ],
+)
+def test_what_the_command_does_not_take(tmp_path, words, error, text):
+    (tmp_path / "bad.whl").write_bytes(b"PK")
+    done = audit(*(word.format(bad=tmp_path / "bad.whl", folder=tmp_path) for word in words))
+    assert isinstance(done.exception, error)
+    assert text in str(done.exception)
+
+
+def test_a_folder_is_never_left_by_a_link(root, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.copyfile(root / f"{SITE}/good.{TAG}.so", outside / f"other.{TAG}.so")
+    (root / f"{SITE}/other").symlink_to(outside)
+    (root / f"{SITE}/self").symlink_to(root.folder)
+    os.mkfifo(root / f"{SITE}/pipe.so")
+    assert [path for path in read_folder(root.folder).binaries if "other." in path] == []

@@ -91,7 +91,7 @@ def codes_by_cuobjdump(cuda: Path, path: Path) -> set[Code]:
         (ptx("75"),),
     ],
 )
-@pytest.mark.parametrize("more", [(), ("-Xfatbin=-compress-all",), ("-no-compress",), ("-rdc=true",)])
+@pytest.mark.parametrize("more", [(), ("-Xfatbin=-compress-all",), ("-no-compress",)])
 def test_what_is_read_is_what_cuobjdump_says(cuda, tmp_path, targets, more):
     path = compiled(cuda, tmp_path / "one.so", *targets, more=more)
     found = codes_in(path)
@@ -100,6 +100,11 @@ def test_what_is_read_is_what_cuobjdump_says(cuda, tmp_path, targets, more):
     assert listed == codes_by_cuobjdump(cuda, path)
     asked = {re.search(r"code=(\w+)", target)[1] for target in targets}
     assert asked <= {str(code) for code in found}
+
+
+def test_code_that_is_there_to_be_linked_again_is_not_counted(cuda, tmp_path):
+    path = compiled(cuda, tmp_path / "one.so", cubin("80"), ptx("90"), more=("-rdc=true",))
+    assert codes_in(path) == codes_by_cuobjdump(cuda, path) == {Code(sm=80, suffix="", ptx=False)}
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class _Reader:
         fault, gpu = "", None
         wanted, offered, versions, wanted_versions = self._symbols(sections)
         try:
-            gpu = read_gpu_code(self.file, self._places(sections, (".nv_fatbin", "__nv_relfatbin")))
+            gpu = read_gpu_code(self.file, self._places(sections))
         except GpuCodeError as error:
             fault = str(error)
         text = _Strings(strings)
@@ -210,9 +210,9 @@ class _Reader:
             return ""
         return _Strings(self._bytes(segment["p_offset"], min(segment["p_filesz"], _TEXT))).at(0)
 
-    def _places(self, sections: list[tuple[str, Any]], names: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    def _places(self, sections: list[tuple[str, Any]]) -> Iterator[tuple[int, int]]:
         for name, header in sections:
-            if name in names and header["sh_type"] != "SHT_NOBITS":
+            if name == ".nv_fatbin" and header["sh_type"] != "SHT_NOBITS":
                 offset, size = header["sh_offset"], header["sh_size"]
                 if offset + size > self.size:
                     raise GpuCodeError("a section of GPU code out of bounds")

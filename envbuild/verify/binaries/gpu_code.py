@@ -1,8 +1,9 @@
 """GPU code inside an ELF file: for which architectures a library holds cubins and PTX.
 
-nvcc puts its code into the sections `.nv_fatbin` and `__nv_relfatbin`, as containers one after the other: a header of 16
-bytes (magic 0xBA55ED50, version, length of the header, length of the rest), then entries, each a header of 64 bytes or
-more (kind, length of the header, length of the content, SM number, flags) and its content. NVIDIA does not document it;
+nvcc puts its code into the section `.nv_fatbin`, as containers one after the other: a header of 16 bytes (magic 0xBA55ED50,
+version, length of the header, length of the rest), then entries, each a header of 64 bytes or more (kind, length of the
+header, length of the content, SM number, flags) and its content. What lies in `__nv_relfatbin` is there to be linked again
+and is never loaded. NVIDIA does not document the format;
 what is read here was compared with what NVIDIA's own `cuobjdump` 13.5 says of the files that nvcc 13.0 writes
 (tests/integration/test_gpu_code.py). The same headers hold in the libraries of CUDA 11.8 to 13.
 
