@@ -7,7 +7,7 @@ from envbuild.util.model import Model
 
 _URL = "https://github.com/NVIDIA/apex.git"
 # --cpp_ext and --cuda_ext of apex at every pinned commit; a build that silently produced none of them is the known trap.
-EXTENSIONS = (
+_EXTENSIONS = (
     "apex_C",
     "amp_C",
     "syncbn",
@@ -20,7 +20,6 @@ EXTENSIONS = (
     "generic_scaled_masked_softmax_cuda",
     "fused_weight_gradient_mlp_cuda",
 )
-"""What apex must hold to be apex; `fused_rotary_positional_embedding` came later."""
 
 
 class ApexFacts(Model):
@@ -41,6 +40,7 @@ class Apex(Component):
     needs_commit = True
     runtime = ("packaging",)
     upstream = Upstream(repository=_URL)
+    extensions = {"apex": _EXTENSIONS}
 
     def module(self, view: View) -> str:
         del view
@@ -58,7 +58,7 @@ class Apex(Component):
             axis="apex",
             distribution="apex",
             module="apex",
-            extensions=EXTENSIONS + (("fused_rotary_positional_embedding",) if facts.fused_rope else ()),
+            extensions=_EXTENSIONS + (("fused_rotary_positional_embedding",) if facts.fused_rope else ()),
             job_gib=3.0,
             environment={**archs, "APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"} if by_environment else archs,
             config_settings=() if by_environment else ("--build-option=--cpp_ext", "--build-option=--cuda_ext"),

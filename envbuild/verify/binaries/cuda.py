@@ -15,6 +15,7 @@ _FAMILIES = re.compile(
     r"(?P<rest>\w*)\.so\.\d+"
 )
 _TOOLKIT = re.compile(r"(?:usr/local/cuda[^/]*|usr/lib/[^/]+-linux-gnu|usr/lib64)/.*")
+_SERVES_ALL = re.compile(r"(?:^|/)(?:torch|transformer_engine)/")
 _JUDGED = re.compile(r"torch/lib/libtorch_cuda(?:_linalg|_cu|_cpp)?\.so")
 _OPTIONAL = {
     # pytorch/pytorch issue 187824: cuDNN 9.20 of the cu13 wheels names it, holds it not, and goes on without it
@@ -61,7 +62,7 @@ def _is_meant(process: Process, path: str) -> bool:
     """
     name = process.distribution(path)
     named_here = name in process.asked.extensions or name in process.asked.compiled or not process.loader.complete
-    return named_here or not name or name == "torch" or name.startswith("transformer-engine")
+    return named_here or not name or _SERVES_ALL.search(path) is not None
 
 
 def check_copies(process: Process) -> tuple[list[Finding], str]:

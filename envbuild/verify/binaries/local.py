@@ -1,11 +1,11 @@
 """A wheel or a folder of this machine: its binaries, looked at without an image and without installing anything."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.components.apex import EXTENSIONS as OF_APEX
+from envbuild.components import COMPONENTS
 from envbuild.errors import AuditError, UsageError
 from envbuild.util.foreign_tar import TarError
 from envbuild.util.names import shown
@@ -14,16 +14,6 @@ from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import read_folder, read_wheel_binaries
 from envbuild.verify.binaries.findings import Result
 from envbuild.verify.binaries.process import Asked
-
-_EXTENSIONS: Mapping[str, Sequence[str]] = {
-    "apex": OF_APEX,
-    "causal-conv1d": ("causal_conv1d_cuda",),
-    "flash-attn": ("flash_attn_2_cuda",),
-    "grouped-gemm": ("grouped_gemm_backend",),
-    "mamba-ssm": ("selective_scan_cuda",),
-    "transformer-engine-torch": ("transformer_engine_torch",),
-}
-"""Distribution -> extension modules without which it is not what it is used for, as envbuild/components builds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,4 +78,5 @@ def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
         raise UsageError(f"{shown(str(path))} cannot be read: {error.strerror or error}", hint=hint) from None
     except (TarError, ValueError) as error:
         raise AuditError(f"its binaries cannot be read: {error}", where=shown(str(path))) from None
-    return LocalAudit(path=path, checks=examine(files, Asked(sms=tuple(sms), extensions=_EXTENSIONS)))
+    held = {name: modules for component in COMPONENTS.values() for name, modules in component.extensions.items()}
+    return LocalAudit(path=path, checks=examine(files, Asked(sms=tuple(sms), extensions=held)))
