@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 import zipfile
 
 import pytest
@@ -15,8 +16,9 @@ from click.testing import CliRunner
 
 from envbuild.cli.verify import audit as command
 from envbuild.errors import AuditError, UsageError
+from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.examine import examine
-from envbuild.verify.binaries.files import read_folder
+from envbuild.verify.binaries.files import Files, read_folder
 from envbuild.verify.binaries.image import binary_checks, reader
 from envbuild.verify.binaries.process import Asked
 from envbuild.verify.installed import read_tree
@@ -198,13 +200,22 @@ def test_a_search_path_of_the_build_machine(root):
 
 
 def test_a_search_path_of_the_build_machine_that_nothing_depends_on(root):
+    root.write(f"{SITE}/other-1.0.dist-info/RECORD", "")
     root.module("fused", USES_TORCH, "-Wl,-rpath,/tmp/build:$ORIGIN", needs=(C10_LIBRARY,))
+    assert "fused" in only(root, "search paths")  # of no wheel, so it was compiled here, and its maker can correct it
     root.write(f"{SITE}/fused-1.0.dist-info/RECORD", f"fused.{TAG}.so,,\n")
-    root.write(f"{SITE}/fused-1.0.dist-info/WHEEL", "Tag: cp312-cp312-linux_x86_64\n")
-    assert "fused" in only(root, "search paths")  # compiled for this machine, so its maker can mend it
-    root.write(f"{SITE}/fused-1.0.dist-info/WHEEL", "Tag: cp312-cp312-manylinux_2_28_x86_64\n")
-    assert root.defects() == {}
+    assert root.defects() == {}  # wheels of indexes have such paths: triton 3.7, torchvision 0.16
     assert "fused" in only(root, "search paths", compiled=frozenset({"fused"}))
+
+
+def test_a_library_that_a_wheel_of_an_index_does_not_bring(root):
+    root.compile("libtbb.so.12", "int help() { return 0; }", soname="libtbb.so.12")
+    root.module("pool", USES_TORCH, needs=(C10_LIBRARY, "libtbb.so.12"))
+    (root / "libtbb.so.12").unlink()
+    root.write(f"{SITE}/pool-1.0.dist-info/RECORD", f"pool.{TAG}.so,,\n")
+    found = root.examine()["libraries"]
+    assert (found.verdict, "needs libtbb.so.12, which is nowhere" in found.text) == ("unproven", True)
+    assert "pool" in only(root, "libraries", compiled=frozenset({"pool"}))
 
 
 def test_a_relative_search_path_leads_to_the_files_own_folder(root):
@@ -245,6 +256,29 @@ def test_a_wrong_python_tag(root, tag):
 def test_a_good_python_tag(root, tag):
     root.module("fused", USES_TORCH, needs=(C10_LIBRARY,), tag=tag)
     assert root.defects() == {}
+
+
+def test_binaries_that_name_each_other_without_an_end_are_given_up(monkeypatch):
+    """1000 modules and 1000 libraries that all need one another: a billion look-ups."""
+    monkeypatch.setattr("envbuild.verify.binaries.loader._STEPS", 1_000_000)
+    names = [f"lib{number}.so" for number in range(1000)]
+    files = Files()
+    for name in names:
+        files.binaries[f"usr/lib/{name}"] = Binary(
+            kind="library", machine="x86-64", size=1, soname=name, needed=tuple(names), wanted=((b"absent", ""),)
+        )
+    for number in range(1000):
+        files.binaries[f"usr/lib/python3.12/lib-dynload/m{number}.so"] = Binary(
+            kind="library",
+            machine="x86-64",
+            size=1,
+            needed=tuple(names),
+            offered=frozenset({f"PyInit_m{number}".encode()}),
+        )
+    begun = time.process_time()
+    with pytest.raises(AuditError, match="name each other more than"):
+        examine(files, Asked())
+    assert time.process_time() - begun < 20
 
 
 def test_links_in_a_circle(root):

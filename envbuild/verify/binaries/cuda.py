@@ -157,6 +157,7 @@ def check_opened(process: Process) -> tuple[list[Finding], str]:
 def _near(process: Process, folder: str, stem: str) -> str | None:
     """Return a version of a library in a folder: what opens another knows its own folder, and tries several names."""
     start = f"{folder}/{stem}.so"
+    process.loader.spend(len(process.files.binaries))
     return next((path for path in process.files.binaries if path.startswith(start)), None)
 
 
@@ -172,8 +173,11 @@ def check_stubs(process: Process) -> tuple[list[Finding], str]:
         place = process.loader.find(name, ())
         if place is not None and process.files.real(place) in stubs:
             findings.append(Finding(f"{named(place)} is a stub, and comes before the driver's library", True))
+    by_folder = defaultdict(list)
+    for path in stubs:
+        by_folder[posixpath.dirname(path)].append(path)
     for folder in (*process.loader.library_path, *process.loader.configured):
-        found = [path for path in stubs if posixpath.dirname(path) == process.files.real(folder)]
+        found = by_folder.get(process.files.real(folder), [])
         # ldconfig makes a link by the name in the library, so that any file of such a folder is found
         findings += [
             Finding(f"{named(path)} is a stub in a folder that the loader searches", True) for path in sorted(found)

@@ -26,6 +26,8 @@ _TABLE = 512 << 20
 _SYMBOLS = 8_000_000
 _VERSIONS = 65_536
 _TAGS = 65_536
+_LIBRARIES = 1000
+"""Libraries that one file may need, and folders that it may search."""
 _TEXT = 16_384
 """Bytes of one name or of one path list at most: a mangled C++ name may have thousands."""
 _SCANNED = 64 << 20
@@ -153,7 +155,7 @@ class _Reader:
             build_id=self._build_id(sections),
             interpreter=self._interpreter(interpreter),
             soname=text.at(single[_SONAME]) if _SONAME in single else "",
-            needed=tuple(dict.fromkeys(text.at(value) for tag, value in tags if tag == _NEEDED)),
+            needed=tuple(dict.fromkeys(text.at(value) for tag, value in tags if tag == _NEEDED))[:_LIBRARIES],
             rpath=_paths(text.at(single[_RPATH])) if _RPATH in single else (),
             runpath=_paths(text.at(single[_RUNPATH])) if _RUNPATH in single else (),
             no_default=bool(flags & _NODEFLIB),
@@ -337,4 +339,4 @@ def _offset_of(loads: list[Any], address: int) -> int:
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    return tuple(text.split(":"))[:1000]
+    return tuple(text.split(":"))[:_LIBRARIES]

@@ -34,6 +34,8 @@ _TEXTS = 256 << 20
 _PIECE = 1 << 20
 _HOPS = 40
 """Links that Linux follows in one path."""
+_PARTS = 4096
+"""Parts of a path that are followed, those of links among them."""
 _KEPT = re.compile(r"etc/ld\.so\.conf|etc/ld\.so\.conf\.d/[^/]+\.conf|(?:.*/)?[^/]+\.dist-info/(?P<own>RECORD|WHEEL)")
 
 
@@ -115,9 +117,12 @@ class Files:
         """Return where a path leads inside the root, each link of it followed; the path where a link goes in circles."""
         done: list[str] = []
         left = [part for part in reversed(path.split("/")) if part and part != "."]
-        hops = 0
+        hops = steps = 0
         while left:
             part = left.pop()
+            steps += 1
+            if steps > _PARTS:
+                return path
             if part == "..":
                 del done[-1:]
                 continue

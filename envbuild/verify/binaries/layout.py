@@ -53,11 +53,7 @@ def _version_at(process: Process, path: str) -> str:
         return f"3.{found[1]}{found[2] or ''}" if found else ""
     if process.torch is None or not path.startswith(process.torch):
         return ""
-    for other in process.files.binaries:
-        own = re.fullmatch(re.escape(process.torch) + r"torch/_C\.cpython-3(\d+)(t?)-.*", other)
-        if own:
-            return f"3.{own[1]}{own[2]}"
-    return ""
+    return process.python
 
 
 def check_paths(process: Process) -> tuple[list[Finding], str]:

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 from envbuild.util.names import shown
+from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.findings import Finding, named
 from envbuild.verify.binaries.loader import is_host, is_system
 from envbuild.verify.binaries.process import Process, is_core
@@ -14,7 +15,6 @@ _CUDA = re.compile(
     r"|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
 )
 _TORCH = re.compile(r"lib(?:torch|c10|caffe2|shm)\w*\.so")
-_TAGGED = re.compile(r".*\.(?:cpython-\d+\w?-[\w-]+|abi3)\.so")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_|manylinux(1|2010|2014)_")
 _OLD_TAGS = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}  # PEP 513, 571, 599
 _SHOWN = 3
@@ -56,7 +56,8 @@ def _missing(process: Process, path: str, name: str, needer: str) -> Finding:
         # a package may open its libraries by their paths before it imports its modules
         text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it lies at {named(place)}"
         return Finding(text, own or process.is_compiled(path))
-    return Finding(text, own or process.is_compiled(path) or _TAGGED.fullmatch(path) is not None)
+    # A wheel of an index may hold a module for those who have some other library: numba has one for TBB.
+    return Finding(text, own or process.is_compiled(path))
 
 
 def _is_expected(process: Process, name: str) -> bool:
@@ -88,7 +89,7 @@ def check_symbols(process: Process) -> tuple[list[Finding], str]:
             if each in done:
                 continue
             binary = process.files.binaries[each]
-            unknown = [n for n, v in binary.wanted if not any(place.defines(n, v) for place in places)]
+            unknown = _undefined(process, binary, places)
             unknown = [n for n in unknown if not _may_be_elsewhere(process, n, absent)]
             # what torch's own libraries lack is theirs to open later
             if unknown and (each == process.files.real(path) or process.is_compiled(each)):
@@ -98,6 +99,14 @@ def check_symbols(process: Process) -> tuple[list[Finding], str]:
         if lost:
             findings.append(_lost(process, path, lost))
     return findings, "every symbol that they need is defined by what they load"
+
+
+def _undefined(process: Process, binary: Binary, places: list[Binary]) -> list[bytes]:
+    left = list(binary.wanted)
+    for place in places:
+        process.loader.spend(len(left) + 1)
+        left = [(name, version) for name, version in left if not place.defines(name, version)]
+    return [name for name, _ in left]
 
 
 def _may_be_elsewhere(process: Process, name: bytes, absent: set[str]) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.files import Files
@@ -18,6 +19,10 @@ from envbuild.verify.binaries.files import Files
 _TRIPLETS = {"x86-64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _INCLUDES = 200
 """Lines `include` that are followed in /etc/ld.so.conf."""
+_CONFIGURED = 500
+"""Folders of /etc/ld.so.conf that are searched; NVIDIA's images have ten."""
+_STEPS = 10_000_000
+"""Files and symbols that are looked up for one root; torch 2.13 with all that it needs takes 0.4 million."""
 _ORIGIN = re.compile(r"\$(?:ORIGIN\b|\{ORIGIN\})")
 _LIB = re.compile(r"\$(?:LIB\b|\{LIB\})")
 
@@ -39,6 +44,10 @@ def is_system(name: str) -> bool:
 def is_host(name: str) -> bool:
     """Return whether a library comes with the driver or the fabric of a host, and not with an image."""
     return _HOST.fullmatch(name) is not None
+
+
+class TooMuchError(ValueError):
+    """A root whose binaries name each other so often that following them would not end."""
 
 
 @dataclass(kw_only=True)
@@ -67,17 +76,29 @@ class Loader:
     def __init__(self, files: Files, library_path: Sequence[str] = ()) -> None:
         self.files = files
         self.library_path = tuple(library_path)
+        self.steps = 0
         counts: dict[str, int] = {}
         for binary in files.binaries.values():
             if binary.kind != "other":
                 counts[binary.machine] = counts.get(binary.machine, 0) + 1
         self.machine = max(sorted(counts), key=lambda name: counts[name], default="x86-64")
-        self.configured = tuple(self._configured("etc/ld.so.conf"))
+        self.configured = tuple(islice(self._configured("etc/ld.so.conf"), _CONFIGURED))
         triplet = _TRIPLETS.get(self.machine, "")
         self.defaults = tuple(f"/{top}lib{end}" for end in (f"/{triplet}", "64", "") for top in ("", "usr/"))
         self._memo: dict[tuple[str, str], str | None] = {}
         self.complete = self.find("libc.so.6", ()) is not None
         """Whether the root holds a whole system: a wheel and a folder of packages have no libc."""
+
+    def spend(self, steps: int) -> None:
+        """Count what is looked up.
+
+        Raises:
+            TooMuchError: it is more than any image takes.
+
+        """
+        self.steps += steps
+        if self.steps > _STEPS:
+            raise TooMuchError(f"its binaries name each other more than {_STEPS:,} times")
 
     def binary(self, path: str) -> Binary:
         """Return the binary at a real path."""
@@ -114,6 +135,7 @@ class Loader:
         if "/" in name:
             return name.strip("/") if self.at(name) is not None else None
         for folder in self.folders(by):
+            self.spend(1)
             key = (folder, name)
             if key not in self._memo:
                 path = posixpath.join(folder.strip("/"), name).strip("/")
@@ -140,6 +162,7 @@ class Loader:
             real = self.files.real(chain[0])
             binary = self.files.binaries[real]
             scope.order.append(real)
+            self.spend(len(binary.needed))
             for name in binary.needed:
                 path = scope.named.get(name) or loaded.get(name) or self.find(name, chain)
                 for folder in more if path is None else ():

@@ -24,7 +24,7 @@ _CORE = "libtransformer_engine.so"
 """Opened by transformer_engine for all to see, before its extension for torch is imported."""
 _PYTHON = re.compile(r"python3\.\d+")
 _RECORD = re.compile(r"(?P<site>(?:.*/)?)(?P<name>[^/]+?)-(?P<version>[^/-]+)\.dist-info/(?P<file>RECORD|WHEEL)")
-_IN_PACKAGES = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib-dynload)/")
+_IN_PACKAGES = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +74,15 @@ class Process:
         return self._tags.get(self.distribution(path), "")
 
     def is_compiled(self, path: str) -> bool:
-        """Return whether a file was compiled for this root, and does not come from an index: no manylinux tag, or no RECORD."""
+        """Return whether a file was compiled for this root: it is of a distribution that was, of a wheel, or of no RECORD.
+
+        What an index has may hold dead search paths and modules that few can load; what was compiled here must not.
+        """
         distribution = self.distribution(path)
-        if distribution in self.asked.compiled or self.alone:
+        if self.alone or distribution in self.asked.compiled:
             return True
-        if self.asked.compiled or not _in_packages(path, self):
-            return False
-        return (
-            not distribution or re.search(r"(?m)^Tag: [^\n]*-linux_\w+$", self._tags.get(distribution, "")) is not None
-        )
+        in_packages = not self.loader.complete or _IN_PACKAGES.search(path) is not None
+        return not distribution and in_packages and path.startswith(tuple(self.distributions.values()) or "")
 
     @cached_property
     def torch(self) -> str | None:
@@ -119,6 +119,14 @@ class Process:
     def used(self) -> frozenset[str]:
         """Real paths of all that some extension module loads."""
         return frozenset(path for scope in self.scopes.values() for path in scope.order) | frozenset(self.everywhere)
+
+    @cached_property
+    def python(self) -> str:
+        """The Python that torch was compiled for, as `3.12`; empty where its module does not say."""
+        start = f"{self.torch}torch/_C.cpython-"
+        names = (path[len(start) :] for path in sorted(self.files.binaries) if path.startswith(start))
+        found = next((m for name in names if (m := re.match(r"3(\d+)(t?)-", name))), None)
+        return f"3.{found[1]}{found[2]}" if found else ""
 
     @cached_property
     def by_soname(self) -> dict[str, str]:
@@ -202,8 +210,3 @@ def is_core(path: str) -> bool:
 def _is_preload(folder: str, site: str) -> bool:
     match = _NVIDIA_LIB.fullmatch(folder)
     return match is not None and match["site"] == site
-
-
-def _in_packages(path: str, process: Process) -> bool:
-    """Return whether a file lies among Python's packages: all of a folder of packages does."""
-    return not process.loader.complete or _IN_PACKAGES.search(path) is not None
