@@ -208,6 +208,17 @@ def test_a_search_path_of_the_build_machine_that_nothing_depends_on(root):
     assert "fused" in only(root, "search paths", compiled=frozenset({"fused"}))
 
 
+def test_a_library_of_torchs_friends_is_not_torchs(root):
+    """torchaudio 2.8 opens libtorchaudio.so by its path before it imports the module that needs it."""
+    lib = f"{SITE}/torchaudio/lib"
+    root.compile(f"{lib}/libtorchaudio.so", "int help() { return 0; }", soname="libtorchaudio.so")
+    source = USES_TORCH + MODULE.format(name="_torchaudio")
+    root.compile(f"{lib}/_torchaudio.so", source, needs=(C10_LIBRARY, f"{lib}/libtorchaudio.so"))
+    root.write(f"{SITE}/torchaudio-2.8.dist-info/RECORD", "torchaudio/lib/_torchaudio.so,,\n")
+    found = root.examine()["libraries"]
+    assert (found.verdict, "it lies at" in found.text) == ("unproven", True)
+
+
 def test_a_library_that_a_wheel_of_an_index_does_not_bring(root):
     root.compile("libtbb.so.12", "int help() { return 0; }", soname="libtbb.so.12")
     root.module("pool", USES_TORCH, needs=(C10_LIBRARY, "libtbb.so.12"))

@@ -14,7 +14,7 @@ _CUDA = re.compile(
     r"lib(?:cudart|cublas(?:Lt)?|cudnn\w*|cufft|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|nccl|nvrtc(?:-builtins)?|nvJitLink|cupti"
     r"|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
 )
-_TORCH = re.compile(r"lib(?:torch|c10|caffe2|shm)\w*\.so")
+_TORCH = re.compile(r"lib(?:torch(?:_cpu|_cuda\w*|_python|_nvshmem|_global_deps)?|c10(?:_cuda)?|caffe2\w*|shm)\.so")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_|manylinux(1|2010|2014)_")
 _OLD_TAGS = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}  # PEP 513, 571, 599
 _SHOWN = 3
