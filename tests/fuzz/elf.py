@@ -1,4 +1,4 @@
-"""A small ELF library, written field by field: a real input for the reader of binaries, and what is planted in hostile ones."""
+"""A small ELF library, written field by field: a real input for the reader of binaries, and hostile ones."""
 
 import struct
 

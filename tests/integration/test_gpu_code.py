@@ -14,7 +14,10 @@ from envbuild.settings import load_settings
 from envbuild.verify.binaries.elf import read_elf
 from envbuild.verify.binaries.gpu_code import Code
 
-KERNEL = '__global__ void twice(float* x) { x[threadIdx.x] *= 2; }\nextern "C" void launch(float* x) { twice<<<1, 32>>>(x); }\n'
+KERNEL = """
+__global__ void twice(float* x) { x[threadIdx.x] *= 2; }
+extern "C" void launch(float* x) { twice<<<1, 32>>>(x); }
+"""
 PACKAGES = ("cuda-toolkit[nvcc,cccl,crt,nvvm,cudart]==13.0.2", "nvidia-cuda-cuobjdump==13.5.37")
 
 

@@ -1,4 +1,4 @@
-"""A small root with a real libc, a Python, a torch and CUDA libraries, each compiled here: what the audit of binaries reads."""
+"""A small root for the audit of binaries: a real libc, and a Python, a torch and CUDA libraries compiled here."""
 
 import shutil
 import subprocess
@@ -79,7 +79,8 @@ def cuda_library(
     """Compile something that has the name and the looks of one of NVIDIA's libraries."""
     stem = name.partition(".so")[0].removeprefix("lib").replace("-", "_")
     texts = ", ".join(f'"{each}"' for each in (*opens, version))
-    source = f'extern "C" {{ const char* {stem}_names() {{ static const char* const t[] = {{{texts}}}; volatile int i = 0; return t[i]; }} }}\n'
+    body = f"static const char* const t[] = {{{texts}}}; volatile int i = 0; return t[i];"
+    source = f'extern "C" {{ const char* {stem}_names() {{ {body} }} }}\n'
     return root.compile(path, source + more, "-Wl,-rpath,$ORIGIN", "-Wl,--build-id", soname=name)
 
 

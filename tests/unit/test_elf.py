@@ -1,4 +1,4 @@
-"""ELF files and GPU code written by hand: what is read of a sound one, and that a hostile one raises and takes no time."""
+"""ELF files and GPU code written by hand: a sound one is read, a hostile one raises and takes no time."""
 
 import io
 import struct

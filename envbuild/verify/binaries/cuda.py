@@ -1,4 +1,4 @@
-"""CUDA in the binaries: GPU code for the cell's GPUs, copies of a library and which wins, what is opened by name, stubs."""
+"""CUDA in the binaries: GPU code for the cell's GPUs, copies and which wins, what is opened by name, stubs."""
 
 import posixpath
 import re
@@ -11,7 +11,8 @@ from envbuild.verify.binaries.findings import Finding, named
 from envbuild.verify.binaries.process import Process
 
 _FAMILIES = re.compile(
-    r"lib(?P<family>cudart|cublas|cudnn|cufft|curand|cusolver|cusparseLt|cusparse|nccl|nvrtc|nvJitLink|cupti|nvshmem_host|cufile)"
+    r"lib(?P<family>cudart|cublas|cudnn|cufft|curand|cusolver|cusparseLt|cusparse|nccl|nvrtc|nvJitLink|cupti"
+    r"|nvshmem_host|cufile)"
     r"(?P<rest>\w*)\.so\.\d+"
 )
 _TOOLKIT = re.compile(r"(?:usr/local/cuda[^/]*|usr/lib/[^/]+-linux-gnu|usr/lib64)/.*")

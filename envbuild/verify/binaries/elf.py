@@ -226,7 +226,7 @@ class _Reader:
     def _symbols(
         self, sections: list[tuple[str, Any]]
     ) -> tuple[tuple[tuple[bytes, str], ...], frozenset[bytes], frozenset[str], dict[str, frozenset[str]]]:
-        """Return what is wanted, what is offered, the versions that are defined, and those that are wanted by library."""
+        """Return what is wanted, what is offered, the versions defined, and those that are wanted, by library."""
         by_type = {header["sh_type"]: header for _, header in reversed(sections)}
         table = by_type.get("SHT_DYNSYM")
         if table is None:

@@ -114,7 +114,7 @@ class Files:
         self.texts[path] = body.decode("utf-8", "surrogateescape")
 
     def real(self, path: str) -> str:
-        """Return where a path leads inside the root, each link of it followed; the path where a link goes in circles."""
+        """Return where a path leads inside the root, its links followed; the path where a link goes in circles."""
         done: list[str] = []
         left = [part for part in reversed(path.split("/")) if part and part != "."]
         hops = steps = 0

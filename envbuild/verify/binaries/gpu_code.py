@@ -1,14 +1,14 @@
 """GPU code inside an ELF file: for which architectures a library holds cubins and PTX.
 
-nvcc puts its code into the section `.nv_fatbin`, as containers one after the other: a header of 16 bytes (magic 0xBA55ED50,
-version, length of the header, length of the rest), then entries, each a header of 64 bytes or more (kind, length of the
-header, length of the content, SM number, flags) and its content. What lies in `__nv_relfatbin` is there to be linked again
-and is never loaded. NVIDIA does not document the format;
-what is read here was compared with what NVIDIA's own `cuobjdump` 13.5 says of the files that nvcc 13.0 writes
-(tests/integration/test_gpu_code.py). The same headers hold in the libraries of CUDA 11.8 to 13.
+nvcc puts its code into the section `.nv_fatbin`, as containers one after the other: a header of 16 bytes (magic
+0xBA55ED50, version, length of the header, length of the rest), then entries, each a header of 64 bytes or more
+(kind, length of the header, length of the content, SM number, flags) and its content. What lies in `__nv_relfatbin`
+is there to be linked again and is never loaded. NVIDIA does not document the format; what is read here was compared
+with what its own `cuobjdump` 13.5 says of the files that nvcc 13.0 writes (tests/integration/test_gpu_code.py). The
+libraries of torch 1.13 (CUDA 11.7) and later have the same headers.
 
-Only the headers are read, by Python. `cuobjdump` is native code: it would be fed with the files of an image that anybody
-may have made, and it unpacks what it lists. So it is the reference of the tests and has no part in an audit.
+Only the headers are read, by Python. `cuobjdump` is native code: it would be fed with the files of an image that
+anybody may have made, and it unpacks what it lists. So it is the reference of the tests and has no part in an audit.
 """
 
 import struct
@@ -31,7 +31,7 @@ _ENTRIES = 2_000_000
 _SETS = 10_000
 """Different sets of architectures in one file at most; the largest that we know has 40."""
 _HIGHEST_SM = 999
-# Orin, Xavier, Thor: binaries of the others of their generation do not run there (CUDA Binary Utilities, "compatibility").
+# Xavier, Orin, Thor: binaries of the other GPUs of their generation do not run there, nor theirs on those.
 _EMBEDDED = frozenset({72, 87, 101, 110})
 
 Suffix = Literal["", "a", "f"]
@@ -57,8 +57,8 @@ class Code:
         """Return whether a GPU runs it: a cubin as it is, PTX after the driver has compiled it.
 
         Source: the CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility" and "Feature Set Compiler
-        Targets". A cubin runs within its major architecture from its own minor on, PTX on every later architecture; with
-        the suffix `a` both run on exactly one, with `f` on those of the same major from the named one on.
+        Targets". A cubin runs within its major architecture from its own minor on, PTX on every later architecture;
+        with the suffix `a` both run on exactly one, with `f` on those of the same major from the named one on.
         """
         if self.suffix == "a" or (sm != self.sm and not self.ptx and _EMBEDDED & {sm, self.sm}):
             return sm == self.sm

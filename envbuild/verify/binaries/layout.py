@@ -1,4 +1,4 @@
-"""Where the binaries lie and where they search: Python's tags, paths of a build machine, extensions that are missing."""
+"""Where the binaries lie and where they search: Python's tags, paths of a build machine, missing extensions."""
 
 import posixpath
 import re
@@ -13,7 +13,8 @@ _CPYTHON = re.compile(r"cpython-(?P<digits>\d{2,4})(?P<flags>[a-z]*)(?:-.*)?")
 _PYTHON = re.compile(r"(?:^|/)python(?P<version>3\.\d+t?)/(?:site-packages|dist-packages|lib-dynload)/")
 # Where compiles happen, and where nothing is kept.
 _BUILD = re.compile(
-    r"/(?:tmp|var/tmp|src|out|build|home|root|project|workspace|__w|data|dev/shm|run|mnt|opt/(?:tools|toolchain|_internal))(?:/.*)?"
+    r"/(?:tmp|var/tmp|src|out|build|home|root|project|workspace|__w|data"
+    r"|dev/shm|run|mnt|opt/(?:tools|toolchain|_internal))(?:/.*)?"
 )
 
 _EMPTIED = re.compile(r"/(?:var/)?tmp(?:/|$)")
@@ -64,7 +65,7 @@ def check_paths(process: Process) -> tuple[list[Finding], str]:
             inside = process.files.real(folder) in process.files.folders
             if not _BUILD.fullmatch(posixpath.normpath(folder)) or (inside and not _EMPTIED.match(folder)):
                 continue
-            # Many wheels of indexes have such a path, which nothing makes use of once their libraries are found next to them.
+            # Many wheels of indexes have such a path, and find their libraries next to them.
             missing = [n for n in binary.needed if _is_lost(process, path, n)]
             text = f"{named(path)} searches {shown(folder)}, a folder of the machine that it was compiled on"
             if missing:

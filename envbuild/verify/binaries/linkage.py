@@ -11,8 +11,8 @@ from envbuild.verify.binaries.process import Process, is_core
 from envbuild.verify.binaries.symbols import is_pythons, is_torchs, shown_symbol, string_abi
 
 _CUDA = re.compile(
-    r"lib(?:cudart|cublas(?:Lt)?|cudnn\w*|cufft|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|nccl|nvrtc(?:-builtins)?|nvJitLink|cupti"
-    r"|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
+    r"lib(?:cudart|cublas(?:Lt)?|cudnn\w*|cufft|curand|cusolver(?:Mg)?|cusparse(?:Lt)?|nccl|nvrtc(?:-builtins)?"
+    r"|nvJitLink|cupti|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
 )
 _TORCH = re.compile(r"lib(?:torch(?:_cpu|_cuda\w*|_python|_nvshmem|_global_deps)?|c10(?:_cuda)?|caffe2\w*|shm)\.so")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_|manylinux(1|2010|2014)_")
@@ -167,7 +167,8 @@ def check_versions(process: Process) -> tuple[list[Finding], str]:
                 newest = max(
                     (v for v in has if v.partition("_")[0] == lacking[-1].partition("_")[0]), key=_version, default=""
                 )
-                text = f"needs {shown(lacking[-1])} of {shown(library)}, which has {f'up to {shown(newest)}' if newest else 'none'}"
+                high = f"up to {shown(newest)}" if newest else "none"
+                text = f"needs {shown(lacking[-1])} of {shown(library)}, which has {high}"
                 findings.append(Finding(f"{named(path)} {text}", path in process.used or process.is_compiled(path)))
         findings += _against_tag(process, path, frozenset().union(*binary.wanted_versions.values()))
     return findings, "every version of a symbol is there"

@@ -1,8 +1,9 @@
 """Where the dynamic loader of a root would find a library, and what it would have loaded for a file.
 
-As ld.so(8) says: what is loaded already under that name; DT_RPATH of the file and of those that loaded it, where it has no
-DT_RUNPATH; LD_LIBRARY_PATH; DT_RUNPATH; the folders of /etc/ld.so.conf; the default folders. The configuration is read, and
-not the cache that ldconfig made of it. Subfolders for particular processors (`glibc-hwcaps`) are not looked at.
+As ld.so(8) says: what is loaded already under that name; DT_RPATH of the file and of those that loaded it, where it
+has no DT_RUNPATH; LD_LIBRARY_PATH; DT_RUNPATH; the folders of /etc/ld.so.conf; the default folders. The
+configuration is read, and not the cache that ldconfig made of it. Subfolders for particular processors
+(`glibc-hwcaps`) are not looked at.
 """
 
 import fnmatch
@@ -27,8 +28,8 @@ _ORIGIN = re.compile(r"\$(?:ORIGIN\b|\{ORIGIN\})")
 _LIB = re.compile(r"\$(?:LIB\b|\{LIB\})")
 
 _SYSTEM = re.compile(
-    r"lib(?:c|m|dl|pthread|rt|util|resolv|nsl|crypt|anl)\.so\.\d+|ld-linux-[\w-]+\.so\.\d|lib(?:gcc_s|stdc\+\+|gomp|atomic)"
-    r"\.so\.\d+|linux-vdso\.so\.1"
+    r"lib(?:c|m|dl|pthread|rt|util|resolv|nsl|crypt|anl)\.so\.\d+|ld-linux-[\w-]+\.so\.\d"
+    r"|lib(?:gcc_s|stdc\+\+|gomp|atomic)\.so\.\d+|linux-vdso\.so\.1"
 )
 _HOST = re.compile(
     r"lib(?:cuda|nvidia-[\w-]+|nvoptix|nvcuvid)\.so\.\d+"
@@ -37,7 +38,7 @@ _HOST = re.compile(
 
 
 def is_system(name: str) -> bool:
-    """Return whether a library is part of every Linux system that takes manylinux wheels: libc, libstdc++ and their like."""
+    """Return whether a library is part of every Linux system that takes manylinux wheels, as libc is."""
     return _SYSTEM.fullmatch(name) is not None
 
 
@@ -131,7 +132,7 @@ class Loader:
             yield from self.defaults
 
     def find(self, name: str, by: Sequence[str]) -> str | None:
-        """Return the path at which the loader finds a library by its name, its last link not followed; None if it is not there."""
+        """Return the path at which the loader finds a library, its last link not followed; None where it is nowhere."""
         if "/" in name:
             return name.strip("/") if self.at(name) is not None else None
         for folder in self.folders(by):

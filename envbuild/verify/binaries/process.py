@@ -1,4 +1,4 @@
-"""A Python process that has imported torch: what it holds, who looks symbols up where, and which files it would import."""
+"""A Python process that has imported torch: what it holds, where symbols are looked up, and what it would import."""
 
 import posixpath
 import re
@@ -14,8 +14,8 @@ from envbuild.verify.binaries.loader import Loader, Scope
 
 # torch/__init__.py, `_preload_cuda_deps`: what it opens by path below nvidia/ in site-packages, in this order
 _PRELOADED = re.compile(
-    r"lib(?:cublasLt|cublas|cudnn|nvrtc|nvrtc-builtins|cudart|cupti|cufft|curand|nvJitLink|cusparse|cusparseLt|cusolver|nccl"
-    r"|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
+    r"lib(?:cublasLt|cublas|cudnn|nvrtc|nvrtc-builtins|cudart|cupti|cufft|curand|nvJitLink|cusparse|cusparseLt|cusolver"
+    r"|nccl|nvshmem_host|cufile|nvToolsExt)\.so\.[\d.]+"
 )
 _NVIDIA_LIB = re.compile(r"(?P<site>.*?)nvidia/[^/]+/lib")
 _TORCH_C = re.compile(r"(?P<site>(?:.*/)?)torch/_C\.[^/]*so")
@@ -74,7 +74,7 @@ class Process:
         return self._tags.get(self.distribution(path), "")
 
     def is_compiled(self, path: str) -> bool:
-        """Return whether a file was compiled for this root: it is of a distribution that was, of a wheel, or of no RECORD.
+        """Return whether a file was compiled for this root: of a distribution that was, of a wheel, or of no RECORD.
 
         What an index has may hold dead search paths and modules that few can load; what was compiled here must not.
         """
@@ -203,7 +203,7 @@ class Process:
 
 
 def is_core(path: str) -> bool:
-    """Return whether a file is Transformer Engine's library, which Python opens lazily: a symbol is bound as it is called."""
+    """Return whether a file is Transformer Engine's library, whose symbols are bound as they are called."""
     return posixpath.basename(path) == _CORE
 
 

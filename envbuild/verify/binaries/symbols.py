@@ -40,7 +40,7 @@ def string_abi(name: bytes) -> Literal["old", "new", ""]:
 
 
 def shown_symbol(name: bytes) -> str:
-    """Return a symbol for a message: `c10::Error::Error` of a mangled C++ name, without its arguments, or the name itself."""
+    """Return a symbol for a message: `c10::Error::Error` of a mangled C++ name, or the name itself."""
     match = _NESTED.match(name)
     parts: list[str] = []
     place = match.end() if match else 0
