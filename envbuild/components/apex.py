@@ -40,6 +40,7 @@ class Apex(Component):
     needs_commit = True
     runtime = ("packaging",)
     upstream = Upstream(repository=_URL)
+    extensions = {"apex": _EXTENSIONS}
 
     def module(self, view: View) -> str:
         del view

@@ -189,6 +189,8 @@ class Component:
     variants: ClassVar[tuple[str, ...]] = ()
     """Beginnings of distributions' names whose version follows from its own, one per CUDA version."""
     upstream: ClassVar[Upstream] = Upstream()
+    extensions: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """By the name of a distribution: extension modules without which it is not what it is used for, in every release."""
 
     def module(self, view: View) -> str | None:
         """Return a module that imports where the component is installed."""

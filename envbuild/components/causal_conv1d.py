@@ -14,6 +14,7 @@ class CausalConv1d(Component):
         distribution="causal-conv1d",
         to_fill_in=("whether its sdist holds csrc", "CUDA versions and architectures of setup.py's list"),
     )
+    extensions = {"causal-conv1d": ("causal_conv1d_cuda",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

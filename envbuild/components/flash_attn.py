@@ -22,6 +22,7 @@ class FlashAttention(Component):
         facts=("pypi",),
         to_fill_in=("facts.cxx_standard (setup.py)", "whether TE's cap takes it in"),
     )
+    extensions = {"flash-attn": ("flash_attn_2_cuda",)}
 
     def sources(self, view: View) -> Sources:
         release = view.release("flash-attn")

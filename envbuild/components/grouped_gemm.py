@@ -14,6 +14,7 @@ class GroupedGemm(Component):
         distribution="nv-grouped-gemm",
         to_fill_in=("whether its sdist holds third_party/cutlass", "the C++ standard that setup.py gives nvcc"),
     )
+    extensions = {"grouped-gemm": ("grouped_gemm_backend",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

@@ -18,6 +18,7 @@ class MambaSsm(Component):
             "the C++ standard of setup.py, and the triton that it requires",
         ),
     )
+    extensions = {"mamba-ssm": ("selective_scan_cuda",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

@@ -31,6 +31,7 @@ class TransformerEngine(Component):
     variants = ("transformer-engine-cu",)
     in_ngc = True
     upstream = Upstream(distribution="transformer-engine", repository=_URL, chosen=False)
+    extensions = {"transformer-engine-torch": ("transformer_engine_torch",)}
 
     def module(self, view: View) -> str:
         return "transformer_engine" if self.is_brought(view) else "transformer_engine.pytorch"
