@@ -189,6 +189,8 @@ class Component:
     variants: ClassVar[tuple[str, ...]] = ()
     """Beginnings of distributions' names whose version follows from its own, one per CUDA version."""
     upstream: ClassVar[Upstream] = Upstream()
+    switches: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the environment variables that its setup.py reads, by which its compile is another one."""
 
     def module(self, view: View) -> str | None:
         """Return a module that imports where the component is installed."""

@@ -16,15 +16,15 @@ from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Suite, evidence_for, summaries, summary
-from envbuild.matrix.cell import NONE, Pin, Request
+from envbuild.matrix.cell import NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, GpuFacts, Release, Rule, Spec
 from envbuild.matrix.spec import matches, public_version
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.enumerate import enumerate_cells
-from envbuild.solver.order import EvidenceRef
 from envbuild.solver.program import solvable
+from envbuild.solver.proof import EvidenceRef, Proof
 from envbuild.solver.solve import Solution, solve
 from envbuild.stacks import Stack
 
@@ -78,6 +78,11 @@ class Page:
     """The combinations that come ready in an NGC image."""
     stacks: tuple[Mapping[str, Any], ...]
     evidence: tuple[Evidence, ...]
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The four words of what was proven: as JSON has them -> as people read them."""
+        return {proof.value: proof.words for proof in Proof}
 
 
 @dataclass
@@ -172,7 +177,7 @@ def build_page(
                 "versions": {a: solution.cell.versions[a] for a in _SHOWN if a in solution.cell.versions},
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
-                "standing": summaries(records, pins, suite),
+                "standing": summaries(records, pins, solution.cell.versions, suite),
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU
@@ -306,8 +311,12 @@ def _stack(
         "cell": cell,
         "versions": dict(solution.cell.versions) if solution else {},
         "why": why,
-        "standing": summary(evidence_for(records, cell_id=cell, suite=suite), cell) if cell else None,
+        "standing": _standing(solution.cell, records, suite) if solution else None,
     }
+
+
+def _standing(cell: Cell, records: Sequence[Evidence], suite: Suite | None) -> Mapping[str, str]:
+    return summary(evidence_for(records, cell_id=cell.id, suite=suite), cell.id, cell.versions)
 
 
 def page_data(page: Page) -> dict[str, Any]:
