@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "image": ("image", "Build or pull the image of a cell and prove it: the whole road"),
         "lock": ("lock", "Pin every input of a cell by hash"),
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
-        "pull": ("image", "Pull the prebuilt image of a cell, and say who vouches for it"),
+        "pull": ("pull", "Pull the prebuilt image of a cell, and say who vouches for it"),
         "patch": ("patch", "List patches, check a source tree against them, apply them"),
     },
     "Prove": {

@@ -243,10 +243,11 @@ def page(folder: Path, as_json: bool) -> None:
     It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
     then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
     """
-    from envbuild.curate.page import build_page, page_path, render_page, write_page
+    from envbuild.curate.page import build_page
+    from envbuild.curate.page_html import page_path, render_page, write_page
     from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.stacks import load_stack, stack_names
+    from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.suite import suite_of
 
     loaded = load_matrix()
@@ -296,7 +297,8 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     Prints TOML with what a person has to fill in; nothing is written without --write. Where a git server does not answer,
     the answer is without what its tags say, and the command exits with 8.
     """
-    from envbuild.curate.update import append, propose
+    from envbuild.curate.proposals import append
+    from envbuild.curate.update import propose
     from envbuild.errors import HostError
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings

@@ -48,7 +48,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     solution = solve(matrix, _request(flags, lock), evidence_refs())
     if flags.get("stack") is not None:
         from envbuild.lock.inputs import inputs_of
-        from envbuild.stacks import load_stack
+        from envbuild.stacks.load import load_stack
 
         stack = load_stack(flags["stack"])  # what is wrong in it is told here already, not first when it is built
         flavor: Any = solution.cell.versions.get("flavor", "runtime")

@@ -115,8 +115,9 @@ def run(**options: Any) -> None:
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, run_command, shown
+    from envbuild.run.container import run_command, shown
     from envbuild.settings import load_settings
 
     asked = RunRequest(**options)
@@ -129,7 +130,7 @@ def run(**options: Any) -> None:
     if asked.starts_nothing:
         emit({"command": line, "notes": notes}, as_json=asked.as_json, human=lambda: shown(line))
         return
-    require_image(settings, asked.image)
+    EngineClient(settings).image(asked.image)  # or it says that there is none
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvp(line[0], line)  # noqa: S606
@@ -177,8 +178,9 @@ def launch(**options: Any) -> int:
     to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
     with keys made for this job. The exit code is the launcher's.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, shown
+    from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.settings import load_settings
 
@@ -211,7 +213,7 @@ def launch(**options: Any) -> int:
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        require_image(settings, asked.image)
+        EngineClient(settings).image(asked.image)  # or it says that there is none
     processes = sum(node.slots for node in nodes)
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.

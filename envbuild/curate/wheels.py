@@ -22,20 +22,12 @@ from packaging.version import Version
 
 from envbuild.errors import HostError, LockError
 from envbuild.lock.index import IndexFile, files_of
+from envbuild.net.address import login_for, place_of, read_address
 from envbuild.net.data import read_object, table
-from envbuild.net.http import (
-    PAGE,
-    Answer,
-    BadAnswerError,
-    Client,
-    NoAnswerError,
-    failure_of,
-    fetch,
-    login_for,
-    place_of,
-    read_address,
-    refusal_of,
-)
+from envbuild.net.exchange import PAGE, Answer
+from envbuild.net.failures import BadAnswerError, NoAnswerError, failure_of, refusal_of
+from envbuild.net.fetch import fetch
+from envbuild.net.http import Client
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 

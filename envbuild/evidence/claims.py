@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from envbuild.components import COMPONENTS, SOFTWARE
 from envbuild.evidence.place import differences, parts, place_of, proof_of
 from envbuild.evidence.records import Evidence
-from envbuild.evidence.standing import Standing, Status, Suite, evidence_for
+from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, standing_for
 from envbuild.matrix.cell import NONE, Cell
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import EvidenceRef, Proof
@@ -121,10 +121,9 @@ def claim_of(
         )
 
     own = [record for record in records if record.cell_id == cell.id]
-    for mine in ([record for record in own if not differences(record, versions)], own):
-        standing = evidence_for(mine, cell_id=cell.id, suite=suite, lock_digest=lock_digest)
-        if standing.status != "never":
-            return claim(standing)
+    standing = standing_for(own, versions, suite=suite, lock_digest=lock_digest)
+    if standing.status != "never":
+        return claim(standing)
     ids = {ref.id for ref in proven}
     others = [record for record in records if record.id in ids]  # of cells that hold what was left open
     if not others:

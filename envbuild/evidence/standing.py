@@ -1,6 +1,6 @@
 """What the records of a cell say of it: the one that it stands on, and whether that is stale; the same for the page."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +74,29 @@ def evidence_for(
     return Standing(status="stale", record=stale[0], why_stale=stale[1])
 
 
+def standing_for(
+    own: Sequence[Evidence],
+    versions: Mapping[AxisName, str],
+    *,
+    suite: Suite | None = None,
+    lock_digest: str | None = None,
+) -> Standing:
+    """Return what the records of one cell say of `versions`: those that count for it, and only where none does, the others.
+
+    Args:
+        own: records of one cell.
+        versions: the cell that it is told of, axis -> version; that one, or another with its software.
+        suite: as for `evidence_for`.
+        lock_digest: likewise.
+
+    """
+    standing = Standing(status="never")
+    for some in ([record for record in own if not differences(record, versions)], own):
+        if some and standing.status == "never":
+            standing = evidence_for(some, cell_id=some[0].cell_id, suite=suite, lock_digest=lock_digest)
+    return standing
+
+
 def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
     now = suite(record.cell) if callable(suite) else suite
     if now is not None and record.suite != now:
@@ -137,12 +160,9 @@ def summaries(
     mine = [r for r in records if all((r.cell.get(axis) or NONE) == version for axis, version in pins.items())]
     known = []
     for cell_id in sorted({record.cell_id for record in mine}):
-        own = [record for record in mine if record.cell_id == cell_id]
-        for some in ([record for record in own if not differences(record, versions)], own):
-            standing = evidence_for(some, cell_id=cell_id, suite=suite)
-            if standing.record is not None:
-                known.append(summary(standing, cell_id, versions))
-                break
+        standing = standing_for([r for r in mine if r.cell_id == cell_id], versions, suite=suite)
+        if standing.record is not None:
+            known.append(summary(standing, cell_id, versions))
     return sorted(
         known,
         key=lambda each: (

@@ -9,17 +9,13 @@ from envbuild.host.probe import Probe
 from envbuild.settings import Settings
 
 
-def _docker(settings: Settings) -> tuple[str, ...]:
-    return ("docker", "--host", settings.engine_host) if settings.engine_host else ("docker",)
-
-
 def engine_of(probe: Probe, settings: Settings) -> Engine:
     """Return the engine that the settings name, or why there is none."""
-    docker = _docker(settings)
+    docker = settings.engine_command
     ran = probe.run(*docker, "info", "--format", "{{json .}}")
     if ran is None:
         # No such command, or an engine that hangs: only the first lacks a version.
-        client = match_of(r"version ([\w.+~-]+)", output_of(probe, "docker", "--version"))
+        client = match_of(r"version ([\w.+~-]+)", output_of(probe, docker[0], "--version"))
         return Engine(client=client, problem="no-answer" if client else "no-client")
     info = json_object(ran.out)
     client_info = info.get("ClientInfo") or {}

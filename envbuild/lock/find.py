@@ -12,6 +12,7 @@ from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.stacks.parts import digest_of
 
 
 def lock_name(inputs: Inputs) -> str:
@@ -23,7 +24,7 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
-    stack = [inputs.stack.digest()] if inputs.stack else []
+    stack = [digest_of(inputs.stack)] if inputs.stack else []
     asked = json.dumps(
         [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
     )

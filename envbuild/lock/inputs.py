@@ -20,7 +20,8 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.view import CellView
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.stacks import Stack, wheels_of
+from envbuild.stacks.model import Stack
+from envbuild.stacks.parts import wheels_of
 
 Flavor = Literal["runtime", "devel"]
 TeSource = Literal["pypi", "git"]

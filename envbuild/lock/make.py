@@ -23,6 +23,7 @@ from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Mi
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
 from envbuild.util.toml import read_toml
 
@@ -43,7 +44,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         matrix=matrix.digest,
         flavor=inputs.flavor,
         stack=inputs.stack.name if inputs.stack else None,
-        stack_digest=inputs.stack.digest() if inputs.stack else None,
+        stack_digest=digest_of(inputs.stack) if inputs.stack else None,
         te_source=inputs.te_source,
         components=tuple(c.axis for c in inputs.components),
         # The newest release in the cell: a date that follows from the data alone.
@@ -146,7 +147,7 @@ class _Maker:
             matrix=self.matrix.digest,
             flavor=inputs.flavor,
             stack=inputs.stack.name if inputs.stack else None,
-            stack_digest=inputs.stack.digest() if inputs.stack else None,
+            stack_digest=digest_of(inputs.stack) if inputs.stack else None,
             te_source=inputs.te_source,
             components=tuple(c.axis for c in inputs.components),
             epoch=self.epoch,
@@ -211,7 +212,8 @@ class _Maker:
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.lock.apt import ArchiveError, mirrors_of
+        from envbuild.lock.apt import ArchiveError
+        from envbuild.lock.archives import mirrors_of
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
@@ -228,7 +230,7 @@ class _Maker:
 
     def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
-        from envbuild.net.http import place_of
+        from envbuild.net.address import place_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
@@ -263,7 +265,8 @@ class _Maker:
         return file
 
     def _tree(self, number: int) -> GitSource:
-        from envbuild.lock.sources import NotAllowedError, SourceStore
+        from envbuild.lock.objects import NotAllowedError
+        from envbuild.lock.sources import SourceStore
 
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")

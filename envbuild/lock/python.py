@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.net.address import host_of, place_of
 from envbuild.net.download import file_name
-from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
 from envbuild.util.processes import bounded

@@ -10,7 +10,8 @@ from envbuild.settings import Settings
 from envbuild.util.names import shown
 
 if TYPE_CHECKING:
-    from envbuild.net.http import Bounds, Client
+    from envbuild.net.exchange import Bounds
+    from envbuild.net.http import Client
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -101,7 +102,9 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
         UsageError: `reference` is no image reference.
 
     """
-    from envbuild.net.http import BadAnswerError, Client, NoAnswerError, body_of
+    from envbuild.net.failures import BadAnswerError, NoAnswerError
+    from envbuild.net.fetch import body_of
+    from envbuild.net.http import Client
 
     ref = parse_reference(reference)
     host = _HUB_API if ref.host == _HUB else ref.host
@@ -155,7 +158,7 @@ def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> s
 
 
 def _bounds() -> "Bounds":
-    from envbuild.net.http import Bounds
+    from envbuild.net.exchange import Bounds
 
     # A manifest, or a token. Registries refuse manifests of more than 4 MiB.
     return Bounds(size=4 << 20, stall_s=20.0, total_s=90.0)
@@ -165,7 +168,7 @@ def _authorization(client: "Client", ref: Reference, header: str) -> str:
     """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic)."""
     from envbuild.net.answers import read_challenge, read_token, token_url
     from envbuild.net.docker_login import docker_login
-    from envbuild.net.http import body_of
+    from envbuild.net.fetch import body_of
 
     challenge = read_challenge(header)
     basic = docker_login(_HUB_LOGIN if ref.host == _HUB else ref.host)

@@ -87,6 +87,11 @@ class Settings(BaseModel):
             or re.match(r"unix://|\w+://(\w+@)?(localhost|127\.|\[::1\])", self.engine_host) is not None
         )
 
+    @property
+    def engine_command(self) -> tuple[str, ...]:
+        """The start of every docker command line: the client, and the engine where one is set."""
+        return ("docker", "--host", self.engine_host) if self.engine_host else ("docker",)
+
     def redacted(self) -> dict[str, Any]:
         """Return every setting as JSON values, URLs without their credentials."""
 

@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from envbuild.engine.guest import Image, export, look_up, run_guest, said_last
+from envbuild.engine.client import said_last
+from envbuild.engine.guest import export, look_up, run_guest
+from envbuild.engine.image import Image
 from envbuild.errors import AuditError
 from envbuild.lock.model import Lock
 from envbuild.paths import data_dir

@@ -7,7 +7,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.engine.guest import Image
+from envbuild.engine.image import Image
 from envbuild.lock.model import Lock
 from envbuild.util.names import shown
 from envbuild.verify.checks import Check, verdict_of

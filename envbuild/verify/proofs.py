@@ -10,7 +10,7 @@ from typing import Any
 
 from envbuild.evidence.report import Device
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.verify.suite import suite_hash
 
 KEPT = ("audit", "smoke", "stack_proof", "not_proven")

@@ -15,7 +15,7 @@ from envbuild.util.processes import end_group, guarded
 from envbuild.verify.target import PYTHON_IN_IMAGE
 
 if TYPE_CHECKING:
-    from envbuild.engine.guest import Image
+    from envbuild.engine.image import Image
     from envbuild.settings import Settings
 
 # What an environment may set for its own tests: with it the suite would run less than it says, or assert nothing.

@@ -12,7 +12,7 @@ from envbuild.util.processes import bounded
 from envbuild.verify.expectation import EXPECTED_IN_IMAGE, EXPECTED_LIMIT, shape_fault
 
 if TYPE_CHECKING:
-    from envbuild.engine.guest import Image
+    from envbuild.engine.image import Image
     from envbuild.settings import Settings
 
 PYTHON_IN_IMAGE = 'exec "$(command -v python3 || command -v python)" "$@"'
@@ -59,7 +59,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.guest import look_up, run_guest, said_last
+    from envbuild.engine.client import said_last
+    from envbuild.engine.guest import look_up, run_guest
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     image: Image | None = None

@@ -176,13 +176,14 @@ def _pylock_seeds() -> list[Seed]:
 
 
 def _read_stack(kind: str, body: bytes) -> None:
-    from envbuild.stacks import load_stack
+    from envbuild.stacks.load import load_stack
+    from envbuild.stacks.parts import digest_of
 
     if kind == "name":
         load_stack(_text(body))
         return
     stack = load_stack(str(_write("stack.toml", body)))
-    stack.digest()
+    digest_of(stack)
     _ = stack.axes
 
 

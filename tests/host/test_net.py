@@ -24,7 +24,8 @@ from fault_server import FaultServer
 from envbuild.errors import HostError, LockError
 from envbuild.net import http
 from envbuild.net.download import FILE, download
-from envbuild.net.http import PAGE, fetch
+from envbuild.net.exchange import PAGE
+from envbuild.net.fetch import fetch
 from envbuild.settings import load_settings
 
 BODY = random.Random(15).randbytes(1 << 20)  # the same in every process

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from envbuild.cli.resolve import explain as explain_command
 from envbuild.cli.resolve import resolve as resolve_command
 from envbuild.components import COMPONENTS, SOFTWARE
-from envbuild.curate.page import build_page, render_page
+from envbuild.curate.page import build_page
+from envbuild.curate.page_html import render_page
 from envbuild.evidence import refs
 from envbuild.evidence.claims import claim_of, component_claims
 from envbuild.evidence.place import altered_of, differences, place_of

@@ -29,6 +29,7 @@ NAMED = {
     "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
+    "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
@@ -37,7 +38,7 @@ NAMED = {
     "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
-    "stacks.py": ({"deepspeed"}, "the launcher of that name"),
+    "stacks/model.py": ({"deepspeed"}, "the launcher of that name"),
     "verify/audit.py": ({"torch"}, "the set of Python packages"),
     "verify/contents.py": ({"torch"}, "the set of Python packages"),
     "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),

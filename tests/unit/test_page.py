@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from envbuild.curate.links import source_url
-from envbuild.curate.page import build_page, page_data, page_path, render_page, write_page
+from envbuild.curate.page import build_page
+from envbuild.curate.page_html import page_data, page_path, render_page, write_page
 from envbuild.errors import HostError
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import evidence_for, summary
@@ -17,7 +18,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.solve import solve
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 KEPT = {
     "cuda": {"12.6", "13.0", "cpu"},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.engine.build import no_answer
+from envbuild.engine.failures import no_answer
 from envbuild.engine.progress import Watch
 
 

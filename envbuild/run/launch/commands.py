@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.container import docker, run_flags
+from envbuild.run.container import run_flags
 from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER
@@ -119,7 +119,7 @@ def _deepspeed(job: Job) -> list[str]:
 def _keeper(job: Job, rank: int, settings: Settings, flags: Sequence[str]) -> list[str]:
     # The container lives as long as its standard input is open: it ends with this process, however that ends.
     return [
-        *docker(settings), "run", "--rm", "--pull", "never", "--interactive", "--name", _container_name(job, rank), *flags,
+        *settings.engine_command, "run", "--rm", "--pull", "never", "--interactive", "--name", _container_name(job, rank), *flags,
         "--entrypoint", "sh", job.container.image, "-c", "cat >/dev/null",
     ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def _container_name(job: Job, rank: int) -> str:
 def _inside(job: Job, rank: int, settings: Settings, command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` in a host's container, with the job's variables."""
     return [
-        *docker(settings), "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        *settings.engine_command, "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
         *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, rank),
         "sh", "-c", f". {FOLDER}/environment; exec " + '"$@"', "sh", *command,
     ]  # fmt: skip
@@ -163,7 +163,9 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, li
 
     ranks = range(len(job.nodes))
     keepers = tuple(on(rank, _keeper(job, rank, settings, flags), "the container, until this ends") for rank in ranks)
-    shells = [[*docker(settings), "exec", "--interactive", _container_name(job, rank), "sh", "-s"] for rank in ranks]
+    shells = [
+        [*settings.engine_command, "exec", "--interactive", _container_name(job, rank), "sh", "-s"] for rank in ranks
+    ]
     if job.launcher == "torchrun":
         return Plan(
             keepers=keepers,
@@ -189,7 +191,7 @@ def _srun(job: Job, settings: Settings, flags: Sequence[str]) -> Step:
         node="here",
         command=(
             "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),
-            "--export=ALL", "--kill-on-bad-exit=1", *docker(settings), "run", "--rm", "--pull", "never", *flags,
+            "--export=ALL", "--kill-on-bad-exit=1", *settings.engine_command, "run", "--rm", "--pull", "never", *flags,
             "--env", "SLURM_NODEID", *names, job.container.image, "sh", "-c", "exec " + inner,
         ),
         about="one container per host; Slurm starts them and ends them together",
