@@ -11,6 +11,7 @@ from typing import Any
 
 from envbuild.curate.page_reasons import Reasons, pins_of
 from envbuild.errors import NoCellError
+from envbuild.evidence.claims import Trials, tried_word
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Suite, standing_for, summaries, summary
 from envbuild.matrix.cell import NONE, Cell, Pin, Request
@@ -49,7 +50,7 @@ class Page:
     grids: tuple[Grid, ...]
     cells: tuple[Mapping[str, Any], ...]
     """One per combination that has a cell: `id`, `versions`, `rules` and those of them by which somebody tested this torch
-    with this te (`together`), `standing`, `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
+    with this te (`together`), `standing`, `tried` (the word that trials alone give it), `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
     reasons: tuple[tuple[Mapping[str, str], ...], ...]
     """Why there is no cell: steps of `text`, `rule` and `source`."""
     gpus: tuple[Release, ...]
@@ -72,6 +73,7 @@ def build_page(
     records: Sequence[Evidence] = (),
     evidence: Sequence[EvidenceRef] = (),
     suite: Suite | None = None,
+    trials: Trials | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
     """Work out what the page shows.
@@ -82,6 +84,7 @@ def build_page(
         records: evidence, as `load_evidence` returns it.
         evidence: the same as the solver ranks by it.
         suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
+        trials: the ledger of trials; a cell that never ran is shown as tried where it says so.
         note: told how far it is: this takes some seconds.
 
     """
@@ -109,6 +112,7 @@ def build_page(
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
                 "standing": summaries(records, pins, solution.cell.versions, suite),
+                "tried": tried_word(solution.cell.versions, trials).value,
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU

@@ -238,6 +238,11 @@ def _tried_with(axis: AxisName, versions: Mapping[AxisName, str], trials: Trials
     return found
 
 
+def tried_word(versions: Mapping[AxisName, str], trials: Trials | None) -> Proof:
+    """Return the word that trials alone give a cell."""
+    return Proof.STATED if trials is None else _tried(component_claims(versions, (), trials))
+
+
 def _tried(components: Mapping[AxisName, ComponentClaim]) -> Proof:
     """Return the word for a cell that never ran: tried, where each component was; CUDA is none, and comes with torch."""
     words = [each.proof for axis, each in components.items() if axis in COMPONENTS]

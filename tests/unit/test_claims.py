@@ -374,3 +374,10 @@ def test_the_page_is_coloured_by_the_same_words(small, changes, word, kind) -> N
     for proof in Proof:
         assert proof.words in text
     assert "verified" not in text.partition("<main")[2].partition("<script")[0].replace('class="standing verified"', "")
+
+
+def test_the_page_shows_what_was_tried(small) -> None:
+    page = build_page(small, trials=_Trials(te_torch="passed", apex_torch="passed"))
+    number = next(n for n, each in enumerate(page.cells) if each["te"] == SOFT["te"])
+    assert f'<button type="button" class="k tried" data-n="{number}"' in render_page(page)
+    assert build_page(small).cells[number]["tried"] == "stated"

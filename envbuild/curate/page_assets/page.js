@@ -150,7 +150,7 @@
   const said = (cell, found) => {
     const claim = proofs[claimed(cell, found)];
     const how = found.status === "failed" ? "failed" : found.status === "stale" ? `stale: ${claim}` : claim;
-    return [how, ` on ${found.where}${found.gpu.startsWith("sm_") ? ` (${found.gpu})` : ""}, ${age(found.date)}`];
+    return [how, `${found.status === "failed" ? " on" : ":"} ${found.where}${found.gpu.startsWith("sm_") ? ` (${found.gpu})` : ""}, ${age(found.date)}`];
   };
   const told = (cell) => (found) => {
     const [how, where] = said(cell, found);
@@ -187,7 +187,7 @@
       }
       parts.push(cell.standing.length
         ? element("ul", {}, ...cell.standing.map(told(cell)))
-        : element("p", { class: "standing never" }, `${proofs.stated}: the rules allow it, and no run is recorded.`));
+        : element("p", { class: "standing never" }, `${proofs[cell.tried]}: the rules allow it, ${cell.tried === "tried" ? "trials of its components with each other passed, " : ""}and no run is recorded.`));
       if (cell.together.length) {
         parts.push(element("p", {}, "Tested together upstream: ",
           ...cell.together.flatMap((number, n) => [n ? ", " : "", element("a", { href: `#rule-${data.rules[number][0]}` }, element("code", {}, data.rules[number][0]))])));
