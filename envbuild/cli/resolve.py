@@ -93,7 +93,6 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         {
             **_answer(solution, verdict, claim),
             "choices": [_choice_answer(choice) for choice in choices],
-            "left_out": dict(solution.left_out),
         },
         as_json=as_json,
         human=lambda: _explained(solution, choices, verdict, claim),
@@ -134,6 +133,7 @@ def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim
             for ref in solution.evidence
         ],
         "standing": claim.as_json(),
+        "left_out": dict(solution.left_out),
         "matrix": solution.matrix_digest,
     }
 

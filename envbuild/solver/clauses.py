@@ -1,4 +1,4 @@
-"""The matrix as clauses over small finite domains, and what follows from them by propagation alone.
+"""The matrix as clauses over small finite domains.
 
 Every axis has one value: "not in use" (bit 0 of a mask) or one of its releases, in ascending order of preference. Every
 release's relations and every refusing rule become clauses, each a disjunction of "this axis has its value in this
@@ -8,7 +8,6 @@ set". Sets are integers used as bit masks, so thousands of clauses propagate in 
 import datetime as dt
 import itertools
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,6 +84,13 @@ class Clauses:
     def mask(self, axis: int, spec: Spec) -> int:
         """Return the releases of `axis` that `spec` matches."""
         return self._masks[axis].mask(spec)
+
+    def pinned(self, axis: int, text: str) -> int:
+        """Return the releases of `axis` that a pin of `text` leaves: those of that name, else those that it matches.
+
+        A name is no prefix: apex 25.09 is the tag, not a commit after it, and 3.0.0 is not its betas.
+        """
+        return self._masks[axis].named(text) or self._masks[axis].mask(text)
 
     def named(self, axis: int, text: str) -> int:
         """Return the guarded releases of `axis` that a pin of `text` names: by version, alias, commit or a glob."""
@@ -339,59 +345,3 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         guards=guards,
         _masks=compiler.masks,
     )
-
-
-def propagate(
-    compiled: Clauses,
-    domains: list[int],
-    only: Sequence[int] | None = None,
-    fired: list[tuple[int, int, int]] | None = None,
-) -> int | None:
-    """Narrow `domains` in place to what unit propagation leaves.
-
-    Args:
-        compiled: the matrix.
-        domains: per axis, the values still possible; every one non-empty.
-        only: the clauses to use; all by default.
-        fired: receives (clause, axis, mask before) for every clause that narrowed an axis, in order.
-
-    Returns:
-        None, or the number of a clause that no value left can satisfy.
-
-    """
-    clauses = compiled.clauses
-    order = range(len(clauses)) if only is None else only
-    pending = deque(range(len(order)))
-    queued = bytearray(b"\1" * len(order))
-    # per axis: the places in `order` looked at since it was last narrowed, for they alone have to be looked at again;
-    # going through every clause of the axis each time would grow with the square of the matrix
-    seen: list[list[int]] = [[] for _ in domains]
-    while pending:
-        place = pending.popleft()
-        queued[place] = False
-        number = order[place]
-        literals = clauses[number].literals
-        unit, unit_mask = -1, 0
-        for axis, mask in literals:
-            left = domains[axis]
-            both = left & mask
-            if both == left:
-                break  # satisfied, for good (compared, for `left & ~mask` would copy a long number several times)
-            if both:
-                if unit >= 0:  # two axes can still satisfy it
-                    for other, _ in literals:
-                        seen[other].append(place)
-                    break
-                unit, unit_mask = axis, both
-        else:
-            if unit < 0:
-                return number
-            if fired is not None:
-                fired.append((number, unit, domains[unit]))
-            domains[unit] = unit_mask
-            again, seen[unit] = sorted(seen[unit]), []
-            for other in again:
-                if not queued[other]:
-                    queued[other] = True
-                    pending.append(other)
-    return None

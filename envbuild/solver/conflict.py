@@ -10,10 +10,11 @@ from functools import cached_property
 
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.solver.asked import Asked
-from envbuild.solver.clauses import Clauses, propagate
+from envbuild.solver.clauses import Clauses
 from envbuild.solver.nearest import Near, nearest
 from envbuild.solver.program import Program, any_cell, solvable
 from envbuild.solver.proof import EvidenceRef
+from envbuild.solver.propagation import propagate
 from envbuild.solver.sentences import Step, steps_of
 
 

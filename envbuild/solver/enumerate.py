@@ -10,8 +10,9 @@ from envbuild.matrix.cell import AUTO, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import read_request
-from envbuild.solver.clauses import Clauses, bits, propagate
+from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.program import Program
+from envbuild.solver.propagation import propagate
 
 
 def enumerate_cells(

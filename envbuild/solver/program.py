@@ -6,7 +6,8 @@ from typing import Self
 
 import clingo
 
-from envbuild.solver.clauses import Clauses, bits, propagate
+from envbuild.solver.clauses import Clauses, bits
+from envbuild.solver.propagation import propagate
 
 
 def runs(chosen: int, domain: int) -> Iterator[tuple[int, int]]:

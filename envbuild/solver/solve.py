@@ -8,14 +8,16 @@ from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.solver.asked import Asked, read_request
-from envbuild.solver.clauses import Clauses
+from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.conflict import explain_conflict
-from envbuild.solver.order import Score, best_values, score_of
+from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
+from envbuild.solver.sentences import Step
 
 NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
 """Why an axis of use `asked` is left out."""
+_NOTHING_FITS = "no release of it fits what was asked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +132,33 @@ def _reasons(
         elif release.date is None and axis.dated:
             reason = "the best that the rules allow"
         elif axis.dated and asked.request.prefer == "proven":
-            reason = "nearest in date to the rest"
+            reason = _by_date(compiled, values, domains, i)
         elif axis.scheme == "name":
             reason = "the first listed that fits"
         else:
             reason = "the newest that fits"
         result[name] = asked_for + reason
     return result
+
+
+def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], axis: int) -> str:
+    """Say why a newer release was not taken, where nothing but dates and rules speaks of it."""
+    newer = [value for value in bits(domains[axis]) if value > values[axis]]
+    if not newer:
+        return "the newest that fits"
+    rest = [
+        month
+        for i, other in enumerate(compiled.axes)
+        if other.dated and i != axis and (month := month_of(compiled, i, values[i])) is not None
+    ]
+
+    def spread(value: int) -> int:
+        months = [*rest, *([] if (month := month_of(compiled, axis, value)) is None else [month])]
+        return max(months, default=0) - min(months, default=0)
+
+    if all(spread(value) > spread(values[axis]) for value in newer):
+        return "nearest in date to the rest"
+    return "the newest of its season that goes with the rest"
 
 
 def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
@@ -169,7 +191,33 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
         request = Request(pins=(*asked.request.pins, *extra), prefer=asked.request.prefer)
         trial = read_request(compiled.matrix, request)
         if not solvable(*trial.of(request.pins)):
-            conflict = explain_conflict(trial, (), first_only=True)
-            told = [step.text for step in conflict.steps if step.pin is None]
-            return told[-1] if told else "no release of it fits what was asked"
-    return "no release of it fits what was asked"
+            return _gist(compiled, name, explain_conflict(trial, (), first_only=True).steps)
+    return _NOTHING_FITS
+
+
+def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
+    """Return the rule that keeps the newest releases of an axis out, and the conclusion.
+
+    The last step of a conflict is about what the others left, often an image that nobody asked for.
+    """
+    told = [step for step in steps if step.pin is None]
+    if not told:
+        return _NOTHING_FITS
+    axis = compiled.number[name]
+    taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
+    rules = {rule.id: rule for rule in compiled.matrix.rules}
+
+    def concerns(step: Step) -> int:
+        rule = rules.get(step.rule)
+        if rule is None or name not in step.axes:
+            return 0
+        return (compiled.mask(axis, rule.when.get(name, "any")) & taken).bit_length()
+
+    def is_of(step: Step) -> bool:
+        rule = rules.get(step.rule)
+        return rule is not None and name in rule.when
+
+    main = max(told, key=lambda step: (concerns(step), name in step.narrowed or step is told[-1], is_of(step)))
+    if not concerns(main):
+        return told[-1].text
+    return " ".join(filter(None, (main.claim, told[-1].conclusion)))

@@ -115,8 +115,8 @@ def check(matrix, naive, request, evidence, *, explain):
 
 def compared(score, prefer):
     """Return what `prefer` compares of a score, in order."""
-    proven = () if prefer == "newest" else (score.evidence, score.untested_pairs, score.spread)
-    return (score.defaults_out, *proven, score.age, score.untested_undated_pairs, *score.preference)
+    proven = () if prefer == "newest" else (score.evidence, score.untested_pairs, score.spread, score.untagged)
+    return (score.compat, score.defaults_out, *proven, score.age, score.untested_undated_pairs, *score.preference)
 
 
 def check_conflict(naive, request, conflict, *, nearest):
