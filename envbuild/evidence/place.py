@@ -53,7 +53,7 @@ def _os_of(record: Evidence) -> str:
     stated = _text(record.cell.get("os"))
     if record.target.get("kind") != "host":
         return stated
-    found = re.match(r"(?P<name>[A-Za-z]+)\D*(?P<version>\d+(?:\.\d+)*)", _text(record.target.get("os")))
+    found = re.match(r"(?P<name>[A-Za-z]++)\D*+(?P<version>\d+(?:\.\d+)*)", _text(record.target.get("os")))
     if found is None:
         return UNKNOWN
     name, version = found["name"].lower(), found["version"]
