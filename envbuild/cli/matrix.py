@@ -245,7 +245,7 @@ def page(folder: Path, as_json: bool) -> None:
     """
     from envbuild.curate.page import build_page
     from envbuild.curate.page_html import page_path, render_page, write_page
-    from envbuild.evidence.refs import committed_evidence, evidence_refs
+    from envbuild.evidence.refs import committed_evidence, committed_trials, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.suite import suite_of
@@ -257,6 +257,7 @@ def page(folder: Path, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
+        trials=committed_trials(),
         suite=suite_of,
         note=note,
     )

@@ -34,6 +34,7 @@ class Apex(Component):
 
     axis = "apex"
     place = 20
+    switches = ("APEX_",)
     label = "apex"
     facts = ApexFacts
     in_ngc = True

@@ -191,6 +191,8 @@ class Component:
     upstream: ClassVar[Upstream] = Upstream()
     extensions: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """By the name of a distribution: extension modules without which it is not what it is used for, in every release."""
+    switches: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the environment variables that its setup.py reads, by which its compile is another one."""
 
     def module(self, view: View) -> str | None:
         """Return a module that imports where the component is installed."""

@@ -8,6 +8,7 @@ class CausalConv1d(Component):
 
     axis = "causal-conv1d"
     place = 70
+    switches = ("CAUSAL_CONV1D_",)
     label = "conv1d-"
     distributions = ("causal-conv1d",)
     upstream = Upstream(

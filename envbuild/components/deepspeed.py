@@ -8,6 +8,7 @@ class DeepSpeed(Component):
 
     axis = "deepspeed"
     place = 60
+    switches = ("DS_",)
     label = "ds"
     distributions = ("deepspeed",)
     upstream = Upstream(

@@ -14,6 +14,7 @@ class FlashAttention(Component):
 
     axis = "flash-attn"
     place = 30
+    switches = ("FLASH_ATTENTION_", "FLASH_ATTN_")
     label = "fa"
     facts = FlashAttnFacts
     distributions = ("flash-attn",)

@@ -8,6 +8,7 @@ class GroupedGemm(Component):
 
     axis = "grouped-gemm"
     place = 72
+    switches = ("GROUPED_GEMM_",)
     label = "ggemm"
     distributions = ("nv-grouped-gemm",)
     upstream = Upstream(

@@ -8,6 +8,7 @@ class MambaSsm(Component):
 
     axis = "mamba-ssm"
     place = 74
+    switches = ("MAMBA_",)
     label = "mamba"
     distributions = ("mamba-ssm",)
     upstream = Upstream(

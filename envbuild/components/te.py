@@ -25,6 +25,7 @@ class TransformerEngine(Component):
 
     axis = "te"
     place = 10
+    switches = ("NVTE_",)
     label = "te"
     facts = TeFacts
     distributions = ("transformer-engine", "transformer-engine-torch")

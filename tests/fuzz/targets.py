@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -413,8 +414,9 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
+    from envbuild.evidence.claims import claim_of
+    from envbuild.evidence.place import altered_of
     from envbuild.evidence.records import content_id, read_evidence
-    from envbuild.evidence.standing import evidence_for
 
     name = "20261122T101859Z-0000000000000000.json"
     with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a record whose hash is right gets further
@@ -427,8 +429,10 @@ def _read_record(kind: str, body: bytes) -> None:
         record = read_evidence(path)
     finally:
         path.unlink()
-    evidence_for([record], cell_id=record.cell_id, suite=record.suite).describe()
-    _ = record.where, record.caveat
+    for versions in (record.cell, {"cuda": "13.0", "gpu": "sm_90", "python": "3.12"}):
+        cell: Any = SimpleNamespace(id=record.cell_id, versions=versions)
+        json.dumps(claim_of(cell, (), [record], suite=record.suite).as_json(), allow_nan=False)
+    _ = record.where, altered_of(record)
     json.dumps(record.model_dump(mode="json"), allow_nan=False)
 
 

@@ -43,7 +43,7 @@ NAMED = {
     "verify/contents.py": ({"torch"}, "the set of Python packages"),
     "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
     "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
-    "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
+    "evidence/place.py": ({"mpi", "torch"}, "the MPI that a run was on; the torch of a host that it adopted"),
 }
 
 

@@ -33,7 +33,7 @@ def record(**changes):
     fields = {
         "date": datetime(2026, 11, 17, 9, 0, tzinfo=UTC),
         "cell_id": "cu130-py311-torch2.11.0-te2.12.0-x",
-        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0"},
+        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0", "gpu": "sm_90", "os": "debian12"},
         "lock_digest": None,
         "target": {"kind": "image", "digest": "sha256:aa"},
         "suite": "sha256:22",
@@ -43,7 +43,7 @@ def record(**changes):
         "nodes": 1,
         "gpus": ({"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8, "count": 1},),
         "driver": "580.95.05",
-        "software": {},
+        "software": {"python": "3.11.2"},
         "launchers": (),
         "seed": 7,
         "verdict": "passed",
@@ -125,8 +125,10 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     assert proven["standing"] == [
         {
             "status": "verified",
+            "claim": "run-on-this-gpu",
             "cell": "cu130-py311-torch2.11.0-te2.12.0-x",
             "where": "H200, driver 580",
+            "gpu": "sm_90",
             "date": "2026-11-17T09:00:00Z",
             "why": "",
             "record": "sha256:0123",
@@ -142,6 +144,12 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     ("changes", "status", "why"),
     [
         ({"level": "import"}, "verified", "level import alone"),
+        ({"adopted": {"torch": "2.11.0"}}, "never", "torch adopted from the host"),
+        (
+            {"gpus": ({"name": "NVIDIA B200", "sm": "100", "memory_gib": 180.0, "count": 1},)},
+            "never",
+            "sm_100 (here sm_90); compiled for sm_90",
+        ),
         (
             {"verdict": "failed", "reason": "test_x\nmore", "suite": "sha256:0"},
             "failed",
@@ -150,7 +158,8 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     ],
 )
 def test_a_run_that_proves_less_says_so(changes, status, why):
-    shown = summary(evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22"), record().cell_id)
+    standing = evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22")
+    shown = summary(standing, record().cell_id, {"gpu": "sm_90", "python": "3.11", "os": "debian12"})
     assert (shown["status"], shown["why"]) == (status, why)
 
 
