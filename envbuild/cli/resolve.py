@@ -94,7 +94,6 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         {
             **_answer(solution, verdict, standing),
             "choices": [_choice_answer(choice) for choice in choices],
-            "left_out": dict(solution.left_out),
         },
         as_json=as_json,
         human=lambda: _explained(solution, choices, verdict, standing),
@@ -134,6 +133,7 @@ def _answer(
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [{"id": ref.id, "level": ref.level, "versions": dict(ref.versions)} for ref in solution.evidence],
         "standing": dict(standing),
+        "left_out": dict(solution.left_out),
         "matrix": solution.matrix_digest,
     }
 

@@ -43,7 +43,9 @@ def gpu_release(matrix: Matrix, gpu: Gpu) -> Release | None:
         facts = release.facts
         if not isinstance(facts, GpuFacts):
             continue
-        if gpu.sm == facts.sm or (gpu.sm is None and any(_names(name, gpu.name) for name in facts.names)):
+        if gpu.sm == facts.sm or (
+            gpu.sm is None and any(_names(name, gpu.name) for name in (*facts.names, *facts.geforce))
+        ):
             return release
     return None
 

@@ -9,7 +9,7 @@ from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import CudaFacts, GpuFacts
+from envbuild.matrix.model import CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
 
 Verdict = Literal["full", "minor-version", "needs-compat", "refused"]
@@ -67,12 +67,15 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
         )
     assert isinstance(release.facts, CudaFacts)  # noqa: S101
     facts = release.facts
+    gpu = _gpu(matrix, cell)
+    if gpu is not None and (unknown := _unknown(gpu, found)) is not None:
+        return DriverVerdict(verdict="refused", driver=driver, why=unknown, source=gpu.source)
     toolkit, full = _full_floor(matrix, cell, facts)
     if full is not None and found >= Version(full):
         return DriverVerdict(
             verdict="full",
             driver=driver,
-            why=f"CUDA {toolkit} has every feature from driver {full}",
+            why=f"CUDA {toolkit} has every feature from driver {full}{_modules(gpu)}",
             source=release.source,
         )
     if facts.driver_minor is not None and found >= Version(facts.driver_minor):
@@ -82,7 +85,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="minor-version",
             driver=driver,
             why=f"every CUDA {major} runs from driver {facts.driver_minor} by minor-version compatibility; {missing}: "
-            "newer driver features and the driver's own PTX compiler are missing",
+            f"newer driver features and the driver's own PTX compiler are missing{_modules(gpu)}",
             source=release.source,
         )
     floor = facts.driver_minor or full
@@ -93,7 +96,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="needs-compat",
             driver=driver,
             why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
-            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs",
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs{_modules(gpu)}",
             source=release.source,
         )
     if branch in facts.compat_branches:
@@ -120,10 +123,40 @@ def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str 
     return newest if newest is not None else (cell.versions["cuda"], None)
 
 
+def needs_compat(release: Release, driver: str) -> bool:
+    """Return whether a `driver` starts a CUDA release with the cuda-compat package alone, if at all."""
+    facts, found = release.facts, version_key(driver)
+    if not isinstance(facts, CudaFacts) or facts.driver_minor is None or found is None:
+        return False
+    return found < Version(facts.driver_minor)
+
+
+def _gpu(matrix: Matrix, cell: Cell) -> Release | None:
+    gpu = cell.versions.get("gpu")
+    return matrix.release("gpu", gpu) if gpu else None
+
+
+def _unknown(gpu: Release, found: Version) -> str | None:
+    """Return why a driver does not know a GPU, or None when nothing says so."""
+    facts = gpu.facts
+    if not isinstance(facts, GpuFacts):
+        return None
+    if facts.first_driver and found.major < int(facts.first_driver):
+        return f"{gpu.version} is known to driver branch {facts.first_driver} and later; no cuda-compat changes that"
+    if facts.last_driver and found.major > int(facts.last_driver):
+        return f"driver branch {facts.last_driver} is the last that knows {gpu.version}"
+    return None
+
+
+def _modules(gpu: Release | None) -> str:
+    if gpu is None or not isinstance(gpu.facts, GpuFacts) or not gpu.facts.open_modules:
+        return ""
+    return f"; {gpu.version} needs the driver of NVIDIA's open kernel modules ({gpu.facts.open_modules})"
+
+
 def _data_center(matrix: Matrix, cell: Cell) -> bool:
     # without a GPU nothing says that cuda-compat may be used
     if cell.versions.get("board") == "geforce":
         return False
-    gpu = cell.versions.get("gpu")
-    facts = matrix.release("gpu", gpu).facts if gpu else None
-    return isinstance(facts, GpuFacts) and facts.data_center
+    gpu = _gpu(matrix, cell)
+    return gpu is not None and isinstance(gpu.facts, GpuFacts) and gpu.facts.data_center

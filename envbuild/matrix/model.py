@@ -92,9 +92,16 @@ class NvccFacts(Model):
 class GpuFacts(Model):
     sm: str = Field(pattern=r"^\d+$")
     names: tuple[str, ...] = ()
+    """Data-center and workstation boards, as NVIDIA's page of compute capabilities calls them."""
     data_center: bool = True
     geforce: tuple[str, ...] = ()
-    """The aliases that name a GeForce card, which cuda-compat does not support whatever its architecture."""
+    """GeForce and TITAN boards, likewise; cuda-compat supports none of them, whatever its architecture."""
+    first_driver: str | None = None
+    """The first driver branch that knows the architecture, e.g. 570."""
+    last_driver: str | None = None
+    """The last driver branch that knows it, where NVIDIA dropped it from later ones."""
+    open_modules: Source | None = None
+    """Where it is stated that the driver must be of NVIDIA's open kernel modules; None where either kind will do."""
 
 
 class OsFacts(Model):

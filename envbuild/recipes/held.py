@@ -33,7 +33,7 @@ _PAIRED = 200_000
 """How many pairs of lines are compared by the choices that they stand in."""
 
 
-_BESIDE_CPU = {"cpu-without-driver", "cpu-without-nvcc"}
+_BESIDE_CPU = {"cpu-without-nvcc"}
 """What a CPU build of torch has no use for; a machine or an image that has it is no contradiction."""
 
 

@@ -9,6 +9,7 @@ from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
+from envbuild.matrix.spelling import is_geforce, spellings
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 
 ANY = "any"
@@ -72,9 +73,23 @@ def _with_board(matrix: Matrix, request: Request) -> Request:
     gpus = [pin for pin in request.pins if pin.axis == "gpu"]
     if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
         return request
-    cards = {name for r in matrix.releases["gpu"] for name in r.facts.geforce}
-    named = [Pin(axis="board", spec="geforce", origin=f"{p.origin} {p.spec}") for p in gpus if p.spec in cards]
+    named = [
+        Pin(axis="board", spec="geforce", origin=f"{pin.origin} {pin.spec}")
+        for pin in gpus
+        if any(is_geforce(release, pin.spec) for release in matrix.releases["gpu"])
+    ]
     return replace(request, pins=(*request.pins, *named)) if named else request
+
+
+def _spelled(compiled: Clauses, pin: Pin) -> Pin:
+    """Return the pin in a listed spelling, where it matches nothing as it is and another spelling does."""
+    number = compiled.number[pin.axis]
+    if is_open_pin(pin) or pin.spec == NONE or compiled.pinned(number, pin.spec):
+        return pin
+    for spec in spellings(compiled.axes[number], pin.spec, compiled.values[number]):
+        if compiled.pinned(number, spec):
+            return replace(pin, spec=spec)
+    return pin
 
 
 def read_request(matrix: Matrix, request: Request) -> Asked:
@@ -98,6 +113,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
     compiled = compile_matrix(matrix, added)
+    request = replace(request, pins=tuple(_spelled(compiled, pin) for pin in request.pins))
     masks = []
     for pin in dict.fromkeys(request.pins):
         number = compiled.number[pin.axis]
@@ -106,7 +122,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
         elif is_open_pin(pin):
             mask = compiled.real[number]
         else:
-            mask = compiled.mask(number, pin.spec)
+            mask = compiled.pinned(number, pin.spec)
             if not mask:
                 check_spec(compiled.axes[number], pin.spec, pin.origin)
             if pin.axis in added and pin.spec == added[pin.axis].version:

@@ -87,6 +87,13 @@ class Clauses:
         """Return the releases of `axis` that `spec` matches."""
         return self._masks[axis].mask(spec)
 
+    def pinned(self, axis: int, text: str) -> int:
+        """Return the releases of `axis` that a pin of `text` leaves: those of that very name, else those that it matches.
+
+        A name is no prefix: apex 25.09 is the tag, not a commit after it, and 3.0.0 is not its betas.
+        """
+        return self._masks[axis].named(text) or self._masks[axis].mask(text)
+
     def named(self, axis: int, text: str) -> int:
         """Return the guarded releases of `axis` that a pin of `text` names: by version, alias, commit or a glob."""
         release_names = self.guards.get(axis)

@@ -119,11 +119,12 @@ def _newest(
 def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
     """Say at which step of the stated order `other`, the best cell with `version`, loses to `chosen`."""
     steps = [
+        (chosen.compat, other.compat, "its cell needs the package cuda-compat under this driver"),
         (
             chosen.defaults_out,
             other.defaults_out,
             f"with it the cell would lack {_count(other.defaults_out - chosen.defaults_out, 'more default component')}",
-        )
+        ),
     ]
     if asked.request.prefer == "proven":
         levels = ("never verified", "built only", "proven on CPU", "proven on GPU")
@@ -141,8 +142,9 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
             (
                 chosen.spread,
                 other.spread,
-                f"season: its cell's releases lie {_count(other.spread, 'day')} apart, against {chosen.spread}",
+                f"season: its cell's releases lie {_count(other.spread, 'month')} apart, against {chosen.spread}",
             ),
+            (chosen.untagged, other.untagged, "its cell holds a commit that nobody tagged"),
         ]
     steps += [
         (

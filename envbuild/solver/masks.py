@@ -45,6 +45,10 @@ class AxisMasks:
             return self._text(spec)
         return _union(map(self._text, spec))
 
+    def named(self, text: str) -> int:
+        """Return the releases that are called `text`, by version, alias or their version on PyPI."""
+        return self._named.get(text, 0)
+
     def _text(self, text: str) -> int:
         found = self._kept.get(text)
         if found is None:

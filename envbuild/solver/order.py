@@ -2,17 +2,21 @@
 
 The order, each step deciding only among the cells that the steps before leave equal:
 
-0. as many `default` axes in use as possible;
-1. evidence of the highest level for the axes that the request left open;
-2. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
+0. with a driver given, a cell that it starts comes before one that needs the cuda-compat package;
+1. as many `default` axes in use as possible;
+2. evidence of the highest level for the axes that the request left open;
+3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-3. season: the smallest number of days between the oldest and the newest release on the dated axes;
-4. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists;
-5. tested together, for the pairs without a dated axis (an OS and its own Python);
-6. axis by axis, the dated ones first: the newest release, or the first listed of names.
+4. season: the smallest number of months between the oldest and the newest release on the dated axes, where a patch is
+   of the month of its minor release (`season`);
+5. tags: the fewest commits that nobody tagged;
+6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
+   minor release the last patch is taken;
+7. tested together, for the pairs without a dated axis (an OS and its own Python);
+8. axis by axis, the dated ones first: the newest release, or the first listed of names.
 
-`prefer="newest"` leaves out steps 1 to 3. An axis that is not in use counts as its oldest release in 4 and as the least
-preferred in 6, so the order is total and the answer is one cell.
+`prefer="newest"` leaves out steps 2 to 5. An axis that is not in use counts as its oldest release in 6 and as the least
+preferred in 8, so the order is total and the answer is one cell.
 """
 
 import itertools
@@ -21,19 +25,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.components import SOFTWARE
+from envbuild.matrix.driver import needs_compat
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import Asked, is_open_pin
-from envbuild.solver.clauses import UNUSED, Clauses, propagate
+from envbuild.solver.clauses import UNUSED, Clauses, bits, propagate
 from envbuild.solver.program import Program
+from envbuild.solver.season import is_untagged, months_of
 
 _NEWEST = (
-    "as many default components as possible, then{} the newest, then an OS' own Python, then the order of the lists"
+    "what the driver starts by itself, then as many default components as possible, then{} the newest, then an OS' own "
+    "Python, then the order of the lists"
 )
 ORDER_IN_WORDS = {
     "newest": _NEWEST.format(""),
     "proven": _NEWEST.format(
         " evidence of the highest level for what was left open, then versions tested together, then the smallest spread "
-        "of release dates, then"
+        "of release dates in months, then tags before commits between them, then"
     ),
 }
 """The stated order in one line, by what the request prefers."""
@@ -61,18 +68,20 @@ class EvidenceRef:
 class Score:
     """A cell's place in the stated order; smaller is better, compared field by field."""
 
+    compat: int
     defaults_out: int
     evidence: int
     untested_pairs: int
     spread: int
+    untagged: int
     age: int
     untested_undated_pairs: int
     preference: tuple[int, ...]
 
     def vector(self, prefer: str) -> tuple[int, ...]:
         """Return what `prefer` compares, in order."""
-        proven = () if prefer == "newest" else (self.evidence, self.untested_pairs, self.spread)
-        return (self.defaults_out, *proven, self.age, self.untested_undated_pairs, *self.preference)
+        proven = () if prefer == "newest" else (self.evidence, self.untested_pairs, self.spread, self.untagged)
+        return (self.compat, self.defaults_out, *proven, self.age, self.untested_undated_pairs, *self.preference)
 
 
 def _evidence_masks(asked: Asked, ref: EvidenceRef) -> list[tuple[int, int]] | None:
@@ -116,6 +125,27 @@ def _dates(compiled: Clauses, axis: int) -> list[int]:
     return [r.date.toordinal() if r is not None and r.date is not None else oldest for r in compiled.values[axis]]
 
 
+def _months(compiled: Clauses, axis: int) -> Sequence[int | None]:
+    return months_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
+
+
+def _compat_masks(compiled: Clauses) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield the pairs of a driver and the CUDA releases that it starts with the cuda-compat package alone."""
+    driver, cuda = compiled.number.get("driver"), compiled.number.get("cuda")
+    if driver is None or cuda is None:
+        return
+    for value, release in enumerate(compiled.values[driver]):
+        if release is None:
+            continue
+        mask = sum(
+            1 << place
+            for place, toolkit in enumerate(compiled.values[cuda])
+            if toolkit is not None and needs_compat(toolkit, release.version)
+        )
+        if mask:
+            yield (driver, 1 << value), (cuda, mask)
+
+
 def preference_order(compiled: Clauses) -> list[int]:
     """Return the axes in the order in which the last step compares them."""
     return sorted(
@@ -136,13 +166,15 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
         if all(mask >> values[axis] & 1 for axis, mask in together.literals):
             tested.update(_pairs((axis for axis, _ in together.literals), counted))
     dated = [i for i, axis in enumerate(compiled.axes) if axis.dated]
-    days = [r.date.toordinal() for i in dated if (r := compiled.values[i][values[i]]) is not None and r.date]
+    months = [month for i in dated if (month := _months(compiled, i)[values[i]]) is not None]
     dated_pairs = sum(compiled.axes[a].dated or compiled.axes[b].dated for a, b in tested)
     return Score(
+        compat=sum(all(mask >> values[axis] & 1 for axis, mask in pair) for pair in _compat_masks(compiled)),
         defaults_out=sum(axis.use == "default" and not values[i] for i, axis in enumerate(compiled.axes)),
         evidence=-level,
         untested_pairs=-dated_pairs,
-        spread=max(days) - min(days) if days else 0,
+        spread=max(months) - min(months) if months else 0,
+        untagged=sum(is_untagged(compiled.values[i][values[i]]) for i in dated),
         age=sum(max(ds) - ds[values[i]] for i in dated if (ds := _dates(compiled, i))),
         untested_undated_pairs=-(len(tested) - dated_pairs),
         preference=tuple(len(compiled.values[i]) - 1 - values[i] for i in preference_order(compiled)),
@@ -150,9 +182,10 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
 
 
 def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
-    """Add the stated order to `program` as minimisation, priorities 100 downwards."""
+    """Add the stated order to `program` as minimisation, priorities 101 downwards."""
     compiled, domains = program.compiled, program.domains
     prefer = asked.request.prefer
+    _add_compat(program)
     program.minimize(
         100,
         [
@@ -163,13 +196,18 @@ def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -
     )
     if prefer != "newest":
         _add_evidence(program, asked, evidence)
-        _add_spread(program)
+        _add_season(program)
+        untagged = []
+        for i, axis in enumerate(compiled.axes):
+            if axis.dated:
+                untagged += program.cost(i, [int(is_untagged(release)) for release in compiled.values[i]])
+        program.minimize(96, untagged)
     _add_pairs(program, dated=prefer != "newest")
     ages = []
     for i, axis in enumerate(compiled.axes):
         if axis.dated:
             ages += program.cost(i, [-day for day in _dates(compiled, i)])
-    program.minimize(96, ages)
+    program.minimize(95, ages)
     for step, i in enumerate(preference_order(compiled)):
         program.minimize(90 - step, program.cost(i, range(0, -len(compiled.values[i]), -1)))
 
@@ -214,7 +252,7 @@ def _add_pairs(program: Program, *, dated: bool) -> None:
         atom = program.both(body) if body else None  # None: the rule holds in every remaining cell
         for pair in _pairs((axis for axis, _ in together.literals), counted):
             causes.setdefault(pair, []).append(atom)
-    steps: dict[int, list[tuple[int, int]]] = {98: [], 95: []}
+    steps: dict[int, list[tuple[int, int]]] = {98: [], 94: []}
     for (a, b), atoms in causes.items():
         known = [atom for atom in atoms if atom is not None]
         if len(known) < len(atoms):
@@ -225,77 +263,70 @@ def _add_pairs(program: Program, *, dated: bool) -> None:
         pair_atom = program.backend.add_atom()
         for known_atom in known:
             program.backend.add_rule([pair_atom], [known_atom])
-        steps[98 if with_date else 95].append((-pair_atom, 1))
+        steps[98 if with_date else 94].append((-pair_atom, 1))
     for priority, literals in steps.items():
         program.minimize(priority, literals)
 
 
-def _add_spread(program: Program) -> None:
-    """Minimise the days between the oldest and the newest release: a sum over the gaps that lie between them."""
+def _add_compat(program: Program) -> None:
+    """Count a cell that needs the cuda-compat package, whatever else it has."""
+    atoms = []
+    for pair in _compat_masks(program.compiled):
+        parts = [program.inside(axis, mask) for axis, mask in pair]
+        if all(part is not None for part in parts):
+            atoms.append(program.both([part for part in parts if part]))
+    program.minimize(101, [(atom, 1) for atom in atoms])
+
+
+def _add_season(program: Program) -> None:
+    """Minimise the months between the oldest and the newest release: a sum over the gaps that lie between them."""
     compiled, backend = program.compiled, program.backend
     fixed: set[int] = set()
-    begin: dict[int, int] = {}  # axis -> first place that has a date; "not in use" and undated ones come before
-    last: dict[int, list[tuple[int, int]]] = {}  # day -> (axis, last place with that day or an earlier one)
-    first: dict[int, list[tuple[int, int]]] = {}
+    causes: dict[int, list[list[int]]] = {}  # month -> what says that some release is of it
     for i, axis in enumerate(compiled.axes):
         if not axis.dated:
             continue
-        releases = compiled.values[i]
-        if i not in program.order:
-            release = releases[program.domains[i].bit_length() - 1]
-            if release is not None and release.date:
-                fixed.add(release.date.toordinal())
-            continue
-        seen: set[int] = set()
-        for place, value in enumerate(program.places[i]):
-            release = releases[value]
-            if release is None or release.date is None:
-                continue
-            day = release.date.toordinal()
-            begin.setdefault(i, place)
-            if day not in seen:
-                seen.add(day)
-                first.setdefault(day, []).append((i, place))
-            if last.get(day) and last[day][-1][0] == i:
-                last[day][-1] = (i, place)
-            else:
-                last.setdefault(day, []).append((i, place))
-    days = sorted({*first, *fixed})
-    if len(days) < 2:
+        months = _months(compiled, i)
+        masks: dict[int, int] = {}
+        for value in bits(program.domains[i]):
+            if (month := months[value]) is not None:
+                masks[month] = masks.get(month, 0) | 1 << value
+        for month, mask in masks.items():
+            inside = program.inside(i, mask)
+            if inside:
+                causes.setdefault(month, []).append(inside)
+            elif inside is not None:
+                fixed.add(month)
+    months = sorted({*causes, *fixed})
+    if len(months) < 2:
         return
-    below = _chain(program, days, last, begin, fixed, downwards=False)
-    above = _chain(program, days, first, begin, fixed, downwards=True)
+    below, above = (_chain(program, months, causes, fixed, downwards=way) for way in (False, True))
     literals = []
-    for n, (day, after) in enumerate(itertools.pairwise(days)):
+    for n, (month, after) in enumerate(itertools.pairwise(months)):
         atom = backend.add_atom()
         backend.add_rule([atom], [below[n], above[n + 1]])
-        literals.append((atom, after - day))
+        literals.append((atom, after - month))
     program.minimize(97, literals)
 
 
 def _chain(
     program: Program,
-    days: Sequence[int],
-    marks: Mapping[int, Sequence[tuple[int, int]]],
-    begin: Mapping[int, int],
+    months: Sequence[int],
+    causes: Mapping[int, Sequence[Sequence[int]]],
     fixed: set[int],
     *,
     downwards: bool,
 ) -> list[int]:
-    """Return per day an atom "some release is of this day or earlier" (or "or later", with `downwards`)."""
-    atoms = [program.backend.add_atom() for _ in days]
-    for n, day in enumerate(days):
-        if day in fixed:
+    """Return per month an atom "some release is of this month or earlier" (or "or later", with `downwards`)."""
+    atoms = [program.backend.add_atom() for _ in months]
+    for n, month in enumerate(months):
+        if month in fixed:
             program.backend.add_rule([atoms[n]], [])
         neighbour = n + 1 if downwards else n - 1
-        if 0 <= neighbour < len(days):
+        if 0 <= neighbour < len(months):
             program.backend.add_rule([atoms[n]], [atoms[neighbour]])
-        for axis, place in marks.get(day, ()):
-            order = program.order[axis]
-            end = len(order) if downwards else place + 1
-            start = place if downwards else begin[axis]
-            body = [*([order[start]] if start else []), *([-order[end]] if end < len(order) else [])]
-            program.backend.add_rule([atoms[n]], body)
+        for inside in causes.get(month, ()):
+            program.backend.add_rule([atoms[n]], list(inside))
     return atoms
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.model import AxisName, Release, Spec
@@ -20,6 +20,12 @@ class Step:
     text: str
     source: str
     pin: Pin | None = None
+    claim: str = ""
+    """What the rule says, without what it leaves of this request."""
+    narrowed: tuple[AxisName, ...] = ()
+    """The axes that it leaves less of."""
+    conclusion: str = ""
+    """The end of the last step: what no cell has."""
 
 
 def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]) -> tuple[Step, ...]:
@@ -152,6 +158,7 @@ def _told(
 ) -> Step:
     causes = [compiled.clauses[n].cause for n in batch]
     axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
+    narrowed = tuple(compiled.names[axis] for axis in touched)
     first = causes[0]
     if first.rule is not None:
         rules = list(dict.fromkeys(cause.rule.id for cause in causes if cause.rule))
@@ -184,8 +191,14 @@ def _told(
         rule = "release"
     # a step that ends with nothing left says so once, not what was left on the way
     consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
+    claim = _sentence(compiled, text)
     return Step(
-        rule=rule, axes=axes, text=" ".join([_sentence(compiled, text), *filter(None, consequences)]), source=source
+        rule=rule,
+        axes=axes,
+        text=" ".join([claim, *filter(None, consequences)]),
+        source=source,
+        claim=claim,
+        narrowed=narrowed,
     )
 
 
@@ -267,4 +280,4 @@ def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin])
     if step.pin is not None and len(things) == 1:
         axis = compiled.matrix.axes[step.pin.axis]
         end = f"Every cell has one {axis.name}. {end}" if axis.use == "always" else end
-    return Step(rule=step.rule, axes=step.axes, text=f"{step.text} {end}", source=step.source, pin=step.pin)
+    return replace(step, text=f"{step.text} {end}", conclusion=end)

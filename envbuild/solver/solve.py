@@ -12,9 +12,11 @@ from envbuild.solver.clauses import Clauses
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import LEVELS, EvidenceRef, Score, best_values, score_of, speaks_for
 from envbuild.solver.program import solvable
+from envbuild.solver.sentences import Step
 
 NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
 """Why an axis of use `asked` is left out."""
+_NOTHING_FITS = "no release of it fits what was asked"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,33 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
         request = Request(pins=(*asked.request.pins, *extra), prefer=asked.request.prefer)
         trial = read_request(compiled.matrix, request)
         if not solvable(*trial.of(request.pins)):
-            conflict = explain_conflict(trial, (), first_only=True)
-            told = [step.text for step in conflict.steps if step.pin is None]
-            return told[-1] if told else "no release of it fits what was asked"
-    return "no release of it fits what was asked"
+            return _gist(compiled, name, explain_conflict(trial, (), first_only=True).steps)
+    return _NOTHING_FITS
+
+
+def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
+    """Return the rule that keeps the newest releases of an axis out, and the conclusion.
+
+    The last step of a conflict is about what the others left, often an image that nobody asked for.
+    """
+    told = [step for step in steps if step.pin is None]
+    if not told:
+        return _NOTHING_FITS
+    axis = compiled.number[name]
+    taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
+    rules = {rule.id: rule for rule in compiled.matrix.rules}
+
+    def concerns(step: Step) -> int:
+        rule = rules.get(step.rule)
+        if rule is None or name not in step.axes:
+            return 0
+        return (compiled.mask(axis, rule.when.get(name, "any")) & taken).bit_length()
+
+    def is_of(step: Step) -> bool:
+        rule = rules.get(step.rule)
+        return rule is not None and name in rule.when
+
+    main = max(told, key=lambda step: (concerns(step), name in step.narrowed or step is told[-1], is_of(step)))
+    if not concerns(main):
+        return told[-1].text
+    return " ".join(filter(None, (main.claim, told[-1].conclusion)))

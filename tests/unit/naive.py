@@ -168,7 +168,12 @@ class Naive:
         listed = {r.version for r in self.matrix.releases[pin.axis]}
         if definition.open and version_key(pin.spec) and pin.spec in listed and self.is_host(pin):
             return value == pin.spec
-        return value is not None and value in self.versions(pin.axis, pin.spec)
+        called = {v for v in self.versions(pin.axis, pin.spec) if pin.spec in self.names(pin.axis, v)}
+        return value is not None and value in (called or self.versions(pin.axis, pin.spec))
+
+    def names(self, axis, version):
+        release = next((r for r in self.matrix.releases.get(axis, ()) if r.version == version), None)
+        return {version} if release is None else {version, *release.aliases, getattr(release.facts, "pypi", None)}
 
     def is_host(self, pin):
         # the release that the request itself added
@@ -192,12 +197,12 @@ class Naive:
         key = tuple(cell[axis] for axis in self.matrix.axes)
         if key not in self._scores:
             self._scores[key] = self._fixed_score(cell)
-        out, pairs, spread, age, others, preference = self._scores[key]
+        compat, out, pairs, spread, untagged, age, others, preference = self._scores[key]
         if prefer == "newest":
-            return (out, age, others, *preference)
+            return (compat, out, age, others, *preference)
         settled = {pin.axis for pin in pins if pin.spec not in {"auto", "any"}}
         level = max((LEVELS[ref.level] for ref in evidence if self.speaks_for(cell, ref, settled)), default=0)
-        return (out, -level, pairs, spread, age, others, *preference)
+        return (compat, out, -level, pairs, spread, untagged, age, others, *preference)
 
     def speaks_for(self, cell, ref, settled):
         software = [axis for axis in SOFTWARE if axis in self.matrix.axes]
@@ -213,6 +218,23 @@ class Naive:
                 return False
         return True
 
+    def needs_compat(self, cell):
+        if cell.get("driver") is None or cell.get("cuda") is None:
+            return False
+        floor = getattr(self.release("cuda", cell["cuda"]).facts, "driver_minor", None)
+        return floor is not None and version_key(cell["driver"]) < version_key(floor)
+
+    def patches(self, axis, release):
+        """The releases of one minor, a release that is no final one by itself."""
+
+        def key(r):
+            version = version_key(r.version)
+            if version is None or version.pre or version.dev is not None or (version.post or 0) > 9_999_999:
+                return r.version
+            return version.release[0], (*version.release, 0)[1]
+
+        return [r for r in self.matrix.releases[axis] if r.date and key(r) == key(release)]
+
     def _fixed_score(self, cell):
         axes = self.matrix.axes
         pairs = set()
@@ -221,10 +243,11 @@ class Naive:
                 counted = [a for a in rule.when if axes[a].use not in {"derived", "host"}]
                 pairs |= {frozenset(pair) for pair in itertools.combinations(counted, 2)}
         with_date = sum(any(axes[a].dated for a in pair) for pair in pairs)
-        dates = [
-            self.release(a, cell[a]).date
-            for a, definition in axes.items()
-            if definition.dated and cell[a] is not None and self.release(a, cell[a]).date
+        dated = [self.release(a, cell[a]) for a in axes if axes[a].dated and cell[a] is not None]
+        months = [
+            min(12 * r.date.year + r.date.month for r in self.patches(axis, release))
+            for axis, release in ((a, self.release(a, cell[a])) for a in axes if axes[a].dated and cell[a] is not None)
+            if release.date
         ]
         age = 0
         for axis, definition in axes.items():
@@ -234,9 +257,11 @@ class Naive:
                 age += (max(listed) - (own or min(listed))).days
         order = [a for a in axes if axes[a].dated] + [a for a in axes if not axes[a].dated]
         return (
+            self.needs_compat(cell),
             sum(definition.use == "default" and cell[a] is None for a, definition in axes.items()),
             -with_date,
-            (max(dates) - min(dates)).days if dates else 0,
+            max(months) - min(months) if months else 0,
+            sum(".post" in r.version and len(r.version.rpartition(".post")[2]) == 8 for r in dated),
             age,
             -(len(pairs) - with_date),
             tuple(self.rank(a, cell[a]) for a in order if axes[a].use != "derived"),

@@ -155,7 +155,7 @@ def test_explain_names_the_step_that_decided(matrix):
     assert found["torch"].why == "nearest in date to the rest"
     assert found["torch"].next_best.version == "2.8.0+cu126"
     assert found["cudnn"].why == "comes with torch 2.8.0+cu128"
-    assert found["apex"].next_best.why == "season: its cell's releases lie 97 days apart, against 5"
+    assert found["apex"].next_best.why == "season: its cell's releases lie 3 months apart, against 0"
     assert found["python"].next_best.why == "equal in all else, and listed as less preferred"
     locked = with_rules(matrix, locked_together("lock", torch="2.7.1", te="2.6"))
     torch = choices(locked, te="2.6")["torch"]
@@ -177,9 +177,10 @@ def test_explain_says_why_not_the_newest(matrix):
 def test_resolve_prints_the_answer_alone():
     done = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--te", "2.6", "--driver", "560.35.05", "--json"])
     answer = json.loads(done.stdout)
-    assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "matrix"}
+    assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "left_out", "matrix"}
     assert set(answer["standing"]) == {"status", "text", "date"}
     assert answer["driver_verdict"] == "full"
+    assert answer["left_out"]["megatron"] == "only when asked for (--AXIS auto takes what fits)"
     assert answer["cell"]["torch"] == "2.8.0+cu126"
     assert answer["matrix"] == load_matrix().digest
     assert answer["id"].startswith("cu126-py312-torch2.8.0-te2.6.0-apex25.08-sm90-")
@@ -219,13 +220,13 @@ def test_a_lock_pins_every_axis_and_lets_none_in():
 def test_a_geforce_card_gets_no_cuda_compat():
     """One architecture, two answers: cuda-compat is for data-center GPUs."""
     asked = ["--cuda", "12.6", "--driver", "470.82.01", "--gpu"]
-    done = CliRunner().invoke(resolve_command, [*asked, "l40s", "--json"])
+    done = CliRunner().invoke(resolve_command, [*asked, "a40", "--json"])
     assert json.loads(done.stdout)["driver_verdict"] == "needs-compat"
-    refused = CliRunner().invoke(resolve_command, [*asked, "rtx4090"])
+    refused = CliRunner().invoke(resolve_command, [*asked, "rtx3090"])
     assert isinstance(refused.exception, NoCellError)
-    assert "You asked for board geforce (--gpu rtx4090)." in str(refused.exception)
-    same = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "rtx4090", "--json"])
-    plain = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "sm_89", "--json"])
+    assert "You asked for board geforce (--gpu rtx3090)." in str(refused.exception)
+    same = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "rtx3090", "--json"])
+    plain = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--gpu", "sm_86", "--json"])
     assert json.loads(same.stdout)["id"] == json.loads(plain.stdout)["id"]
 
 

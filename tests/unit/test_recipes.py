@@ -45,6 +45,7 @@ EXPECTED = {
     "llm-jp.sh": [
         (6, "recipe-unpinned-source"),
         (8, "recipe-unpinned-package"),
+        (11, "apex-torch-2.1"),
         (13, "recipe-user-path"),
     ],
     "gpt2-3d.Dockerfile": [

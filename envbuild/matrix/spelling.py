@@ -1,0 +1,67 @@
+"""What people write for a release that the matrix lists under another spelling: `H100`, `sm_90a`, `9.0`, `v2.6`, `cu126`.
+
+Read only where the text as it stands matches no release, so that no spelling changes what a listed one means.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from envbuild.matrix.model import Axis, GpuFacts, Release
+
+_TAG = re.compile(r"(?:[A-Za-z]+[_-])?[vV]?(?=\d)")
+"""What stands before the version in a git tag: `v2.6`, `core_v0.12.3`, `release_v2.12`."""
+_CUDA = re.compile(r"cu(?:da)?[ _-]?(\d{1,2})\.?(\d)(?:\.\d+)?", re.IGNORECASE)
+"""A variant as torch's wheels, PyTorch's indexes and people write it: `cu126`, `cuda12.6`, `CUDA 12.6.3`."""
+_PYTHON = re.compile(r"(?:py|cp|python) ?3\.?(\d{1,2})", re.IGNORECASE)
+_ARCH = re.compile(r"(?:sm|compute)?[_ ]?(\d{2,3})[af]?", re.IGNORECASE)
+"""`sm_90`, `sm_90a`, `compute_100f`, `90`: what is specific to an architecture or a family runs on the same GPU."""
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)[af]?", re.IGNORECASE)
+_NOISE = re.compile(
+    r"nvidia|geforce|tesla|generation|laptop|mobile|gpu|super|d|server|workstation|edition|max|q|blackwell"
+    r"|pcie|sxm\d?|nvl|hbm\d?e?|\d+gb",
+    re.IGNORECASE,
+)
+"""Words of a board's name that do not decide its compute capability."""
+
+
+def board_key(name: str) -> str:
+    """Return what two spellings of one board share: `NVIDIA GeForce RTX 4090 Laptop GPU` and `rtx-4090` are `rtx4090`."""
+    words = [word for word in re.split(r"[\s_-]+", name.strip()) if word]
+    kept = [word for word in words if not _NOISE.fullmatch(word)]
+    return "".join(kept or words).casefold()
+
+
+def is_geforce(release: Release, text: str) -> bool:
+    """Return whether `text` names a GeForce or TITAN board of a release of the axis gpu."""
+    facts = release.facts
+    return isinstance(facts, GpuFacts) and board_key(text) in {board_key(name) for name in facts.geforce}
+
+
+def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iterator[str]:
+    """Yield what `text` may mean on `axis`, the likeliest first; a caller takes the first that matches a release."""
+    if axis.name == "gpu":
+        yield from _gpu(text, releases)
+    elif axis.name == "cuda" and (found := _CUDA.fullmatch(text)):
+        yield f"{found[1]}.{found[2]}"
+    elif axis.name == "python" and (found := _PYTHON.fullmatch(text)):
+        yield f"3.{found[1]}"
+    if axis.scheme == "name":
+        yield text.casefold()
+        yield re.sub(r"[\s_]+", "-", text.strip().casefold())
+    elif found := _TAG.match(text):
+        yield text[found.end() :]
+
+
+def _gpu(text: str, releases: Sequence[Release | None]) -> Iterator[str]:
+    if found := _CAPABILITY.fullmatch(text):
+        yield f"sm_{found[1]}{found[2]}"
+    if found := _ARCH.fullmatch(text):
+        yield f"sm_{found[1]}"
+    key = board_key(text)
+    for release in releases:
+        if release is None or not isinstance(release.facts, GpuFacts):
+            continue
+        aliases = {board_key(alias): alias for alias in release.aliases}
+        names = {board_key(name) for name in (*release.facts.names, *release.facts.geforce)}
+        if key in aliases or key in names:
+            yield aliases.get(key, release.version)
