@@ -12,7 +12,17 @@ from envbuild.matrix.packages import caps_for
 from envbuild.matrix.spec import version_key
 from envbuild.solver.solve import solve
 
-COMPONENTS = {"te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed", "mamba-ssm", "causal-conv1d"}
+COMPONENTS = {
+    "te",
+    "apex",
+    "flash-attn",
+    "flash-attn-hopper",
+    "flash-attn-4",
+    "megatron",
+    "deepspeed",
+    "mamba-ssm",
+    "causal-conv1d",
+}
 HARDWARE = {"gpu", "driver", "board"}
 
 
