@@ -10,6 +10,8 @@ class MegatronFacts(Model):
     repository: str = "https://github.com/NVIDIA/Megatron-LM.git"
     tag: str | None = None
     pypi: str | None = None
+    imports: tuple[str, ...] = ()
+    """Distributions that it imports and does not ask for."""
 
 
 class Megatron(Component):
@@ -30,7 +32,7 @@ class Megatron(Component):
         if view.repository:
             return ()
         release = view.release("megatron")
-        return (f"megatron-core=={release.facts.pypi or release.version}",)
+        return (f"megatron-core=={release.facts.pypi or release.version}", *release.facts.imports)
 
     def expected(self, view: View) -> dict[str, Any] | None:
         if view.repository:
