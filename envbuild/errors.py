@@ -114,7 +114,7 @@ class SmokeError(EnvbuildError):
 
 
 class HostError(EnvbuildError):
-    """The machine lacks something: an engine, a GPU, disk, a reachable registry."""
+    """The machine has no engine, GPU, disk or tool that is needed, or another host does not answer or cannot serve now."""
 
     exit_code = 8
 

@@ -3,7 +3,9 @@
 Usage: judge_recipes.py [FOLDER], where FOLDER holds OWNER+NAME@COMMIT/PATH for the recipes of tests/data/recipe_verdicts.json.
 
 A verdict is on a contradiction between versions. `right` and `wrong` are findings of `envbuild check`; `missed` is a
-contradiction that it does not find. `by_text` marks those found by reading lines that name versions, without the check:
+contradiction that it does not find. `corrected` is a finding that was wrong when it was judged, and is no longer made: it
+counts as wrong. `held_out` marks repositories that the check was not improved on before they were judged; of several
+versions of a file with the same finding, one is listed. `by_text` marks those found by reading lines that name versions, without the check:
 of these it counts how many it finds.
 """
 
@@ -17,10 +19,11 @@ VERDICTS = Path(__file__).parent.parent / "tests" / "data" / "recipe_verdicts.js
 def count(verdicts: list[dict]) -> dict[str, int]:
     """Return how many findings there are, how many are right, and the same of the contradictions known by text."""
     findings = [each for each in verdicts if each["verdict"] != "missed"]
-    known = [each for each in verdicts if each["by_text"] and each["verdict"] != "wrong"]
+    known = [each for each in verdicts if each["by_text"] and each["verdict"] in {"right", "missed"}]
     return {
         "findings": len(findings),
         "right": sum(each["verdict"] == "right" for each in findings),
+        "corrected": sum(each["verdict"] == "corrected" for each in findings),
         "contradictions": len(known),
         "found": sum(each["verdict"] == "right" for each in known),
     }
@@ -49,7 +52,7 @@ def again(folder: Path, verdicts: list[dict]) -> list[str]:
             for each in verdicts
             if (each["repository"], each["commit"], each["path"]) == (repository, commit, name)
         ]
-        listed = {(each["line"], each["rule"]) for each in own if each["verdict"] != "missed"}
+        listed = {(each["line"], each["rule"]) for each in own if each["verdict"] not in {"missed", "corrected"}}
         differences += [f"no longer found: {path}:{line} {rule}" for line, rule in sorted(listed - found)]
         differences += [f"not judged: {path}:{line} {rule}" for line, rule in sorted(found - listed)]
     return differences
@@ -58,10 +61,14 @@ def again(folder: Path, verdicts: list[dict]) -> list[str]:
 def main() -> int:
     """Print the counts, and what differs in the folder that is given."""
     data = json.loads(VERDICTS.read_text())
-    counts = count(data["verdicts"])
-    print(f"{data['recipes']} recipes of {data['repositories']} repositories")
-    print(f"right: {counts['right']} of {counts['findings']} findings")
-    print(f"found: {counts['found']} of {counts['contradictions']} contradictions that are known without the check")
+    for held_out, size in ((False, data), (True, data["held_out"])):
+        counts = count([each for each in data["verdicts"] if each["held_out"] is held_out])
+        set_of = "held out" if held_out else "improved on"
+        print(f"{set_of}: {size['recipes']} recipes of {size['repositories']} repositories")
+        print(f"  right: {counts['right']} of {counts['findings']} findings; {counts['corrected']} are no longer made")
+        print(
+            f"  found: {counts['found']} of {counts['contradictions']} contradictions that are known without the check"
+        )
     differences = again(Path(sys.argv[1]), data["verdicts"]) if sys.argv[1:] else []
     print(*differences, sep="\n", end="\n" if differences else "")
     return 1 if differences else 0

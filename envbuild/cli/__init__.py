@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "image": ("image", "Build or pull the image of a cell and prove it: the whole road"),
         "lock": ("lock", "Pin every input of a cell by hash"),
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
-        "pull": ("image", "Pull the prebuilt image of a cell, and say who vouches for it"),
+        "pull": ("pull", "Pull the prebuilt image of a cell, and say who vouches for it"),
         "patch": ("patch", "List patches, check a source tree against them, apply them"),
     },
     "Prove": {
@@ -140,7 +140,8 @@ def cli() -> None:
     `envbuild image --cuda 13.0 --te 2.12`.
 
     Exit codes: 0 done, 2 usage or bad data file, 3 no cell, 4 lock or verification failed, 5 build failed,
-    6 audit found a defect, 7 smoke failed, 8 the host lacks something, 70 a defect of envbuild, 130 interrupted.
+    6 audit found a defect, 7 smoke failed, 8 this host lacks something or another does not answer,
+    70 a defect of envbuild, 130 interrupted.
     """
 
 

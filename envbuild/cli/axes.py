@@ -116,7 +116,7 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
         elif lock and use == "default":
             yield Pin(axis=name, spec=NONE, origin="the lock")
     if kwargs.get("stack") is not None:
-        from envbuild.stacks import load_stack
+        from envbuild.stacks.load import load_stack
 
         stack = load_stack(kwargs["stack"])
         hosts = {name for name, _, use in _headers() if use == "host"}

@@ -31,7 +31,7 @@ def ci(limit: int, as_json: bool, **flags: Any) -> None:
     from envbuild.curate.coverage import cells_to_verify
     from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.stacks import load_stack, stack_names
+    from envbuild.stacks.load import load_stack, stack_names
 
     stack = flags["stack"]
     found = cells_to_verify(

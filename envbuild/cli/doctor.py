@@ -39,7 +39,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     from envbuild.host import facts, read_facts
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
-    from envbuild.stacks import load_stack, stack_names
+    from envbuild.stacks.load import load_stack, stack_names
 
     wanted = _required(require)
     settings = None if remote_facts else tell(load_settings())

@@ -30,11 +30,11 @@ def lock(
 ) -> None:
     """Pin every input of a cell by hash: wheels, sources, images, OS packages.
 
-    What cannot be reached from here is listed in the lock as missing, and the command exits with 4.
+    What cannot be reached from here is listed in the lock as missing, and the command exits with 8.
     """
     from envbuild.lock.check import differences
     from envbuild.lock.files import read_lock, write_lock
-    from envbuild.lock.find import find_lock, own_lock, place_for, require_complete
+    from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
@@ -86,4 +86,5 @@ def lock(
     }
     text = f"{path}\n  {made.lock.digest}\n  {packages} Python packages, {os_packages} OS packages, {answer['sources']} sources"
     emit(answer, as_json=as_json, human=lambda: text)
-    require_complete(made.lock, str(path))
+    if made.lock.missing:
+        raise incomplete(made.lock.missing, str(path), unreached=made.unreached)

@@ -243,11 +243,12 @@ def page(folder: Path, as_json: bool) -> None:
     It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
     then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
     """
-    from envbuild.curate.page import build_page, page_path, render_page, write_page
+    from envbuild.curate.page import build_page
+    from envbuild.curate.page_html import page_path, render_page, write_page
     from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.stacks import load_stack, stack_names
-    from envbuild.verify.smoke import suite_hash
+    from envbuild.stacks.load import load_stack, stack_names
+    from envbuild.verify.suite import suite_of
 
     loaded = load_matrix()
     path = page_path(folder)
@@ -256,7 +257,7 @@ def page(folder: Path, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
-        suite=lambda axes: suite_hash(axes=axes),
+        suite=suite_of,
         note=note,
     )
     text = render_page(built)
@@ -293,15 +294,16 @@ def page(folder: Path, as_json: bool) -> None:
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
     """Propose new releases of AXES, read from the package index and upstream tags.
 
-    Prints TOML with what a person has to fill in; nothing is written without --write.
+    Prints TOML with what a person has to fill in; nothing is written without --write. Where a git server does not answer,
+    the answer is without what its tags say, and the command exits with 8.
     """
-    from envbuild.curate.update import append, propose
+    from envbuild.curate.proposals import append
+    from envbuild.curate.update import propose
+    from envbuild.errors import HostError
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
     proposals = propose(load_matrix(folder), axes, tell(load_settings()))
-    for repository in proposals.unreachable:
-        note(f"envbuild: {repository} cannot be reached, so its tags and commits are left to fill in")
     answer: dict[str, Any] = {
         "proposals": [
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
@@ -320,6 +322,12 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         return "\n".join(blocks) + f"\n# {len(blocks)} proposals" + (", appended" if write else "")
 
     emit(answer, as_json=as_json, human=human)
+    if proposals.unreachable:
+        raise HostError(
+            "upstreams cannot be reached, so their tags and commits are left to fill in",
+            where=", ".join(proposals.unreachable),
+            hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
+        )
 
 
 @matrix.command()

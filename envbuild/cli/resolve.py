@@ -1,6 +1,5 @@
 """`envbuild resolve` and `envbuild explain`: the cell of a request, and why that one or why none."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from envbuild.cli.output import emit, json_option
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from envbuild.evidence.records import Evidence
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
@@ -49,7 +47,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     solution = solve(matrix, _request(flags, lock), evidence_refs())
     if flags.get("stack") is not None:
         from envbuild.lock.inputs import inputs_of
-        from envbuild.stacks import load_stack
+        from envbuild.stacks.load import load_stack
 
         stack = load_stack(flags["stack"])  # what is wrong in it is told here already, not first when it is built
         flavor: Any = solution.cell.versions.get("flavor", "runtime")
@@ -171,42 +169,20 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
 
 
 def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None]:
-    """Return what the records say of the cell, or else of another with its software: status, words, date of the record.
-
-    With a lock, a record of another one is stale.
-    """
-    from envbuild.components import SOFTWARE
-    from envbuild.evidence.records import evidence_for
+    """Return what the records say of the cell: status, words, date of the record. With a lock, one of another is stale."""
     from envbuild.evidence.refs import committed_evidence
-    from envbuild.verify.smoke import suite_hash
+    from envbuild.evidence.standing import claim_of
+    from envbuild.verify.suite import suite_of
 
-    def answer(status: str, text: str, record: "Evidence | None" = None) -> dict[str, str | None]:
-        return {"status": status, "text": text, "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None}
-
-    records = committed_evidence()
-
-    def suite(axes: Collection[str]) -> str:
-        return suite_hash(axes=axes)
-
-    digest = lock.digest if lock else None
-    standing = evidence_for(records, cell_id=solution.cell.id, suite=suite, lock_digest=digest)
-    if standing.status != "never":
-        return answer(standing.status, standing.describe(), standing.record)
-    proven = {ref.id for ref in solution.evidence}
-    others = [record for record in records if record.id in proven]  # of cells that hold what was left open
-    if not others:
-        return answer("never", "never verified")
-    versions = solution.cell.versions
-
-    def lacking(record: "Evidence") -> list[str]:
-        return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
-
-    record = min(others, key=lambda other: (len(lacking(other)), other.device == "cpu", -other.date.timestamp()))
-    there = evidence_for(records, cell_id=record.cell_id, suite=suite)
-    said = f"{there.describe()}, in {record.cell_id}"
-    if lacking(record):
-        return answer("never", f"never verified; all but {', '.join(lacking(record))}: {said}")
-    return answer(there.status, f"{said}, whose software is this cell's", there.record)
+    claim = claim_of(
+        solution.cell,
+        solution.evidence,
+        committed_evidence(),
+        suite=suite_of,
+        lock_digest=lock.digest if lock else None,
+    )
+    date = f"{claim.record.date:%Y-%m-%dT%H:%M:%SZ}" if claim.record else None
+    return {"status": claim.status, "text": claim.text, "date": date}
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from envbuild.matrix.load import Matrix
     from envbuild.settings import Settings
     from envbuild.solver.solve import Solution
-    from envbuild.stacks import Stack
+    from envbuild.stacks.model import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
     from envbuild.solver.solve import solve
-    from envbuild.stacks import load_stack, stack_of_lock
+    from envbuild.stacks.load import load_stack, stack_of_lock
 
     matrix, settings = load_matrix(), load_settings()
     pinned = None

@@ -5,12 +5,16 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from envbuild.cli.output import emit, json_option, note, tell
+
+if TYPE_CHECKING:
+    from envbuild.run.container import Container
 
 
 def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,43 +48,89 @@ def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _container(image: str, kwargs: dict[str, Any]) -> Any:
-    from envbuild.run.container import Container, parse_environment, parse_image, parse_mount, parse_network
+@dataclass(frozen=True, kw_only=True)
+class ContainerRequest:
+    """What the flags of both commands ask for, as they were written."""
 
-    return Container(
-        image=parse_image(image),
-        gpus=kwargs["gpus"],
-        mounts=tuple(parse_mount(text) for text in kwargs["mounts"]),
-        environment=tuple(parse_environment(text) for text in kwargs["environment"]),
-        workdir=kwargs["workdir"],
-        network=parse_network(kwargs["network"]),
-        infiniband=kwargs["infiniband"],
-    )
+    image: str
+    gpus: str
+    mounts: tuple[str, ...]
+    environment: tuple[str, ...]
+    workdir: str | None
+    network: str
+    infiniband: Literal["auto", "on", "off"]
+    dry_run: bool
+    as_json: bool
+
+    @property
+    def starts_nothing(self) -> bool:
+        """Whether the commands are only printed."""
+        return self.dry_run or self.as_json
+
+    def container(self) -> "Container":
+        """Return the container that the flags describe.
+
+        Raises:
+            UsageError: a flag has a value that cannot be.
+
+        """
+        from envbuild.run.container import Container, parse_environment, parse_image, parse_mount, parse_network
+
+        return Container(
+            image=parse_image(self.image),
+            gpus=self.gpus,
+            mounts=tuple(parse_mount(text) for text in self.mounts),
+            environment=tuple(parse_environment(text) for text in self.environment),
+            workdir=self.workdir,
+            network=parse_network(self.network),
+            infiniband=self.infiniband,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(ContainerRequest):
+    """What `envbuild run` was asked for."""
+
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest(ContainerRequest):
+    """What `envbuild launch` was asked for."""
+
+    script: tuple[str, ...]
+    hostfile: Path
+    launcher: Literal["torchrun", "mpirun", "deepspeed", "srun"]
+    ssh_port: int
+    master_port: int
+    ssh_key: Path | None
 
 
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
 @_container_options
-def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, **kwargs: Any) -> None:
+def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, run_command, shown
+    from envbuild.run.container import run_command, shown
     from envbuild.settings import load_settings
 
+    asked = RunRequest(**options)
     settings = tell(load_settings())
-    container = _container(image, kwargs)
+    container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    line, notes = run_command(facts(settings), settings, container, command, terminal=terminal)
+    line, notes = run_command(facts(settings), settings, container, asked.command, terminal=terminal)
     for text in notes:
         note(f"note: {text}")
-    if as_json or dry_run:
-        emit({"command": line, "notes": notes}, as_json=as_json, human=lambda: shown(line))
+    if asked.starts_nothing:
+        emit({"command": line, "notes": notes}, as_json=asked.as_json, human=lambda: shown(line))
         return
-    require_image(settings, image)
+    EngineClient(settings).image(asked.image)  # or it says that there is none
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvp(line[0], line)  # noqa: S606
@@ -121,51 +171,41 @@ def run(*, image: str, command: tuple[str, ...], as_json: bool, dry_run: bool, *
     help="Private key for logins between the containers; one is made for the job by default.",
 )
 @_container_options
-def launch(
-    *,
-    image: str,
-    script: tuple[str, ...],
-    hostfile: Path,
-    launcher: Any,
-    ssh_port: int,
-    master_port: int,
-    ssh_key: Path | None,
-    as_json: bool,
-    dry_run: bool,
-    **kwargs: Any,
-) -> int:
+def launch(**options: Any) -> int:
     """Run SCRIPT over the hosts of a hostfile, in a container of the image TAG on each.
 
     This machine must reach every host by ssh without a password, and every host must have the image. The hosts are taken
     to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
     with keys made for this job. The exit code is the launcher's.
     """
+    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.run.container import require_image, shown
+    from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.settings import load_settings
 
+    asked = LaunchRequest(**options)
     settings = tell(load_settings())
     host = facts(settings)
-    nodes = read_hostfile(hostfile, default_slots=len(host.gpus) or 1)
+    nodes = read_hostfile(asked.hostfile, default_slots=len(host.gpus) or 1)
     job = Job(
         nodes=nodes,
-        launcher=launcher,
-        container=_container(image, kwargs),
-        script=script,
+        launcher=asked.launcher,
+        container=asked.container(),
+        script=asked.script,
         name=new_job_name(),
-        ssh_port=ssh_port,
-        master_port=master_port,
-        ssh_key=ssh_key,
+        ssh_port=asked.ssh_port,
+        master_port=asked.master_port,
+        ssh_key=asked.ssh_key,
     )
     plan, notes = plan_launch(job, host, settings)
     for text in notes:
         note(f"note: {text}")
-    if as_json or dry_run:
+    if asked.starts_nothing:
         answer = [{"host": s.node, "command": list(s.command), "about": s.about, "stdin": s.stdin} for s in plan.steps]
         emit(
             {"job": job.name, "steps": answer, "notes": notes},
-            as_json=as_json,
+            as_json=asked.as_json,
             human=lambda: "\n".join(
                 f"# {s.node}: {s.about}{f' (standard input: {s.stdin})' if s.stdin else ''}\n{shown(s.command)}"
                 for s in plan.steps
@@ -173,8 +213,9 @@ def launch(
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        require_image(settings, image)
-    note(f"job {job.name}: {len(nodes)} hosts, {sum(node.slots for node in nodes)} processes, {shlex.join(script)}")
+        EngineClient(settings).image(asked.image)  # or it says that there is none
+    processes = sum(node.slots for node in nodes)
+    note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run_launch(job, host, settings)

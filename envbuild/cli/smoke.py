@@ -2,15 +2,40 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from envbuild.cli.output import emit, json_option, marked, note, tell
+from envbuild.evidence.report import Device, Level
 
-_LEVELS = ("import", "kernels", "step", "distributed", "bench")
+if TYPE_CHECKING:
+    from envbuild.verify.target import HostTarget, ImageTarget
+
+_LEVELS = tuple(level.value for level in Level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The flags of the command, as click has checked them."""
+
+    image: str | None
+    on_host: bool
+    interpreter: Path | None
+    expected_file: Path | None
+    level: str
+    nproc: int | None
+    seed: int | None
+    nodes: Path | None
+    device: Device | None
+    timeout_s: float
+    keyword: str | None
+    junit: Path | None
+    record: Path | None
+    as_json: bool
 
 
 @click.command
@@ -52,100 +77,93 @@ _LEVELS = ("import", "kernels", "step", "distributed", "bench")
     help="Folder to add an evidence record to, such as matrices/evidence.",
 )
 @json_option
-def smoke(
-    *,
-    image: str | None,
-    on_host: bool,
-    interpreter: Path | None,
-    expected_file: Path | None,
-    level: str,
-    nproc: int | None,
-    seed: int | None,
-    nodes: Path | None,
-    device: str | None,
-    timeout_s: float,
-    keyword: str | None,
-    junit: Path | None,
-    record: Path | None,
-    as_json: bool,
-) -> None:
+def smoke(**flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in an environment of this host.
 
     Each level includes those before it. A component that the lock lists and that is missing, wrong or silently slow
     fails; one that the lock does not list is skipped.
     """
-    import shutil
-
     from envbuild.errors import UsageError
-    from envbuild.evidence.records import from_report, record_evidence
-    from envbuild.evidence.report import Level
+    from envbuild.evidence.recording import from_report
+    from envbuild.evidence.records import record_evidence
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
-    from envbuild.verify import smoke as runner
+    from envbuild.verify.expectation import EXPECTED_IN_IMAGE, read_expected
+    from envbuild.verify.junit import write_junit
+    from envbuild.verify.smoke import SmokeRequest, run_smoke
+    from envbuild.verify.target import look
 
-    if on_host == bool(image):
-        raise UsageError(
-            "name an image, or say --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
-        )
-    found = interpreter or shutil.which("python3")
-    if on_host and expected_file is None:
-        expected_file = _beside(found)
-    if on_host and expected_file is None:
-        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
-    if interpreter and not on_host:
-        raise UsageError("--python goes with --host; an image has its own", where="--python")
+    asked = _Asked(**flags)
+    target, expected_file = _target(asked)
     settings = tell(load_settings())
-    target: runner.HostTarget | runner.ImageTarget
-    if image:
-        target = runner.ImageTarget(reference=image)
-    else:
-        if found is None:
-            raise UsageError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
-        target = runner.HostTarget(python=Path(found))
-    for option, folder in (("--record", record), ("--junit", junit.parent if junit else None)):
+    for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")
-    hosts = [node.name for node in read_hostfile(nodes, default_slots=1)] if nodes else []
-    seen = runner.look(target, settings)
-    expected = runner.read_expected(expected_file) if expected_file else seen.expected
+    hosts = [node.name for node in read_hostfile(asked.nodes, default_slots=1)] if asked.nodes else []
+    seen = look(target, settings)
+    expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{image} carries no {runner.EXPECTED_IN_IMAGE}", where=image, hint="give the expectation with --expected"
+            f"{asked.image} carries no {EXPECTED_IN_IMAGE}",
+            where=asked.image,
+            hint="give the expectation with --expected",
         )
-    with _Progress(quiet=as_json) as shown:
-        report = runner.run_smoke(
-            target,
-            expected=expected,
-            level=Level(level),
-            nproc=nproc or 0,
-            seed=seed,
-            nodes=nodes,
-            timeout_s=timeout_s,
-            progress=shown,
-            device=device,  # type: ignore[arg-type]  # click has checked the choice
-            settings=settings,
-            keyword=keyword,
-            seen=seen,
-        )
+    request = SmokeRequest(
+        target=target,
+        expected=expected,
+        level=Level(asked.level),
+        nproc=asked.nproc or 0,
+        seed=asked.seed,
+        nodes=asked.nodes,
+        timeout_s=asked.timeout_s,
+        device=asked.device,
+        keyword=asked.keyword,
+    )
+    with _Progress(quiet=asked.as_json) as shown:
+        report = run_smoke(request, settings, progress=shown, seen=seen)
     answer = report.as_json()
     try:
-        if record:
+        if asked.record:
             altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
             evidence = from_report(
                 report,
                 nodes=hosts,
                 adopted=expected.get("adopted"),
                 built_with={**expected.get("built_with", {}), **altered},
-                keyword=keyword,
+                keyword=asked.keyword,
             )
-            kept = record_evidence(evidence, record)
+            kept = record_evidence(evidence, asked.record)
             answer["evidence"] = str(kept)
             note(f"recorded in {kept}")
-        if junit:
-            runner.write_junit(report, junit)
+        if asked.junit:
+            write_junit(report, asked.junit)
     finally:  # what cannot be written must not cost the verdict
-        emit(answer, as_json=as_json, human=lambda: _table(answer))
+        emit(answer, as_json=asked.as_json, human=lambda: _table(answer))
         report.raise_for_verdict()
+
+
+def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
+    """Return what is tested, and the file of its expectation where that is not in the image."""
+    import shutil
+
+    from envbuild.errors import HostError, UsageError
+    from envbuild.verify.target import HostTarget, ImageTarget
+
+    if asked.on_host == bool(asked.image):
+        raise UsageError(
+            "name an image, or say --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
+        )
+    if asked.image:
+        if asked.interpreter:
+            raise UsageError("--python goes with --host; an image has its own", where="--python")
+        return ImageTarget(reference=asked.image), asked.expected_file
+    found = asked.interpreter or shutil.which("python3")
+    expected_file = asked.expected_file or _beside(found)
+    if expected_file is None:
+        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
+    if found is None:
+        raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
+    return HostTarget(python=Path(found)), expected_file
 
 
 def _writable(folder: Path, option: str) -> None:

@@ -43,19 +43,16 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
     A difference is listed file by file, and the command exits with 4.
     """
     from envbuild.cli.show import StageDisplay
-    from envbuild.engine.build import engine_client
+    from envbuild.engine.client import engine_client
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    settings = load_settings()
-    client = engine_client(settings)
+    client = engine_client(load_settings())
     note(f"rebuilding {tag} from its own lock")
     with StageDisplay({}) as display:
-        found = again(
-            settings, load_matrix(), client, tag, stack_file=stack_file, on_change=display.change, note=display.note
-        )
+        found = again(client, load_matrix(), tag, stack_file=stack_file, on_change=display.change, note=display.note)
     answer = {
         "image": tag,
         "digest": found.digest,

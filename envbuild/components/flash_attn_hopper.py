@@ -42,8 +42,6 @@ class OwnToolchain(Model):
 class Fa3Facts(Model):
     distribution: str
     module: str
-    cutlass: str | None = None
-    """Commit of csrc/cutlass."""
     place: str | None = None
     """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
     toolchain: OwnToolchain | None = None

@@ -7,8 +7,6 @@ from envbuild.util.model import Model
 
 
 class MegatronFacts(Model):
-    repository: str = "https://github.com/NVIDIA/Megatron-LM.git"
-    tag: str | None = None
     pypi: str | None = None
     imports: tuple[str, ...] = ()
     """Distributions that it imports and does not ask for."""

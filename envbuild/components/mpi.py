@@ -1,7 +1,5 @@
 """The MPI of launchers and of mpi4py: the OS' package, or Open MPI compiled from its release."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from envbuild.components.base import Component, Download, Sources, View
@@ -9,7 +7,6 @@ from envbuild.util.model import Model
 
 
 class MpiFacts(Model):
-    implementation: Literal["openmpi", "mpich"]
     package: str | None = None
     """The OS package, when it comes from the OS."""
     url: str | None = None

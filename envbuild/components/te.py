@@ -16,10 +16,8 @@ class TeFacts(Model):
     """The version on PyPI (2.6.0.post1 for 2.6)."""
     finds_cu13: bool = True
     """Whether it finds CUDA 13's NVRTC and cuRAND where PyPI's packages put them (nvidia/cu13), without CUDA_HOME."""
-    submodules: tuple[str, ...] = ()
     fa3_distribution: str | None = None
     fa3_module: str | None = None
-    flash_attn_max: str | None = None
 
 
 class TransformerEngine(Component):

@@ -15,7 +15,6 @@ from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
 from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
-from envbuild.errors import HostError, LockError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
@@ -220,19 +219,13 @@ def _dead(matrix: Matrix) -> Iterator[Finding]:
 def _online(matrix: Matrix, settings: Settings) -> Iterator[Finding]:
     reach = _Reach(matrix)
 
-    def index(name: str) -> dict[Version, Distribution]:
-        try:
-            return distributions(settings, name)
-        except LockError as error:
-            raise HostError(error.what, where=error.where, hint=error.hint) from error
-
-    yield from _check_torch(matrix, settings, index("torch"), reach)
-    yield from _check_te(matrix, settings, index("transformer-engine"), reach)
+    yield from _check_torch(matrix, settings, distributions(settings, "torch"), reach)
+    yield from _check_te(matrix, settings, distributions(settings, "transformer-engine"), reach)
     for axis, component in COMPONENTS.items():
         name = component.upstream.distribution
         if name is not None and axis in matrix.axes and axis not in _CHECKED_BY_THEIR_OWN:
-            yield from _check_listed(matrix, settings, axis, name, index(name), reach)
-    listed = index("cuda-toolkit")
+            yield from _check_listed(matrix, settings, axis, name, distributions(settings, name), reach)
+    listed = distributions(settings, "cuda-toolkit")
     for release in matrix.releases.get("nvcc", ()):
         if isinstance(release.facts, NvccFacts) and release.facts.pypi and Version(release.facts.pypi) not in listed:
             text = f"cuda-toolkit {release.facts.pypi} is not on the index"

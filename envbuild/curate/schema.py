@@ -41,7 +41,7 @@ def _axis_schema() -> dict[str, Any]:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Return every published schema by name; `axis` is for the file of any axis."""
-    from envbuild.stacks import Stack
+    from envbuild.stacks.model import Stack
 
     return {
         "axis": _axis_schema(),

@@ -1,177 +1,29 @@
 """Proposals for new releases, read from package indexes and upstream tags, for a person to complete and merge.
 
-A proposal is TOML for the end of an axis file, with what no metadata states marked `# to fill in:`. What is listed
-already is never touched: a release of the same version, or one that a person wrote in another form, is left as it is.
+What is listed already is never touched: a release of the same version, or one that a person wrote in another form, is
+left as it is.
 """
 
 import datetime as dt
 import functools
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from packaging.version import Version
 
 from envbuild.components import COMPONENTS
-from envbuild.curate.wheels import (
-    Distribution,
-    Metadata,
-    distributions,
-    member,
-    metadata_of,
-    python_tags,
-    uploads,
-)
-from envbuild.errors import DataError, EnvbuildError, HostError, LockError, UsageError
+from envbuild.curate.proposals import Proposal, Proposals
+from envbuild.curate.upstreams import Asking
+from envbuild.curate.wheels import Metadata, distributions, member, metadata_of, python_tags
+from envbuild.errors import UsageError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.matrix.spec import version_key
 from envbuild.settings import Settings
-from envbuild.util.git import Reach, empty_repository, run_git
-from envbuild.util.names import Commit, SafeName, checked
-from envbuild.util.quote import comment
 
 TE_REPOSITORY = "https://github.com/NVIDIA/TransformerEngine.git"
 APEX_REPOSITORY = "https://github.com/NVIDIA/apex.git"
 MEGATRON_REPOSITORY = "https://github.com/NVIDIA/Megatron-LM.git"
-_GIT_TIMEOUT_S = 60
 _APEX_TAG = re.compile(r"[0-9]{2}\.(?:0[1-9]|1[0-2])(?:\.[0-9]{2})?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """One release that an upstream has and the matrix has not."""
-
-    axis: AxisName
-    version: str
-    release: Mapping[str, Any]
-    to_fill_in: tuple[str, ...] = ()
-    """What no metadata states, for a person."""
-    remarks: tuple[str, ...] = ()
-    """What metadata states and no release holds: a rule or a cap to write."""
-
-    def toml(self) -> str:
-        """Return the release as TOML, what is missing as comments above it."""
-        lines = [f"# to fill in: {comment(text)}" for text in self.to_fill_in]
-        lines += [f"# metadata: {comment(text)}" for text in self.remarks]
-        lines += ["[[release]]", *(f"{key} = {_value(value)}" for key, value in self.release.items() if value)]
-        return "\n".join(lines) + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposals:
-    """Everything that was found, and the upstreams that could not be asked."""
-
-    found: tuple[Proposal, ...]
-    unreachable: tuple[str, ...] = ()
-
-
-@dataclass(kw_only=True)
-class _Asking:
-    """One run: the matrix, the index, and tags asked once per repository."""
-
-    matrix: Matrix
-    settings: Settings
-    unreachable: list[str] = field(default_factory=list)
-    tags: dict[str, dict[str, str]] = field(default_factory=dict)
-    torch: tuple["Proposal", ...] | None = None
-    """New torch builds, once asked for: cuDNN and NCCL follow from them."""
-
-    def listed(self, axis: AxisName) -> set[Version]:
-        known = set()
-        for release in self.matrix.releases[axis]:
-            for text in (release.version, getattr(release.facts, "pypi", None)):
-                version = version_key(text) if text else None
-                if version is not None:
-                    known.add(Version(version.public))
-        return known
-
-    def newer(
-        self, axis: AxisName, name: str, *, chosen: bool = False
-    ) -> Iterator[tuple[Distribution, dt.date | None]]:
-        """Yield the releases of `name` that are not listed and not yanked, with their day.
-
-        Args:
-            axis: whose releases are known.
-            name: the distribution.
-            chosen: the axis lists a choice of the releases, so only what is newer than all of them is news; else what is
-                newer than the oldest.
-
-        """
-        known = self.listed(axis)
-        oldest = max(known) if chosen else min(known)
-        said = uploads(self.settings, name)
-        for version, distribution in distributions(self.settings, name).items():
-            # 2.6.0.post1 is the matrix' 2.6.0 on PyPI: a person states that, so it is no release of its own
-            rebuilt = version.is_postrelease and Version(version.base_version) in known and not chosen
-            if version in known or version < oldest or rebuilt:
-                continue
-            upload = said.get(version)
-            if upload is None or not upload.yanked:
-                yield distribution, distribution.date or (upload.day if upload else None)
-
-    def commits(self, repository: str) -> dict[str, str]:
-        """Return tag -> commit of `repository`; {} and a remark when it cannot be asked."""
-        if repository not in self.tags:
-            self.tags[repository] = {}
-            reach = Reach(
-                ca_bundle=self.settings.ca_bundle,
-                https_proxy=self.settings.https_proxy,
-                no_proxy=self.settings.no_proxy,
-            )
-            try:
-                with empty_repository() as ours:
-                    answer = run_git(
-                        ours, "ls-remote", "--tags", operands=(repository,), reach=reach, limit_s=_GIT_TIMEOUT_S
-                    )
-            except (EnvbuildError, OSError):
-                self.unreachable.append(repository)
-            else:
-                if answer.code:
-                    self.unreachable.append(repository)
-                self.tags[repository] = _tags(answer.stdout.decode("utf-8", "replace"))
-        return self.tags[repository]
-
-
-def _tags(text: str) -> dict[str, str]:
-    """Read `git ls-remote --tags`: an annotated tag's commit is on its `^{}` line. Other lines are left out."""
-    tags: dict[str, str] = {}
-    for line in text.splitlines():
-        commit, _, ref = line.partition("\t")
-        if not ref.startswith("refs/tags/"):
-            continue
-        name = ref.removeprefix("refs/tags/")
-        try:
-            checked(Commit, commit)
-            checked(SafeName, name.removesuffix("^{}"))
-        except ValueError:
-            continue
-        if name.endswith("^{}"):
-            tags[name.removesuffix("^{}")] = commit
-        else:
-            tags.setdefault(name, commit)
-    return tags
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dt.date):
-        return value.isoformat()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v) + " }"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    return str(value)
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
 def _cuda_of(metadata: Metadata) -> str | None:
@@ -183,7 +35,7 @@ def _cuda_of(metadata: Metadata) -> str | None:
     return None
 
 
-def _torch_builds(asking: _Asking) -> Iterator[Proposal]:
+def _torch_builds(asking: Asking) -> Iterator[Proposal]:
     for distribution, day in asking.newer("torch", "torch"):
         public = str(distribution.version)
         if not distribution.wheels:
@@ -229,13 +81,13 @@ def _torch_builds(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _torch(asking: _Asking) -> Iterator[Proposal]:
+def _torch(asking: Asking) -> Iterator[Proposal]:
     if asking.torch is None:
         asking.torch = tuple(_torch_builds(asking))
     yield from asking.torch
 
 
-def _te(asking: _Asking) -> Iterator[Proposal]:
+def _te(asking: Asking) -> Iterator[Proposal]:
     cores = {major: set(distributions(asking.settings, f"transformer-engine-cu{major}")) for major in ("12", "13")}
     for distribution, day in asking.newer("te", "transformer-engine"):
         version = distribution.version
@@ -257,8 +109,9 @@ def _te(asking: _Asking) -> Iterator[Proposal]:
                 "facts": {"core": core, "pypi": str(version)},
             },
             to_fill_in=(
-                "facts.flash_attn_max, fa3_distribution and fa3_module (attention/dot_product_attention/utils.py, backends.py)",
-                "facts.submodules (.gitmodules), and whether its CUDA and cuDNN floors still hold (docs/installation.rst)",
+                "the cap on flash-attention in rules.toml (attention/dot_product_attention/utils.py)",
+                "facts.fa3_distribution and fa3_module (attention/dot_product_attention/backends.py)",
+                "whether its CUDA and cuDNN floors still hold (docs/installation.rst)",
                 *(() if commit else (f"commit, of the tag {tag}",)),
                 *(() if day else ("date",)),
             ),
@@ -266,7 +119,7 @@ def _te(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _component(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
+def _component(asking: Asking, axis: AxisName) -> Iterator[Proposal]:
     """Propose what the distribution of a component has, where the index tells its version and day and no more."""
     upstream = COMPONENTS[axis].upstream
     if upstream.distribution is None:
@@ -286,7 +139,7 @@ def _component(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
         )
 
 
-def _megatron(asking: _Asking) -> Iterator[Proposal]:
+def _megatron(asking: Asking) -> Iterator[Proposal]:
     for distribution, day in asking.newer("megatron", "megatron-core", chosen=True):
         version = str(distribution.version)
         tag = f"core_v{version}"
@@ -309,7 +162,7 @@ def _megatron(asking: _Asking) -> Iterator[Proposal]:
                 "source": f"PyPI:megatron-core=={version}",
                 "date": day,
                 "commit": commit,
-                "facts": {"tag": tag if commit else None, "pypi": version},
+                "facts": {"pypi": version},
             },
             to_fill_in=(
                 "a tested-with rule from its uv.lock: TE and torch",
@@ -320,7 +173,7 @@ def _megatron(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _nvcc(asking: _Asking) -> Iterator[Proposal]:
+def _nvcc(asking: Asking) -> Iterator[Proposal]:
     compilers = distributions(asking.settings, "nvidia-cuda-nvcc")
     listed = {Version(r.version): r for r in asking.matrix.releases["nvcc"]}
     for distribution, day in asking.newer("nvcc", "cuda-toolkit"):
@@ -349,7 +202,7 @@ def _nvcc(asking: _Asking) -> Iterator[Proposal]:
         )
 
 
-def _bundled(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
+def _bundled(asking: Asking, axis: AxisName) -> Iterator[Proposal]:
     """Propose the cuDNN or NCCL that new torch builds pin: they are releases where a build fixes them."""
     known = {release.version for release in asking.matrix.releases[axis]}
     for torch in _torch(asking):
@@ -360,7 +213,7 @@ def _bundled(asking: _Asking, axis: AxisName) -> Iterator[Proposal]:
             yield Proposal(axis=axis, version=pinned, release={"version": pinned, "source": source})
 
 
-def _apex(asking: _Asking) -> Iterator[Proposal]:
+def _apex(asking: Asking) -> Iterator[Proposal]:
     known = {release.version for release in asking.matrix.releases["apex"]}
     for tag, commit in sorted(asking.commits(APEX_REPOSITORY).items()):
         if _APEX_TAG.fullmatch(tag) and tag not in known:
@@ -381,7 +234,7 @@ def _apex(asking: _Asking) -> Iterator[Proposal]:
             )
 
 
-_OWN: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = {
+_OWN: dict[AxisName, Callable[[Asking], Iterator[Proposal]]] = {
     "apex": _apex,
     "cudnn": lambda asking: _bundled(asking, "cudnn"),
     "megatron": _megatron,
@@ -395,12 +248,7 @@ _LISTED = {
     for axis, component in COMPONENTS.items()
     if component.upstream.distribution and axis not in _OWN
 }
-_AXES: dict[AxisName, Callable[[_Asking], Iterator[Proposal]]] = dict(sorted((_OWN | _LISTED).items()))
-
-
-def known_axes() -> tuple[AxisName, ...]:
-    """Return the axes whose upstream can be asked."""
-    return tuple(_AXES)
+_AXES: dict[AxisName, Callable[[Asking], Iterator[Proposal]]] = dict(sorted((_OWN | _LISTED).items()))
 
 
 def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Proposals:
@@ -408,7 +256,8 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
 
     Raises:
         UsageError: an axis has no upstream to ask.
-        HostError: the package index cannot be reached. A git host that cannot be reached is only remarked.
+        HostError: the package index cannot be reached. A git host that cannot be reached is listed in the answer.
+        LockError: the index does not have a distribution, or its answer is no page of an index.
 
     """
     unknown = [axis for axis in axes if axis not in _AXES]
@@ -418,45 +267,8 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
             where="envbuild matrix update",
             hint="axes with one: " + ", ".join(_AXES),
         )
-    asking = _Asking(matrix=matrix, settings=settings)
+    asking = Asking(matrix=matrix, settings=settings)
     found: list[Proposal] = []
     for axis in axes or tuple(axis for axis in _AXES if axis in matrix.axes):
-        try:
-            found += _AXES[axis](asking)
-        except LockError as error:
-            raise HostError(error.what, where=error.where, hint=error.hint) from error
+        found += _AXES[axis](asking)
     return Proposals(found=tuple(found), unreachable=tuple(asking.unreachable))
-
-
-def append(folder: Path, proposals: Sequence[Proposal]) -> list[Path]:
-    """Append `proposals` to the axis files of `folder`, changing no line that is there; return the files.
-
-    Raises:
-        DataError: an axis has no file, or its file lists the version already.
-
-    """
-    by_axis: dict[AxisName, list[Proposal]] = {}
-    for proposal in proposals:
-        by_axis.setdefault(proposal.axis, []).append(proposal)
-    changed = []
-    for axis, several in by_axis.items():
-        path = folder / f"{axis}.toml"
-        if not path.is_file():
-            raise DataError(
-                f"there is no file for the axis {axis}", where=str(path), hint="name the folder of a matrix"
-            )
-        text = path.read_text(encoding="utf-8")
-        if re.search(r"^\[\[rule\]\]", text.partition("[[release]]")[2], re.MULTILINE):
-            raise DataError(
-                "the file has rules after its releases, so releases cannot be appended",
-                where=str(path),
-                hint="move its rules to rules.toml, or paste the proposals by hand",
-            )
-        for proposal in several:
-            if f'version = "{proposal.version}"' in text:
-                raise DataError(
-                    f"{axis} {proposal.version} is listed already", where=str(path), hint="run the update again"
-                )
-        path.write_text(text.rstrip("\n") + "\n\n" + "\n".join(p.toml() for p in several), encoding="utf-8")
-        changed.append(path)
-    return changed

@@ -22,18 +22,12 @@ from packaging.version import Version
 
 from envbuild.errors import HostError, LockError
 from envbuild.lock.index import IndexFile, files_of
+from envbuild.net.address import login_for, place_of, read_address
 from envbuild.net.data import read_object, table
-from envbuild.net.http import (
-    PAGE,
-    Answer,
-    BadAnswerError,
-    Client,
-    NoAnswerError,
-    fetch,
-    login_for,
-    place_of,
-    read_address,
-)
+from envbuild.net.exchange import PAGE, Answer
+from envbuild.net.failures import BadAnswerError, NoAnswerError, failure_of, refusal_of
+from envbuild.net.fetch import fetch
+from envbuild.net.http import Client
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
@@ -134,12 +128,16 @@ def uploads(settings: Settings, name: str) -> dict[Version, Upload]:
     """Return what the JSON API beside the Simple API says of every version; {} where there is none.
 
     A mirror that serves HTML states no upload times, and most of them pass the JSON API on.
+
+    Raises:
+        HostError: the index cannot be reached or cannot serve now.
+
     """
     root = settings.index_url.rstrip("/").removesuffix("/simple")
     try:
         body, _ = fetch(settings, f"{root}/pypi/{canonicalize_name(name)}/json")
         return read_uploads(body)
-    except (LockError, HostError):
+    except LockError:
         return {}
 
 
@@ -228,7 +226,7 @@ class _Ranges(io.RawIOBase):
             login=self._login,
         )
         if taken is None:
-            raise OSError(f"the index answered {answer.status} {answer.reason}")
+            raise refusal_of(answer, self._url)
         if len(taken[0]) != asked:
             raise OSError("the index answers another range than the one asked for")
         return taken
@@ -283,6 +281,7 @@ def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
     """Return the text of the file in `wheel` whose path ends with `suffix`.
 
     Raises:
+        HostError: the index cannot be reached or cannot serve now.
         LockError: the wheel has no such file, or the index serves no ranges of it.
 
     """
@@ -295,7 +294,9 @@ def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
                     if len(body) > _LONGEST_MEMBER:
                         raise OSError(f"its {suffix} has more than {_LONGEST_MEMBER >> 20} MiB")
                     return body.decode("utf-8", "replace")
-    except (NoAnswerError, BadAnswerError, *_UNREADABLE) as error:
+    except NoAnswerError as error:
+        raise failure_of(error, wheel.url) from None
+    except (BadAnswerError, *_UNREADABLE) as error:
         raise LockError(
             f"{wheel.filename} cannot be looked into: {shown(str(error) or type(error).__name__)}",
             where=place_of(wheel.url),
@@ -315,5 +316,5 @@ def metadata_of(settings: Settings, wheel: IndexFile) -> Metadata:
     try:
         body, _ = fetch(settings, wheel.url + ".metadata")
         return parse_metadata(body.decode("utf-8", "replace"))
-    except (LockError, HostError):
+    except (LockError, HostError):  # an index need not serve it; where the index is out of reach, the next step fails
         return parse_metadata(member(settings, wheel, ".dist-info/METADATA"))

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
-from envbuild.lock.apt import (
+from envbuild.lock.apt import checked_packages
+from envbuild.lock.apt_answers import UNREACHABLE, complaint_of, hosts_named, parse_stanzas
+from envbuild.lock.archives import (
     DEBIAN,
-    UNREACHABLE,
     apt_environment,
     apt_options,
     archive_of,
-    checked_packages,
-    complaint_of,
-    hosts_named,
     mirrors_of,
     no_keyring,
-    parse_stanzas,
     split_proxies,
 )
 from envbuild.lock.model import OsPackage

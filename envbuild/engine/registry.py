@@ -1,27 +1,19 @@
 """Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
 
-import contextlib
 import re
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from envbuild.engine.client import EngineClient, EngineError
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.net.registry import Reference, no_access, parse_reference
 from envbuild.util.names import shown
-from envbuild.util.processes import followed
 
-if TYPE_CHECKING:
-    from python_on_whales import DockerClient
-
-
-# What the engine says last tells what went wrong; a registry may have it say much more.
-_SAID_LINES = 400
+# Characters that are shown of a reason.
 _SAID = 300
 
 
 def pull_verified(
-    client: "DockerClient", reference: str, digest: str, *, check: Callable[[str], object] | None = None
+    client: EngineClient, reference: str, digest: str, *, check: Callable[[str], object] | None = None
 ) -> str:
     """Pull `reference` at exactly `digest`, give it its tag, and return it as `repository@digest`.
 
@@ -41,46 +33,37 @@ def pull_verified(
         UsageError: `reference` is no image reference, or names another digest itself.
 
     """
-    from python_on_whales.exceptions import DockerException
-
     ref = parse_reference(reference)
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise LockError(f"not a digest: {digest!r}", where=reference, hint="it reads sha256: and 64 hex digits")
     if ref.digest not in {None, digest}:
         raise UsageError(f"{reference} names another digest than {digest}")
     pinned = f"{ref.repository}@{digest}"
+    had = client.find_image(pinned) is not None
     try:
-        client.image.inspect(pinned)
-        had = True
-    except DockerException:
-        had = False
-    try:
-        _docker(client, ref, f"pulling {pinned}", "pull", "--quiet", pinned)
-        _require_held(client, ref, pinned)
+        try:
+            client.pull(pinned)
+        except EngineError as error:
+            raise _engine_failure(error.said, ref, f"pulling {pinned}") from None
+        _require_held(client, pinned, digest)
         if check is not None:
             check(pinned)
         if ref.digest is None:
-            client.image.tag(pinned, f"{ref.repository}:{ref.tag}")
+            client.tag(pinned, f"{ref.repository}:{ref.tag}")
     except BaseException:
         if not had:
-            with contextlib.suppress(DockerException):
-                client.image.remove(pinned)
+            client.untag(pinned)
         raise
     return pinned
 
 
-def _require_held(client: "DockerClient", ref: Reference, pinned: str) -> None:
-    from python_on_whales.exceptions import DockerException
-
-    try:
-        held = client.image.inspect(pinned).repo_digests
-    except DockerException as error:
-        raise _engine_failure(error.stderr or "", ref, f"pulling {pinned}") from None
-    if not any(entry.endswith(pinned[pinned.index("@") :]) for entry in held):
+def _require_held(client: EngineClient, pinned: str, digest: str) -> None:
+    held = client.image(pinned).repo_digests
+    if not any(entry.endswith(f"@{digest}") for entry in held):
         raise HostError(f"the engine pulled another image than {pinned}", where=shown(", ".join(held)))
 
 
-def push(client: "DockerClient", reference: str) -> str:
+def push(client: EngineClient, reference: str) -> str:
     """Push the tag `reference` and return the digest under which the registry holds it.
 
     Raises:
@@ -92,20 +75,15 @@ def push(client: "DockerClient", reference: str) -> str:
     if ref.digest:
         raise UsageError("an image is pushed by its tag, not by a digest", where=reference)
     name = f"{ref.repository}:{ref.tag}"
-    said = _docker(client, ref, f"pushing {name}", "push", name)
+    try:
+        said = client.push(name)
+    except EngineError as error:
+        raise _engine_failure(error.said, ref, f"pushing {name}") from None
     # The engine ends with `TAG: digest: sha256:… size: N`.
     found = re.findall(r"digest: (sha256:[0-9a-f]{64})", said)
     if not found:
         raise HostError(f"the engine pushed {name} and named no digest", where=shown(said.strip()[-200:]))
     return str(found[-1])
-
-
-def _docker(client: "DockerClient", ref: Reference, doing: str, *words: str) -> str:
-    """Run `docker image` with these words and return the end of what it said; interrupted, it ends before this raises."""
-    said: deque[str] = deque(maxlen=_SAID_LINES)
-    if followed([*client.client_config.docker_cmd, "image", *words], feed=said.append, stdout=True):
-        raise _engine_failure("".join(said), ref, doing)
-    return "".join(said)
 
 
 # How the engine says that what it was sent is not what the manifest, or the digest that was asked for, describes.

@@ -8,26 +8,21 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from envbuild.engine.build import Builder, Built, Change
+from envbuild.engine.build import Builder, Change
+from envbuild.engine.built import Built
+from envbuild.engine.client import EngineClient
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
-from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.errors import DataError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import plan_of
-from envbuild.run.container import last_words
-from envbuild.settings import Settings
-from envbuild.stacks import stack_of_lock
+from envbuild.stacks.load import stack_of_lock
+from envbuild.util.maker import Maker
 from envbuild.util.names import shown
-from envbuild.util.processes import Maker, bounded, uninterrupted
 from envbuild.util.scratch import scratch
-
-if TYPE_CHECKING:
-    from python_on_whales import DockerClient
 
 _IN_IMAGE = "/opt/envbuild"
 # `pylock.SET.toml`; a set's name is a SafeName.
@@ -35,7 +30,6 @@ _LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\
 _AGAIN = "envbuild-reproduce"
 """Repository of the rebuilds; the tag says which run made one."""
 _LASTS_S = 2 * 86400.0
-_SAVE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +44,6 @@ class Difference:
 class Reproduction:
     """What a rebuild came to."""
 
-    image: str
     digest: str
     again: str
     seconds: float
@@ -62,7 +55,7 @@ class Reproduction:
         return self.digest == self.again
 
 
-def carried_lock(client: "DockerClient", image: str) -> Locked:
+def carried_lock(client: EngineClient, image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
     The image may be anybody's: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
@@ -73,21 +66,14 @@ def carried_lock(client: "DockerClient", image: str) -> Locked:
         LockError: its lock cannot be read, lacks hashes, or is not the one that its label names.
 
     """
-    from python_on_whales.exceptions import DockerException
-
-    try:
-        found = client.image.inspect(image)
-    except DockerException as error:
-        raise HostError(
-            f"the engine has no image {shown(image)}", hint="`docker image ls` lists what it has"
-        ) from error
-    label = ((found.config.labels if found.config else None) or {}).get("io.envbuild.lock")
+    found = client.image(image)
+    label = found.labels.get("io.envbuild.lock")
     if label is None:
         raise UsageError(
             f"{shown(image)} carries no lock: envbuild did not build it",
             hint="name an image that `envbuild image` made",
         )
-    files = files_of_image(client, found.id, _IN_IMAGE, _LOCK_FILES)  # by id: a name may move meanwhile
+    files = files_of_image(client, found, _IN_IMAGE, _LOCK_FILES)
     if "lock.json" not in files:
         raise LockError(
             f"the image's label names a lock, and there is none in {_IN_IMAGE}",
@@ -122,9 +108,8 @@ def _file_of(files: Mapping[str, bytes], name: str) -> bytes:
 
 
 def reproduce(
-    settings: Settings,
+    client: EngineClient,
     matrix: Matrix,
-    client: "DockerClient",
     image: str,
     *,
     stack_file: str | None = None,
@@ -141,50 +126,38 @@ def reproduce(
         BuildError: a stage failed.
 
     """
-    from python_on_whales.exceptions import DockerException
-
-    try:
-        digest = client.image.inspect(image).id  # from here on this image, whatever the tag names meanwhile
-    except DockerException as error:
-        raise HostError(f"the engine has no image {image}", hint="`docker image ls` lists what it has") from error
+    digest = client.image(image).id  # from here on this image, whatever the tag names meanwhile
     locked = carried_lock(client, digest)
     stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     plan = plan_of(matrix, locked, stack)
-    builder = Builder(settings=settings, plan=plan, client=client, on_change=on_change, note=note, cache=False)
+    builder = Builder(client=client, plan=plan, on_change=on_change, note=note, cache=False)
     with _own_tag(client) as tag:
         built: Built = builder.build(tag)
         differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
-    return Reproduction(image=image, digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
+    return Reproduction(digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
 
 
 @contextlib.contextmanager
-def _own_tag(client: "DockerClient") -> Iterator[str]:
+def _own_tag(client: EngineClient) -> Iterator[str]:
     """Yield a tag that no other run has; it goes at the end, and so do those of runs that SIGKILL ended."""
     remove_left_tags(client)
     tag = f"{_AGAIN}:{Maker.here(seconds=_LASTS_S)}-{uuid.uuid4().hex[:6]}"
     try:
         yield tag
     finally:
-        _remove_tag(client, tag)
+        client.untag(tag)
 
 
-def remove_left_tags(client: "DockerClient") -> None:
+def remove_left_tags(client: EngineClient) -> None:
     """Remove the tags of runs whose makers are gone."""
-    listing = [*client.client_config.docker_cmd, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", _AGAIN]
-    said = bounded([*map(str, listing)], seconds=60.0, limit=1 << 20)
-    for line in said.out.decode("utf-8", "replace").splitlines():
-        maker = Maker.parse(line.removeprefix(f"{_AGAIN}:").rpartition("-")[0])
+    for tag in client.tags(_AGAIN):
+        maker = Maker.parse(tag.removeprefix(f"{_AGAIN}:").rpartition("-")[0])
         if maker is not None and maker.gone:
-            _remove_tag(client, line)
-
-
-def _remove_tag(client: "DockerClient", tag: str) -> None:
-    with uninterrupted(), contextlib.suppress(OSError):
-        bounded([*map(str, client.client_config.docker_cmd), "image", "rm", "--", tag], seconds=60.0, limit=1 << 20)
+            client.untag(tag)
 
 
 def compare(
-    client: "DockerClient", one: str, other: str, *, names: tuple[str, str] | None = None
+    client: EngineClient, one: str, other: str, *, names: tuple[str, str] | None = None
 ) -> Iterator[Difference]:
     """Yield what differs between two images of the engine: metadata first, then file by file.
 
@@ -200,18 +173,10 @@ def compare(
         found = []
         for number, (image, name) in enumerate(((one, first), (other, second))):
             archive = folder / f"{number}.tar"
-            _save(client, image, archive)
+            client.save(image, archive)
             found.append(read_image(archive, name))
             archive.unlink()
     yield from differences_of(found[0], found[1], (first, second))
-
-
-def _save(client: "DockerClient", image: str, archive: Path) -> None:
-    command = [*map(str, client.client_config.docker_cmd), "image", "save", "--output", str(archive), "--", image]
-    said = bounded(command, seconds=_SAVE_S, limit=1 << 20)
-    if said.fault or said.code:
-        last = said.fault or last_words(said.err.decode("utf-8", "replace"))
-        raise HostError(f"the engine does not hand the image over: {shown(last)}", where=image)
 
 
 def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> Iterator[Difference]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from envbuild.lock.apt import archive_of, mirrors_of
+from envbuild.lock.archives import archive_of, mirrors_of
 from envbuild.lock.python import PYTORCH, uv_environment
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings

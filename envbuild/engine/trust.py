@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from envbuild.engine.build import built_digest
+from envbuild.engine.built import built_digest
 from envbuild.errors import LockError
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings

@@ -3,22 +3,31 @@
 It never touches the host's own package state, and asks the signed archives of Debian and Ubuntu alone.
 """
 
-import os
-import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
-
-from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, HostError, LockError
+from envbuild.lock.apt_answers import (
+    UNREACHABLE,
+    complaint_of,
+    hosts_named,
+    parse_uris,
+    split_stanzas,
+)
+from envbuild.lock.archives import (
+    Archive,
+    apt_environment,
+    apt_options,
+    archive_of,
+    conf_value,
+    mirrors_of,
+    no_keyring,
+)
 from envbuild.lock.model import OsPackage
-from envbuild.settings import Settings, redact
-from envbuild.util import quote
-from envbuild.util.names import OsPackageName, OsVersion, checked, is_one_line, shown
+from envbuild.settings import Settings
+from envbuild.util.names import OsPackageName, OsVersion, checked, shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
@@ -27,97 +36,8 @@ from envbuild.util.scratch import scratch
 _MADE_BY_OTHERS = ("build-essential", "curl", "gnupg2")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Archive:
-    """Where a distribution keeps its packages, and the keys that sign them."""
-
-    mirror: str
-    security_mirror: str
-    components: tuple[str, ...]
-    keyring: Path
-    keyring_package: str
-    base_packages: tuple[str, ...]
-    """What a root of it holds beside the essential packages."""
-
-    def sources(self, suite: str, *, mirror: str, security_mirror: str, options: str = "") -> list[str]:
-        """Return the lines of a sources.list: the suite, its updates, its security updates.
-
-        Raises:
-            ValueError: a mirror or the suite cannot be a word of such a line.
-
-        """
-        return [
-            f"deb {options}{quote.apt_source(url)} {quote.apt_source(name)} {' '.join(self.components)}"
-            for url, name in (
-                (mirror, suite),
-                (mirror, f"{suite}-updates"),
-                (security_mirror, f"{suite}-security"),
-            )
-        ]
-
-
-DEBIAN = Archive(
-    mirror="http://deb.debian.org/debian",
-    security_mirror="http://deb.debian.org/debian-security",
-    components=("main",),
-    keyring=Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
-    keyring_package="debian-archive-keyring",
-    # A package manager, and the roots of trust for https.
-    base_packages=("apt", "ca-certificates", "usr-is-merged"),
-)
-
-
-_UBUNTU = Archive(
-    mirror="http://archive.ubuntu.com/ubuntu",
-    security_mirror="http://security.ubuntu.com/ubuntu",
-    components=("main", "restricted", "universe", "multiverse"),
-    keyring=Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
-    keyring_package="ubuntu-keyring",
-    base_packages=("apt",),
-)
-
-
-ARCHIVES: Mapping[str, Archive] = {
-    "bookworm": DEBIAN,
-    "trixie": DEBIAN,
-    "focal": _UBUNTU,
-    "jammy": _UBUNTU,
-    "noble": _UBUNTU,
-}
-
-
-def _by_name(package: OsPackage) -> tuple[str, str, str]:
-    return package.name, package.arch, package.version
-
-
-def archive_of(suite: str) -> Archive:
-    """Return where `suite` (bookworm, trixie, focal, jammy, noble) is kept.
-
-    Raises:
-        LockError: it is none of those.
-
-    """
-    try:
-        return ARCHIVES[suite]
-    except KeyError:
-        raise LockError(
-            f"no package archive is known for the suite {suite!r}", hint=f"one of: {', '.join(sorted(ARCHIVES))}"
-        ) from None
-
-
-def mirrors_of(settings: Settings, suite: str) -> tuple[str, str]:
-    """Return the URLs that a site takes `suite` and its security updates from.
-
-    Raises:
-        LockError: no archive of that suite is known.
-
-    """
-    archive = archive_of(suite)
-    if archive is DEBIAN:
-        return settings.debian_mirror, settings.debian_security_mirror
-    mirror = settings.ubuntu_mirror
-    # Ubuntu's own archive has the security updates on a host of their own, and its mirrors hold them like the rest.
-    return mirror, archive.security_mirror if mirror == archive.mirror else mirror
+class ArchiveError(HostError):
+    """A package archive that does not answer, or cannot serve now."""
 
 
 def checked_packages(packages: Iterable[str]) -> list[str]:
@@ -161,8 +81,9 @@ def resolve_os_packages(
         arch: Debian's name of the architecture.
 
     Raises:
+        ArchiveError: a mirror cannot be reached or cannot serve now.
         HostError: apt-get or the archive's keys are missing.
-        LockError: a mirror cannot be reached, or a package or version is not in the archive.
+        LockError: a mirror does not have the suite, or the archive a package or version.
 
     """
     archive = archive_of(suite)
@@ -207,6 +128,8 @@ def resolve_on_image(
 
 _APT_S = 1800.0
 """Seconds that one command of apt may take; the lists of an archive take a few over a slow line."""
+_APT_SECONDS = 20
+"""How long apt waits for an archive, for each of two attempts."""
 _APT_BYTES = 256 << 20
 """Bytes that it may print; the descriptions of every package of a base have 2 MiB."""
 
@@ -222,7 +145,6 @@ class _IsolatedApt:
 
     def __init__(self, folder: Path, arch: str, reach: Settings) -> None:
         self.folder = folder
-        self.arch = arch
         for path in ("etc/apt/apt.conf.d", "etc/apt/preferences.d", "lists/partial", "cache/archives/partial"):
             (folder / path).mkdir(parents=True)
         self.status = folder / "status"
@@ -230,12 +152,12 @@ class _IsolatedApt:
         config = folder / "apt.conf"
         # apt reads this file before any other, so that Dir keeps it from the host's own configuration.
         settings = [
-            f"Dir {_conf(f'{folder}/')}",
-            f"Dir::State::Lists {_conf(f'{folder}/lists')}",
-            f"Dir::State::Status {_conf(str(self.status))}",
-            f"Dir::Cache {_conf(f'{folder}/cache')}",
-            f"APT::Architecture {_conf(arch)}",
-            f"APT::Architectures {{ {_conf(arch)}; }}",
+            f"Dir {conf_value(f'{folder}/')}",
+            f"Dir::State::Lists {conf_value(f'{folder}/lists')}",
+            f"Dir::State::Status {conf_value(str(self.status))}",
+            f"Dir::Cache {conf_value(f'{folder}/cache')}",
+            f"APT::Architecture {conf_value(arch)}",
+            f"APT::Architectures {{ {conf_value(arch)}; }}",
             'APT::Sandbox::User "root"',
             'APT::Get::AllowUnauthenticated "false"',
             'APT::Install-Recommends "false"',
@@ -244,8 +166,8 @@ class _IsolatedApt:
             'Acquire::Languages "none"',
             'Acquire::GzipIndexes "false"',
             'Acquire::Retries "1"',
-            'Acquire::http::Timeout "20"',
-            'Acquire::https::Timeout "20"',
+            f'Acquire::http::Timeout "{_APT_SECONDS}"',
+            f'Acquire::https::Timeout "{_APT_SECONDS}"',
             *apt_options(reach),
         ]
         config.write_text("".join(f"{line};\n" for line in settings), encoding="utf-8")
@@ -255,7 +177,7 @@ class _IsolatedApt:
         """Run one of apt's programs; when it is interrupted, its helpers end with it."""
         ran = bounded(command, env=self.env, seconds=_APT_S, limit=_APT_BYTES)
         if ran.fault:
-            raise HostError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
+            raise ArchiveError(f"{command[0]} {ran.fault}", hint="check the mirrors and the proxy in the settings")
         return _Answer(ran.code, ran.out.decode("utf-8", "replace"), ran.err.decode("utf-8", "replace"))
 
     def write_sources(self, lines: Sequence[str]) -> None:
@@ -274,7 +196,7 @@ class _IsolatedApt:
         provides is taken from the newer one: the base met its needs, and apt must not find them broken.
         """
         shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).out
-        described = {stanza["Package"]: stanza for stanza in _split_stanzas(shown)}
+        described = {stanza["Package"]: stanza for stanza in split_stanzas(shown)}
         own = {
             "Package",
             "Status",
@@ -311,159 +233,7 @@ class _IsolatedApt:
                 f"apt cannot install these on {suite}: {complaint_of(done.err + done.out)}",
                 hint="choose a package or version that the archive holds; it keeps one version per suite",
             )
-        found = []
-        for line in done.out.splitlines():
-            # 'http://host/debian/pool/main/z/zlib/zlib1g_1%3a1.2.13_amd64.deb' zlib1g_1%3a1.2.13_amd64.deb 86692 SHA256:…
-            match = re.fullmatch(r"'([^']+)' ([^_\s]+)_([^_\s]+)_([^_\s]+)\.deb \d+ SHA256:([0-9a-f]{64})", line)
-            if match:
-                url, name, version, arch, sha256 = match.groups()
-                found.append(
-                    _os_package(
-                        name=name,
-                        version=unquote(version),
-                        arch=arch,
-                        sha256=sha256,
-                        filename="pool/" + unquote(url).partition("/pool/")[2],
-                    )
-                )
-            elif line.startswith("'"):
-                raise LockError("the archive gives no SHA-256 for a package", where=redact(shown(line)))
-        return tuple(sorted(found, key=_by_name))
-
-
-def apt_options(settings: Settings) -> list[str]:
-    """Return how apt reaches a mirror, as lines of an apt.conf: the host's own way, and the settings' where they say more.
-
-    Of the host that is proxy, certificates, and leave for an old snapshot; the settings' proxies and CA bundle come after it.
-    """
-    done = bounded(["apt-config", "dump", "Acquire"], seconds=60.0, limit=1 << 20)
-    wanted = re.compile(
-        r'(Acquire::(?:Check-Valid-Until|https?::(?:Proxy|CaInfo|Verify-Peer|SslCert|SslKey)[A-Za-z0-9:._-]*)) "([^"\\]*)";',
-        re.IGNORECASE,
-    )
-    found = [
-        match.groups() for line in done.out.decode("utf-8", "replace").splitlines() if (match := wanted.fullmatch(line))
-    ]
-    lines = [f"{name} {_conf(value)}" for name, value in found if is_one_line(value)]
-    own = {
-        "http::Proxy": settings.http_proxy,
-        "https::Proxy": settings.https_proxy,
-        "https::CaInfo": settings.ca_bundle,
-    }
-    return lines + [f"Acquire::{name} {_conf(str(value))}" for name, value in own.items() if value]
-
-
-def split_proxies(options: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the proxies among lines of an apt.conf as variables of the environment, and the other lines.
-
-    A proxy's address may carry a login, and an environment is for its owner's eyes alone.
-    """
-    found: dict[str, str] = {}
-    others = []
-    for line in options:
-        match = re.fullmatch(r'Acquire::(https?)::Proxy "(.+)"', line, re.IGNORECASE)
-        if match:
-            found[f"{match[1].lower()}_proxy"] = match[2]  # the last one counts, as in a file
-        else:
-            others.append(line)
-    if "http_proxy" in found:
-        found.setdefault("https_proxy", found["http_proxy"])  # apt's own rule for its settings
-    return found, others
-
-
-def _conf(value: str) -> str:
-    try:
-        return quote.apt_conf(value)
-    except ValueError as error:
-        raise HostError(
-            f"apt cannot take this: {error}", hint="set TMPDIR, or the setting, to a path without such a character"
-        ) from None
-
-
-def apt_environment(settings: Settings) -> dict[str, str]:
-    """Return this process's environment with the settings' no_proxy, which apt reads from there alone."""
-    return {**os.environ, **({"no_proxy": settings.no_proxy} if settings.no_proxy else {})}
-
-
-def _split_stanzas(text: str) -> list[dict[str, str]]:
-    """Return the fields of each stanza; a field that goes on over several lines keeps its first."""
-    return [
-        dict(line.split(": ", 1) for line in stanza.splitlines() if line[:1] not in {" ", ""} and ": " in line)
-        for stanza in text.split("\n\n")
-        if stanza.strip()
-    ]
-
-
-def _os_package(**fields: str | None) -> OsPackage:
-    """Return a package as the archive describes it.
-
-    Raises:
-        LockError: a field is missing, or is not what it should be.
-
-    """
-    try:
-        return OsPackage.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise LockError(
-            f"the archive describes {shown(str(fields.get('name')), 80)} in no known way: "
-            f"{first['loc'][0] if first['loc'] else 'package'}: {first['msg']}"
-        ) from None
-
-
-def parse_stanzas(text: str) -> tuple[OsPackage, ...]:
-    # A package that two suites hold is shown twice.
-    found = {
-        _os_package(
-            name=stanza.get("Package"),
-            version=stanza.get("Version"),
-            arch=stanza.get("Architecture"),
-            sha256=stanza.get("SHA256"),
-            filename=stanza.get("Filename"),
-        )
-        for stanza in _split_stanzas(text)
-    }
-    return tuple(sorted(found, key=_by_name))
-
-
-UNREACHABLE = re.compile(
-    r"Could not resolve|Could not connect|Unable to connect|Temporary failure|timed out|Connection", re.IGNORECASE
-)
-
-
-# What apt and mmdebstrap add to the reason, and what follows from it.
-_NOISE = re.compile(
-    r"Some index files failed|is not signed|setup failed|command failed|mmdebstrap failed|Unmet dependencies|Unable to correct"
-)
-
-
-def complaint_of(output: str) -> str:
-    """Return apt's own words on what is wrong, in one line; of several, the first that tells the reason."""
-    lines = [line.strip() for line in output.splitlines()]
-    errors = [line[3:] for line in lines if line.startswith("E: ")]
-    reasons = [line for line in errors if not _NOISE.search(line)]
-    told = (
-        reasons
-        or [line for line in lines if re.search(r" : (Pre-)?[DCB]\w+: ", line)]
-        or errors
-        or lines
-        or ["it said nothing"]
-    )
-    return redact(shown(" ".join(told[0].split()), 500))
-
-
-def hosts_named(mirrors: Iterable[str], output: str) -> str:
-    """Return the mirrors' hosts that `output` complains about; all of them when it names none."""
-    hosts = sorted({urlsplit(url).hostname or url for url in mirrors})
-    failed = "\n".join(line for line in output.splitlines() if line.startswith(("E:", "W:", "Err:")))
-    return ", ".join([host for host in hosts if host in failed] or hosts)
-
-
-def no_keyring(archive: Archive) -> HostError:
-    return HostError(
-        f"the keys that sign the archive are missing: {archive.keyring}",
-        hint=f"apt-get install {archive.keyring_package}, or run scripts/install-engine",
-    )
+        return parse_uris(done.out)
 
 
 def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> EnvbuildError:
@@ -471,7 +241,7 @@ def _update_failure(output: str, archive: Archive, mirrors: Sequence[str]) -> En
         return no_keyring(archive)
     host = hosts_named(mirrors, output)
     if UNREACHABLE.search(output):
-        return LockError(
+        return ArchiveError(
             f"the package archive on {host} cannot be reached, so OS packages cannot be pinned",
             where=complaint_of(output),
             hint="set the mirror and proxy settings, or lock on a machine that reaches it",

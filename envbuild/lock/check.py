@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from envbuild.errors import HostError, LockError
+from envbuild.errors import LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.index import files_of
 from envbuild.lock.inputs import Inputs
@@ -24,7 +24,7 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
     looked up by digest.
 
     Raises:
-        HostError: a host cannot be reached.
+        HostError: a host cannot be reached or cannot serve now.
 
     """
     lock = locked.lock
@@ -35,12 +35,15 @@ def differences(settings: Settings, matrix: Matrix, inputs: Inputs, locked: Lock
         if image.digest and find_digest(reference, settings=settings) is None:
             faults.append(f"{reference} is no longer in its registry")
     note("checking OS packages")
+    served: dict[tuple[str, str], str] = {}
+    locked_packages = os_packages(lock.root, lock.os)
     try:
         fresh = current_os(settings, matrix, inputs)
-    except LockError as error:
-        raise HostError(error.what, where=error.where, hint=error.hint) from error
-    served = {(p.name, p.version): p.sha256 for p in os_packages(fresh.root, fresh.os)}
-    for package in os_packages(lock.root, lock.os):
+        served = {(p.name, p.version): p.sha256 for p in os_packages(fresh.root, fresh.os)}
+    except LockError as error:  # the archive does not have what the cell asks for: one line, not one for each package
+        faults.append(error.what)
+        locked_packages = ()
+    for package in locked_packages:
         found = served.get((package.name, package.version))
         if found != package.sha256:
             faults.append(

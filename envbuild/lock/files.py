@@ -17,11 +17,14 @@ _WHOLE = "take the whole folder as `envbuild lock` wrote it, or lock again"
 
 @dataclass(frozen=True, kw_only=True)
 class Locked:
-    """A lock and the pylock files that go with it, by set name; `fresh` when this very run pinned it."""
+    """A lock and the pylock files that go with it, by set name."""
 
     lock: Lock
     pylocks: dict[str, str]
     fresh: bool = False
+    """Whether this very run pinned it."""
+    unreached: bool = False
+    """Whether this very run left inputs out because a host did not answer."""
 
 
 def write_lock(locked: Locked, folder: Path) -> Path:

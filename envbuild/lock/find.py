@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from envbuild.errors import DataError, EnvbuildError, LockError
+from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.stacks.parts import digest_of
 
 
 def lock_name(inputs: Inputs) -> str:
@@ -23,7 +24,7 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
-    stack = [inputs.stack.digest()] if inputs.stack else []
+    stack = [digest_of(inputs.stack)] if inputs.stack else []
     asked = json.dumps(
         [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
     )
@@ -102,10 +103,10 @@ def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> 
         raise incomplete(missing, where)
 
 
-def incomplete(missing: tuple[Missing, ...], where: str) -> LockError:
-    """Return the error that lists `missing`."""
+def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = False) -> LockError | HostError:
+    """Return the error that lists `missing`; a HostError where a host that did not answer is why, in this very run."""
     lines = "".join(f"\n  - {m.what}: held by {m.host}{f' ({m.why[:160]})' if m.why else ''}" for m in missing)
-    return LockError(
+    return (HostError if unreached else LockError)(
         f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
         where=where,
         hint=(

@@ -11,9 +11,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError
+from envbuild.net.address import host_of, place_of, without_login
 from envbuild.net.data import read_object, table
 from envbuild.net.download import file_name
-from envbuild.net.http import fetch, host_of, place_of, without_login
+from envbuild.net.fetch import fetch
 from envbuild.settings import Settings
 from envbuild.util.names import FileName, SafeName, Sha256, checked, shown
 

@@ -20,7 +20,8 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.view import CellView
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.stacks import Stack, wheels_of
+from envbuild.stacks.model import Stack
+from envbuild.stacks.parts import wheels_of
 
 Flavor = Literal["runtime", "devel"]
 TeSource = Literal["pypi", "git"]
@@ -64,10 +65,6 @@ class Inputs:
     """Files whose hash the data states."""
     brought: tuple[str, ...] = ()
     """Distributions that come with the base image: nothing that asks for them may bring another."""
-
-    def group(self, name: str) -> PythonGroup | None:
-        """Return the Python group `name`, or None."""
-        return next((g for g in self.python if g.name == name), None)
 
 
 def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Mi
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
+from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
 from envbuild.util.toml import read_toml
 
@@ -43,7 +44,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         matrix=matrix.digest,
         flavor=inputs.flavor,
         stack=inputs.stack.name if inputs.stack else None,
-        stack_digest=inputs.stack.digest() if inputs.stack else None,
+        stack_digest=digest_of(inputs.stack) if inputs.stack else None,
         te_source=inputs.te_source,
         components=tuple(c.axis for c in inputs.components),
         # The newest release in the cell: a date that follows from the data alone.
@@ -113,7 +114,8 @@ def current_os(settings: Settings, matrix: Matrix, inputs: Inputs) -> OsSide:
     """Return the OS side as the archive has it now.
 
     Raises:
-        LockError: the archive cannot be reached or lacks a package.
+        ArchiveError: the archive cannot be reached or cannot serve now.
+        LockError: the archive does not have a package.
 
     """
     maker = _Maker(settings, matrix, inputs, lambda _: None, 0)
@@ -129,6 +131,7 @@ class _Maker:
         self.note = note
         self.epoch = epoch
         self.missing: list[Missing] = []
+        self.unreached = False
         self.pylocks: dict[str, str] = {}
 
     def run(self) -> Locked:
@@ -144,7 +147,7 @@ class _Maker:
             matrix=self.matrix.digest,
             flavor=inputs.flavor,
             stack=inputs.stack.name if inputs.stack else None,
-            stack_digest=inputs.stack.digest() if inputs.stack else None,
+            stack_digest=digest_of(inputs.stack) if inputs.stack else None,
             te_source=inputs.te_source,
             components=tuple(c.axis for c in inputs.components),
             epoch=self.epoch,
@@ -157,9 +160,10 @@ class _Maker:
             files=(*files, *(self._file(f) for f in inputs.files)),
             missing=tuple(self.missing),
         )
-        return Locked(lock=lock, pylocks=self.pylocks, fresh=True)
+        return Locked(lock=lock, pylocks=self.pylocks, fresh=True, unreached=self.unreached)
 
     def _miss(self, kind: Kind, what: str, error: Exception, host: str, *stages: str, component: str = "") -> None:
+        self.unreached = self.unreached or isinstance(error, HostError)
         why = shown(str(error).splitlines()[0], 1000)
         self.missing.append(
             Missing(what=shown(what, 2000), host=shown(host), why=why, component=component, kind=kind, stages=stages)
@@ -208,14 +212,15 @@ class _Maker:
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
-        from envbuild.lock.apt import mirrors_of
+        from envbuild.lock.apt import ArchiveError
+        from envbuild.lock.archives import mirrors_of
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
         self.note(f"resolving OS packages on {suite}")
         try:
             return self.os_side()
-        except LockError as error:
+        except (ArchiveError, LockError) as error:
             mirror, _ = mirrors_of(self.settings, suite)
             wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
             bases = [image.stage for image in inputs.images] or ["base"]
@@ -225,7 +230,7 @@ class _Maker:
 
     def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
-        from envbuild.net.http import place_of
+        from envbuild.net.address import place_of
 
         self.note(f"looking up the source of {sdist.distribution} {sdist.version}")
         suffix = f"-{sdist.version}.tar.gz"
@@ -260,7 +265,8 @@ class _Maker:
         return file
 
     def _tree(self, number: int) -> GitSource:
-        from envbuild.lock.sources import NotAllowedError, SourceStore
+        from envbuild.lock.objects import NotAllowedError
+        from envbuild.lock.sources import SourceStore
 
         wanted = self.inputs.trees[number]
         self.note(f"pinning the source of {wanted.name} at {wanted.commit[:12]}")

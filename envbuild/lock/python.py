@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.net.address import host_of, place_of
 from envbuild.net.download import file_name
-from envbuild.net.http import host_of, place_of
 from envbuild.settings import Settings, redact
 from envbuild.util.names import FileName, SafeName, Sha256, Version, checked, shown
 from envbuild.util.processes import bounded
@@ -25,8 +25,14 @@ from envbuild.util.scratch import scratch
 
 PYTORCH = "https://download.pytorch.org/whl"
 _UNREACHABLE = re.compile(
-    r"(?:Failed to fetch|error sending request for url|Request failed)[^`(]*[`(](?P<url>https?://[^`)]+)[`)]"
+    r"(?:Failed to fetch|error sending request for url|Request failed"
+    r"|HTTP status (?:server|client) error \((?:5\d\d|407|408|429)\b[^)]*\) for url)[^`(]*[`(](?P<url>https?://[^`)]+)[`)]"
 )
+# uv takes an index that asks for a login for one without the package, and hints at it.
+_NO_LOGIN = re.compile(r"An index URL \((?P<url>https?://[^)]+)\) could not be queried due to [^(]*\(401\b")
+_UV_SECONDS = 30
+"""How long uv waits for an index; its own default, as the next one is."""
+_UV_RETRIES = 3
 
 
 def uv_executable() -> str:
@@ -58,7 +64,8 @@ def uv_environment_here(settings: Settings) -> dict[str, str]:
     """Return the whole environment of a uv on this host: the user's but for uv's own, the settings', a cache that can be written."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
     cache = os.environ.get("UV_CACHE_DIR") or str(settings.cache_dir / "uv")
-    return kept | uv_environment(settings) | {"UV_CACHE_DIR": cache}
+    patience = {"UV_HTTP_TIMEOUT": str(_UV_SECONDS), "UV_HTTP_RETRIES": str(_UV_RETRIES)}
+    return kept | uv_environment(settings) | patience | {"UV_CACHE_DIR": cache}
 
 
 def resolve(
@@ -157,6 +164,12 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
             f"{host} cannot be reached, and the {group.name} packages are resolved there",
             where=place_of(unreachable["url"]),
             hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+        )
+    if login := _NO_LOGIN.search(stderr):
+        return HostError(
+            f"{host_of(login['url'])} asks for a login, and the {group.name} packages are resolved there",
+            where=place_of(login["url"]),
+            hint="put the login into the address in your settings (docs/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
     return LockError(

@@ -25,7 +25,7 @@ class DriverVerdict:
     source: str
 
 
-def parse_driver(text: str, *, where: str = "--driver") -> Version:
+def parse_driver(text: str) -> Version:
     """Return a driver version for comparing; 560.28.03 and 560.28.3 are the same.
 
     Raises:
@@ -36,7 +36,7 @@ def parse_driver(text: str, *, where: str = "--driver") -> Version:
         return Version(text)
     except InvalidVersion:
         raise UsageError(
-            f"{text!r} is not a driver version", where=where, hint="write it as nvidia-smi does, e.g. 560.35.05"
+            f"{text!r} is not a driver version", where="--driver", hint="write it as nvidia-smi does, e.g. 560.35.05"
         ) from None
 
 

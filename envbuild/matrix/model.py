@@ -105,7 +105,6 @@ class GpuFacts(Model):
 
 
 class OsFacts(Model):
-    family: Literal["debian", "ubuntu"]
     suite: str
     """Archive suite, e.g. bookworm or noble."""
     python: str
@@ -120,10 +119,6 @@ class BaseFacts(Model):
     """Image reference of the slim runtime; None for a bootstrapped root."""
     digests: dict[str, str] = {}
     """Image reference -> sha256 digest of its linux/amd64 manifest, where a lock may take it from."""
-    provides: dict[str, str] = {}
-    """Components that come with the image, e.g. {"torch": "2.7.0a0+7c8ec84dab"}."""
-    require_cuda: str | None = None
-    """The image's NVIDIA_REQUIRE_CUDA."""
 
 
 class PythonFacts(Model):

@@ -1,17 +1,16 @@
 """The logins that `docker login` keeps, in docker's config.json or with a credential helper."""
 
 import os
-import signal
 import stat
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.errors import HostError
 from envbuild.net.answers import read_docker_config, read_helper_answer
-from envbuild.util.processes import end_group
+from envbuild.util.processes import bounded
 
 _LARGEST_CONFIG = 4 << 20
+_LARGEST_ANSWER = 1 << 20
 _HELPER_S = 30.0
 
 
@@ -50,28 +49,14 @@ def _read_config(path: Path) -> bytes | None:
 
 
 def _ask_helper(helper: str, key: str) -> str | None:
-
     program = f"docker-credential-{helper}"
     try:
-        process = subprocess.Popen(
-            [program, "get"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        said = bounded([program, "get"], seconds=_HELPER_S, limit=_LARGEST_ANSWER, stdin=key.encode())
+    except FileNotFoundError:
+        raise HostError(f"docker's credential helper {program} is not installed") from None
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise HostError(
-            f"docker's credential helper {program} " + ("is not installed" if missing else f"fails: {error.strerror}")
-        ) from None
-    with process:
-        try:
-            said, _ = process.communicate(key.encode(), timeout=_HELPER_S)
-        except subprocess.TimeoutExpired:
-            raise HostError(f"docker's credential helper {program} gave no answer within {_HELPER_S:g} s") from None
-        finally:
-            if process.poll() is None:  # too slow, or Ctrl-C
-                end_group(process, first=signal.SIGTERM, patience=2.0)
+        raise HostError(f"docker's credential helper {program} fails: {error.strerror}") from None
+    if said.fault:
+        raise HostError(f"docker's credential helper {program} gave no answer: it {said.fault}")
     # a helper says with its exit code that it has no login
-    return None if process.returncode else read_helper_answer(said)
+    return None if said.code else read_helper_answer(said.out)

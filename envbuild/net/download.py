@@ -18,19 +18,11 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from envbuild.errors import HostError, LockError
-from envbuild.net.http import (
-    Answer,
-    BadAnswerError,
-    Bounds,
-    Client,
-    NoAnswerError,
-    failure_of,
-    login_for,
-    open_file_url,
-    place_of,
-    read_address,
-    refusal_of,
-)
+from envbuild.net.address import login_for, place_of, read_address
+from envbuild.net.exchange import Answer, Bounds
+from envbuild.net.failures import BadAnswerError, NoAnswerError, failure_of, refusal_of
+from envbuild.net.fetch import open_file_url
+from envbuild.net.http import Client
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, open_below, path_below, remove_below
 from envbuild.util.names import FileName, FileUrl, Sha256, checked
@@ -78,7 +70,7 @@ def download(
     Raises:
         LockError: the address or the hash is none, the host does not hold the file, or its content is not what `sha256`
             says.
-        HostError: the host cannot be reached, or the folder cannot be written.
+        HostError: the host cannot be reached or cannot serve now, or the folder cannot be written.
 
     """
     try:

@@ -3,23 +3,22 @@
 urllib3 is imported when the first request is made: it takes longer to load than `envbuild --help` to run.
 """
 
-import base64
 import contextlib
 import http.client
-import os
 import random
 import ssl
-import stat
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin
 
-from envbuild.errors import EnvbuildError, HostError, LockError
-from envbuild.settings import Settings, redact
+from envbuild.errors import HostError
+from envbuild.net.address import Address, host_of, place_of, read_address
+from envbuild.net.exchange import Answer, Bounds
+from envbuild.net.failures import BadAnswerError, NoAnswerError, no_answer, words_of
+from envbuild.settings import Settings
 from envbuild.util.names import shown
 
 if TYPE_CHECKING:
@@ -30,152 +29,6 @@ T = TypeVar("T")
 _HOPS = 10
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 _CHUNK = 1 << 18
-_PORTS = {"http": 80, "https": 443}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """How much an answer may be and how long it may take."""
-
-    size: int
-    """Bytes of a body."""
-    connect_s: float = 20.0
-    stall_s: float = 60.0
-    """Seconds without a byte, and seconds for the whole head of an answer."""
-    total_s: float = 300.0
-    """Seconds for everything, attempts and pauses included."""
-    attempts: int = 5
-    pause_s: float = 0.5
-    """Seconds before the second attempt; twice as long before each further one."""
-    longest_pause_s: float = 30.0
-    """What a host may ask for by Retry-After."""
-
-
-PAGE = Bounds(size=64 << 20)
-"""An index page, a METADATA file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a host said before the body."""
-
-    status: int
-    reason: str
-    """Fit for a terminal."""
-    headers: Mapping[str, str]
-    """Names in lower case; a header that came several times is one, with commas. The values are foreign text."""
-
-    @property
-    def good(self) -> bool:
-        """Whether the body is what was asked for."""
-        return 200 <= self.status < 300
-
-    @property
-    def content_type(self) -> str:
-        """The type without its parameters, in lower case."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-class NoAnswerError(Exception):
-    """A host gave no answer, or not the whole of it."""
-
-    def __init__(self, host: str, reason: str, *, attempts: int = 1) -> None:
-        super().__init__(f"{host} cannot be reached: {reason}")
-        self.host = host
-        self.reason = reason
-        self.attempts = attempts
-        """How many attempts are worth it in all."""
-
-
-class BadAnswerError(Exception):
-    """A host answered in a way that cannot be used: too long, or a redirect that is not followed."""
-
-    def __init__(self, host: str, reason: str) -> None:
-        super().__init__(f"{host} {reason}")
-        self.host = host
-        self.reason = reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """A URL taken apart."""
-
-    url: str
-    """Without login and fragment."""
-    login: str | None
-    """The URL's login, as an Authorization header."""
-    origin: tuple[str, str, int]
-    """Scheme, host and port: what a login belongs to."""
-    netloc: str
-
-    @property
-    def host(self) -> str:
-        """The host's name, fit for a terminal."""
-        return shown(self.origin[1])
-
-
-def read_address(url: str) -> Address:
-    """Take an http:// or https:// URL apart.
-
-    Raises:
-        ValueError: it is none. The message does not repeat the URL, which may carry a login.
-
-    """
-    if not url.isprintable() or " " in url:
-        raise ValueError("its address holds a space or a control character")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        host = parts.hostname
-    except ValueError:
-        raise ValueError("its address cannot be read") from None
-    if parts.scheme not in _PORTS or not host:
-        raise ValueError("its address is neither http:// nor https://")
-    login, at, place = parts.netloc.rpartition("@")
-    header = None
-    if at:
-        name, _, password = login.partition(":")  # a token alone is a name
-        header = "Basic " + base64.b64encode(unquote(f"{name}:{password}").encode()).decode()
-    return Address(
-        url=parts._replace(netloc=place, fragment="").geturl(),
-        login=header,
-        origin=(parts.scheme, host, port if port is not None else _PORTS[parts.scheme]),
-        netloc=place,
-    )
-
-
-def without_login(url: str) -> str:
-    """Return `url` without its login; one that cannot be read as it is."""
-    try:
-        return read_address(url).url
-    except ValueError:
-        return url
-
-
-def place_of(url: str) -> str:
-    """Return `url` for a message: no login, no query (it may hold a token), no control character."""
-    head, mark, _ = redact(url).partition("?")
-    return shown(head + ("?…" if mark else ""), 300)
-
-
-def host_of(url: str) -> str:
-    """Return the host of `url` for a message; the whole URL where it names none."""
-    try:
-        return shown(urlsplit(url).hostname or place_of(url))
-    except ValueError:
-        return place_of(url)
-
-
-def login_for(settings: Settings, address: Address) -> str | None:
-    """Return the login that `address` carries, or the settings' index of the same scheme, host and port."""
-    if address.login:
-        return address.login
-    for index in (settings.index_url, settings.torch_index, *settings.extra_index_urls):
-        with contextlib.suppress(ValueError):
-            known = read_address(index)
-            if known.login and known.origin == address.origin:
-                return known.login
-    return None
 
 
 class Client:
@@ -301,7 +154,7 @@ class Client:
                 timeout=Timeout(connect=min(bounds.connect_s, left), read=min(bounds.stall_s, left)),
             )
         except (HTTPError, OSError, http.client.HTTPException, ValueError) as error:
-            raise _no_answer(address.host, error, bounds) from None
+            raise no_answer(address.host, error, bounds) from None
 
     def _pool(self, address: Address) -> "PoolManager":
         from envbuild.net.wire import open_pool
@@ -338,7 +191,7 @@ class Client:
                 context.load_verify_locations(cafile=bundle)
             except (OSError, ValueError) as error:
                 raise HostError(
-                    f"the CA bundle cannot be read: {shown(_words(error))}",
+                    f"the CA bundle cannot be read: {shown(words_of(error))}",
                     where=str(bundle),
                     hint="name a PEM file of certificates in ca_bundle",
                 ) from None
@@ -383,7 +236,7 @@ def _chunks(response: "BaseHTTPResponse", host: str, bounds: Bounds, deadline: f
             except (HTTPError, OSError, http.client.HTTPException, ValueError) as error:
                 if passed.is_set():
                     break
-                raise _no_answer(host, error, bounds) from None
+                raise no_answer(host, error, bounds) from None
             if not chunk or passed.is_set():
                 break
             taken += len(chunk)
@@ -406,128 +259,3 @@ def _retry_after(answer: Answer) -> float | None:
         return Retry().parse_retry_after(stated[:100])
     except (InvalidHeader, ValueError, OverflowError, TypeError):
         return None
-
-
-def _words(error: BaseException) -> str:
-    """Return what an error of the system says, without the name of its class."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
-
-
-def _inner(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error` and what it came from: urllib3 wraps the system's errors once or twice."""
-    waiting, seen = [error], 0
-    while waiting and seen < 10:
-        current = waiting.pop(0)
-        seen += 1
-        yield current
-        parts = (current.__cause__, getattr(current, "original_error", None), *current.args)
-        waiting += [part for part in parts if isinstance(part, BaseException)]
-
-
-def _no_answer(host: str, error: BaseException, bounds: Bounds) -> NoAnswerError:
-    """Say what went wrong, and how many attempts it is worth."""
-    from urllib3 import exceptions
-
-    chain = list(_inner(error))
-
-    def has(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(part, kinds) for part in chain)
-
-    proxy = "through the proxy, " if has(exceptions.ProxyError) else ""
-    # of the system, or of http.client for a proxy that refuses: `Tunnel connection failed: 407 …`
-    words = next((_words(p) for p in chain if isinstance(p, OSError) and (p.strerror or type(p) is OSError)), None)
-    attempts = bounds.attempts
-    if has(exceptions.NewConnectionError, ssl.SSLCertVerificationError):
-        attempts = 1
-        reason = words or str(chain[-1]).rpartition(": ")[2]
-    elif has(exceptions.ConnectTimeoutError):
-        # a host behind a silent firewall is asked twice, not five times
-        attempts, reason = 2, f"no connection within {bounds.connect_s:g} s"
-    elif has(exceptions.ReadTimeoutError, TimeoutError):
-        reason = f"nothing came for {bounds.stall_s:g} s"
-    elif has(exceptions.IncompleteRead, exceptions.InvalidChunkLength, http.client.IncompleteRead):
-        reason = "the answer ended before its end"
-    elif has(ConnectionError, ssl.SSLEOFError, exceptions.ProtocolError):
-        reason = words or "the connection ended without an answer that is HTTP"
-    elif has(exceptions.SSLError, ssl.SSLError):
-        attempts, reason = 1, words or "TLS failed"
-    else:
-        attempts, reason = 1, words or "its address or its answer cannot be read"
-    return NoAnswerError(host, proxy + shown(redact(reason)), attempts=attempts)
-
-
-_REACH_HINT = "check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)"
-
-
-def failure_of(error: NoAnswerError | BadAnswerError, url: str) -> EnvbuildError:
-    """Return the error that a user sees for `url`."""
-    if isinstance(error, NoAnswerError):
-        return HostError(str(error), where=place_of(url), hint=_REACH_HINT)
-    return LockError(str(error), where=place_of(url), hint="check the address, or the index in your settings")
-
-
-def refusal_of(answer: Answer, url: str) -> LockError:
-    """Return the error for an answer that is not good."""
-    return LockError(
-        f"{host_of(url)} answered {answer.status} {answer.reason}".rstrip(),
-        where=place_of(url),
-        hint="check the version, or the index in your settings",
-    )
-
-
-def body_of(_: Answer, chunks: Iterator[bytes]) -> bytes:
-    """Return the chunks as one; what `Client.ask` takes for a body that is kept in memory."""
-    return b"".join(chunks)
-
-
-def open_file_url(url: str) -> int:
-    """Open the file that a file:/// URL names and return its descriptor.
-
-    Raises:
-        HostError: it cannot be read, or is no file.
-
-    """
-    try:
-        # a FIFO without a writer would hold the open for good
-        handle = os.open(Path(unquote(urlsplit(url).path)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise HostError(f"a file cannot be read: {_words(error)}", where=place_of(url), hint=_REACH_HINT) from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise HostError("a file cannot be read: it is a folder or a device", where=place_of(url), hint=_REACH_HINT)
-    return handle
-
-
-def fetch(settings: Settings, url: str, *, accept: str | None = None, bounds: Bounds = PAGE) -> tuple[bytes, str]:
-    """Return the body and content type of `url`; of a file:/// URL, `text/html`.
-
-    Raises:
-        HostError: the host cannot be reached; the message names it.
-        LockError: the host answered, and not with the page, or with one that is larger than `bounds`.
-
-    """
-    if url.startswith("file://"):
-        with os.fdopen(open_file_url(url), "rb") as file:
-            body = file.read(bounds.size + 1)
-        if len(body) > bounds.size:
-            raise LockError(f"the file has more than {bounds.size >> 20} MiB", where=place_of(url))
-        return body, "text/html"
-    try:
-        login = login_for(settings, read_address(url))
-    except ValueError:
-        login = None  # `ask` says what is wrong with the address
-    try:
-        with Client(settings) as client:
-            headers = {"Accept": accept} if accept else {}
-            answer, taken = client.ask(url, body_of, bounds=bounds, headers=headers, login=login)
-    except (NoAnswerError, BadAnswerError) as error:
-        raise failure_of(error, url) from None
-    if taken is None:
-        raise refusal_of(answer, url)
-    return taken, answer.content_type

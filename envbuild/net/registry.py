@@ -10,7 +10,8 @@ from envbuild.settings import Settings
 from envbuild.util.names import shown
 
 if TYPE_CHECKING:
-    from envbuild.net.http import Bounds, Client
+    from envbuild.net.exchange import Bounds
+    from envbuild.net.http import Client
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -96,11 +97,14 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
 
     Raises:
         HostError: the registry cannot be reached, or wants a login that is missing or wrong.
-        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names.
+        LockError: the manifest's bytes do not have the digest that the registry states, or that `reference` names; or the
+            answer is larger than a manifest, or leads nowhere.
         UsageError: `reference` is no image reference.
 
     """
-    from envbuild.net.http import BadAnswerError, Client, NoAnswerError, body_of
+    from envbuild.net.failures import BadAnswerError, NoAnswerError
+    from envbuild.net.fetch import body_of
+    from envbuild.net.http import Client
 
     ref = parse_reference(reference)
     host = _HUB_API if ref.host == _HUB else ref.host
@@ -120,13 +124,21 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
             hint="check the address, the network, and the proxy and ca_bundle settings",
         ) from None
     except BadAnswerError as error:
-        raise HostError(f"the registry {ref.host} cannot be used: {error}", where=url) from None
+        raise LockError(
+            f"the registry {ref.host} cannot be used: {error}",
+            where=url,
+            hint="check that the address is a registry's; `envbuild image --no-pull` asks none",
+        ) from None
     if answer.status == 404:
         return None
     if answer.status in {401, 403}:
         raise no_access(ref)
     if body is None:
-        raise HostError(f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(), where=url)
+        raise HostError(
+            f"the registry {ref.host} answered {answer.status} {answer.reason}".rstrip(),
+            where=url,
+            hint="try again later, or check the address and the proxy setting",
+        )
     return _checked_digest(ref, body, answer.headers.get("docker-content-digest", ""), url)
 
 
@@ -146,7 +158,7 @@ def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> s
 
 
 def _bounds() -> "Bounds":
-    from envbuild.net.http import Bounds
+    from envbuild.net.exchange import Bounds
 
     # A manifest, or a token. Registries refuse manifests of more than 4 MiB.
     return Bounds(size=4 << 20, stall_s=20.0, total_s=90.0)
@@ -156,7 +168,7 @@ def _authorization(client: "Client", ref: Reference, header: str) -> str:
     """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic)."""
     from envbuild.net.answers import read_challenge, read_token, token_url
     from envbuild.net.docker_login import docker_login
-    from envbuild.net.http import body_of
+    from envbuild.net.fetch import body_of
 
     challenge = read_challenge(header)
     basic = docker_login(_HUB_LOGIN if ref.host == _HUB else ref.host)
@@ -174,6 +186,7 @@ def _authorization(client: "Client", ref: Reference, header: str) -> str:
         raise HostError(
             f"the registry {ref.host} gives no token: it answered {answer.status} {answer.reason}".rstrip(),
             where=url.partition("?")[0],
+            hint="try again later, or check the proxy setting",
         )
     return f"Bearer {read_token(body)}"
 

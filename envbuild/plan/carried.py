@@ -9,7 +9,7 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell
-from envbuild.stacks import patches_of, tools_of
+from envbuild.stacks.parts import patches_of, tools_of
 
 
 def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:

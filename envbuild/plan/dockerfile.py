@@ -112,9 +112,9 @@ def dockerfile(plan: Plan) -> str:
     return rendered("Dockerfile.j2", plan=plan)
 
 
-def bake(plan: Plan, *, dockerfile_name: str = "Dockerfile") -> str:
+def bake(plan: Plan) -> str:
     """Return the bake file: a target for the image and one for each compiled wheel."""
-    common = {"context": ".", "dockerfile": dockerfile_name, "args": {"SOURCE_DATE_EPOCH": str(plan.lock.epoch)}}
+    common = {"context": ".", "dockerfile": "Dockerfile", "args": {"SOURCE_DATE_EPOCH": str(plan.lock.epoch)}}
     targets: dict[str, object] = {
         "image": {
             **common,

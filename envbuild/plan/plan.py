@@ -18,7 +18,9 @@ from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
 from envbuild.plan.stages import FOR_ONE_SM, Stage, stages_of
-from envbuild.stacks import Stack, Step, patches_of, stack_names
+from envbuild.stacks.load import stack_names
+from envbuild.stacks.model import Stack, Step
+from envbuild.stacks.parts import digest_of, patches_of
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
@@ -113,7 +115,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     lock = locked.lock
     cell = lock.as_cell
     require_known(matrix, lock)
-    if stack is not None and lock.stack_digest not in {None, stack.digest()}:
+    if stack is not None and lock.stack_digest not in {None, digest_of(stack)}:
         shipped = stack.name.partition("@")[0] in stack_names()
         own = "; or name the file that it was made from: --stack FILE" if shipped else ""
         raise LockError(

@@ -10,7 +10,8 @@ from typing import Any
 from envbuild.components.mpi import MpiFacts
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
-from envbuild.stacks import Stack, patches_of, tools_of
+from envbuild.stacks.model import Stack
+from envbuild.stacks.parts import patches_of, tools_of
 
 FOR_ONE_SM = "build-for-sm"
 """The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""

@@ -38,7 +38,7 @@ def read(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
     data = load(text, str(path))
     next_to = ("environment", "python") if isinstance(data.get("python"), list) else ("environment",)
     if "stated" in data and "repository" in data:
-        from envbuild.stacks import load_stack
+        from envbuild.stacks.load import load_stack
 
         name, table = "stated", dict[str, object](load_stack(str(path)).axes)
     elif "axes" in data:

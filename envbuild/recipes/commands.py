@@ -49,7 +49,7 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
     elif name in {"apt-get", "apt", "dnf", "microdnf", "yum"} and "install" in words:
         packages.of_os(reader, words)
     elif name in {"conda", "mamba", "micromamba"}:
-        conda.read_command(reader, words)
+        _conda(reader, words)
     elif name in {"virtualenv", "source", "."} or (name == "uv" and words[1:2] == ["venv"]):
         _environment(reader, words)
     elif words[:2] == ["pyenv", "install"]:
@@ -81,6 +81,18 @@ def _bare(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
         else:
             break
     return words
+
+
+def _conda(reader: Reader, words: list[Word]) -> None:
+    within = conda.run_within(words)
+    if within is None:
+        conda.read_command(reader, words)
+        return
+    named, inner = within
+    if inner:
+        outside, reader.recipe.environment = reader.recipe.environment, named
+        run(reader, inner, {})
+        reader.recipe.environment = outside
 
 
 def _cd(reader: Reader, place: str) -> None:

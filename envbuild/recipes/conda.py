@@ -22,15 +22,27 @@ _DEEPEST = 500
 _TAKES_VALUE = {"-n", "--name", "-p", "--prefix", "-c", "--channel", "-f", "--file"}
 
 
-def read_command(reader: Reader, words: Sequence[Word]) -> None:
-    """Read a call of conda, mamba or micromamba."""
-    recipe = reader.recipe
+def _named(words: Sequence[Word]) -> str:
+    """Return the environment that a call names, or ""."""
     options = {str(option): str(value) for option, value in itertools.pairwise(words)}
-    named = next((options[word] for word in ("-n", "--name", "-p", "--prefix") if word in options), "")
+    return next((options[word] for word in ("-n", "--name", "-p", "--prefix") if word in options), "")
+
+
+def run_within(words: Sequence[Word]) -> tuple[str, list[Word]] | None:
+    """Return the environment and the command of `conda run`, None for another call."""
+    if words[1:2] != ["run"]:
+        return None
+    place = 2
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in _TAKES_VALUE else 1
+    return _named(words), list(words[place:])
+
+
+def read_command(reader: Reader, words: Sequence[Word]) -> None:
+    """Read a call of conda, mamba or micromamba, other than `run`."""
+    recipe = reader.recipe
+    named = _named(words)
     does = words[2:3] if words[1:2] == ["env"] else words[1:2]
-    if does == ["run"]:
-        _within(reader, words[2:], named)
-        return
     if does == ["create"]:
         recipe.environment = named
     elif words[1:2] in (["activate"], ["deactivate"]):
@@ -46,18 +58,6 @@ def read_command(reader: Reader, words: Sequence[Word]) -> None:
         if brought:
             reader.stage.toolkit = True
         recipe.environment = environment
-
-
-def _within(reader: Reader, words: Sequence[Word], named: str) -> None:
-    from envbuild.recipes.commands import run
-
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        place += 2 if words[place] in _TAKES_VALUE else 1
-    if words[place:]:
-        outside, reader.recipe.environment = reader.recipe.environment, named
-        run(reader, list(words[place:]), {})
-        reader.recipe.environment = outside
 
 
 def _install(recipe: Recipe, words: Sequence[Word], labels: Sequence[tuple[str, int]]) -> bool:

@@ -92,7 +92,7 @@ def joined(recipe: Recipe, statements: Iterable[Statement]) -> dict[Statement, t
     groups: dict[tuple[object, ...], list[Statement]] = {}
     for s in statements:
         stage = recipe.stage(s.line)
-        groups.setdefault((replace(s, line=0, text=""), id(stage)), []).append(s)
+        groups.setdefault((replace(s, line=0), id(stage)), []).append(s)
     if len(groups) > _PLACES:
         raise DataError(f"the recipe states versions in more than {_PLACES} places", hint="check its parts one by one")
     return {each[0]: tuple(s.line for s in each) for each in groups.values()}

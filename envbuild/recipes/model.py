@@ -14,7 +14,10 @@ from envbuild.recipes.syntax import Effort
 Kind = Literal["dockerfile", "requirements", "shell", "toml", "conda", "pyproject"]
 
 Branch = tuple[tuple[str, str], ...]
-"""The choices that a line stands in and the arm of each: of an if, a case, `||`, or the Python environments."""
+"""The choices that a line stands in and the arm of each: of an if, a case, `||`, or the Python environments.
+
+`!VALUE` is every arm but VALUE: of a variable that was found not to be equal to a literal.
+"""
 
 _LONGEST_VERSION = 200
 """Characters. `>=2.1,!=2.1.1,<3` has fifteen; a longer one is no version that anything has."""
@@ -41,7 +44,6 @@ class Statement:
     axis: AxisName
     spec: str
     line: int
-    text: str
     path: bool = False
     newest: bool = False
     """No version is named, so it is whatever is newest on the day."""
@@ -69,7 +71,13 @@ class Statement:
 def may_hold_beside(one: Branch, other: Branch) -> bool:
     """Return whether what stands in one place may hold beside what stands in another: no choice went both ways."""
     arms = dict(other)
-    return all(arms.get(choice, arm) == arm for choice, arm in one)
+    return all(choice not in arms or _may_be_one(arm, arms[choice]) for choice, arm in one)
+
+
+def _may_be_one(arm: str, other: str) -> bool:
+    if arm.startswith("!") or other.startswith("!"):
+        return arm != f"!{other}" and other != f"!{arm}"
+    return arm == other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +191,6 @@ class Recipe:
             axis=axis,
             spec=spec,
             line=line,
-            text=self.lines[line - 1].strip() if line <= len(self.lines) else "",
             path=path,
             newest=newest,
             marker=marker,

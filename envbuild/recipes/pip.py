@@ -111,8 +111,10 @@ def indexes(words: Sequence[str]) -> list[str]:
     return found
 
 
-def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader: Reader | None = None) -> None:
-    """Read the arguments of a `pip install`; `given` are indexes from elsewhere."""
+def read(
+    recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader: Reader | None = None, marker: str = ""
+) -> None:
+    """Read the arguments of a `pip install`; `given` are indexes from elsewhere, `marker` is that of a wheel's URL."""
     names: list[Word] = []
     used = [*given, *indexes(words)]
     words = [word for word in words if word]
@@ -135,11 +137,11 @@ def read(recipe: Recipe, words: Sequence[Word], given: Sequence[str], *, reader:
             if word == "@" and names:
                 names.pop()
             if url.partition("#")[0].endswith(".whl"):
-                wheels.state(recipe, url.partition("#")[0], url.line)
+                wheels.state(recipe, url.partition("#")[0], url.line, marker=marker)
             else:
                 git.url_requirement(recipe, url, url.line)
         elif word.partition("#")[0].endswith(".whl"):
-            wheels.state(recipe, word.partition("#")[0], word.line)
+            wheels.state(recipe, word.partition("#")[0], word.line, marker=marker)
         elif not re.match(r"[./]|https?:", word):
             names.append(word)
     every = any(map(_RENEWS.fullmatch, words))
@@ -280,9 +282,15 @@ def _replace_image(recipe: Recipe, line: int, reader: Reader | None) -> None:
             recipe.drop(found)
 
 
+_BUILT_BY_PYTORCH = re.compile(r"cu\d+|cpu|xpu|rocm[\d.]+|git[0-9a-f]+")
+"""What PyTorch's own builds have behind the `+` of their version."""
+
+
 def state_companion(recipe: Recipe, name: str, version: str, line: int, *, marker: str = "") -> None:
     """State what `version` of a package says of the axis that it goes with."""
     companion = companions()[name]
+    if (label := version.partition("+")[2]) and not _BUILT_BY_PYTORCH.fullmatch(label):
+        return  # a maker of other chips pairs them in another way
     minor = companion.releases.get(".".join(version.partition("+")[0].split(".")[:2]))
     if minor:
         recipe.state(companion.axis, minor, line, marker=marker, installed=True, of=name)

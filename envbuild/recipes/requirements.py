@@ -7,6 +7,7 @@ parsed by `packaging`, as pip does. The one package that carries pip's parser ap
 import re
 from collections.abc import Iterator
 
+from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
 
 from envbuild.recipes import pip
@@ -53,12 +54,26 @@ def read(recipe: Recipe) -> None:
         if wanted:
             pinned.append((wanted, words[0].line))
         elif words[0].startswith("-") or "git+" in text or re.match(r"[\w./-]*[/.]", words[0]) or "://" in text:
-            pip.read(recipe, words, used)
+            place, marker = _marked(words)
+            pip.read(recipe, place, used, marker=marker)
         else:
             recipe.effort.skip(words[0].line, text)
     free = pip.is_free(wanted for wanted, _ in pinned)
     for wanted, line in pinned:
         pip.state(recipe, wanted, line, used, own_index=_own(used), newest=free)
+
+
+def _marked(words: list[Word]) -> tuple[list[Word], str]:
+    """Return a line without the marker that stands behind a URL, and the marker: pip splits the two at `; `."""
+    ends = next((n for n, word in enumerate(words) if word.endswith(";")), None)
+    if ends is None or words[0].startswith("-"):
+        return words, ""
+    try:
+        marker = str(Marker(" ".join(words[ends + 1 :][:60])))
+    except InvalidMarker:
+        return words, ""
+    last = Word(words[ends].rstrip(";"), words[ends].line)
+    return [*words[:ends], *([last] if last else [])], marker
 
 
 def _own(used: list[str]) -> bool:

@@ -25,11 +25,10 @@ _WORDS = {"word", "string", "raw_string", "concatenation", "simple_expansion", "
     *("command_substitution", "process_substitution", "arithmetic_expansion", "brace_expression", "extglob_pattern", "regex"),
     *("translated_string", "test_operator"),
 }  # fmt: skip
-_QUOTED = {"string", "raw_string", "ansi_c_string", "translated_string"}
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(["\\$`\n])')
 _EQUALS = re.compile(
-    r"""\[\[?[ \t]+"?\$\{?([A-Za-z_]\w*)\}?"?[ \t]+={1,2}[ \t]+["']?([\w.+:/-]+)["']?[ \t]+(?:\]\]?|&&|-a[ \t])"""
+    r"""\[\[?[ \t]+"?\$\{?([A-Za-z_]\w*)\}?"?[ \t]+(!?)={1,2}[ \t]+["']?([\w.+:/-]+)["']?[ \t]+(?:\]\]?|&&|-a[ \t])"""
 )
 _LONGEST_TEST = 1000
 _PATTERN = re.compile(r"""["']?([\w.+:/-]+)["']?""")
@@ -318,19 +317,22 @@ class _Walk:
 
     @staticmethod
     def _conditions(node: "Node") -> dict[str, str]:
-        """Return the variables that a test finds equal to a literal, all of which have to be."""
+        """Return the variables that a test finds equal to a literal, or not equal (`!`), all of which have to be."""
         length = node.end_byte - node.start_byte
         if node.type not in {"test_command", "command", "list"} or length > _LONGEST_TEST:
             return {}
         text = text_of(node)
-        if "||" in text or "!" in text or " -o " in text:
+        if "||" in text or "!" in text.replace("!=", "") or " -o " in text:
             return {}
-        return dict(_EQUALS.findall(text))
+        return {name: f"{differs}{value}" for name, differs, value in _EQUALS.findall(text)}
 
     def _differs(self, conditions: Mapping[str, str]) -> bool:
         """Return whether a variable is known to have another value than it is tested for."""
         known = ((self._reader.values.get(name), wanted) for name, wanted in conditions.items())
-        return any(value is not None and "$" not in value and value != wanted for value, wanted in known)
+        return any(
+            value is not None and "$" not in value and (value == wanted[1:] if wanted[0] == "!" else value != wanted)
+            for value, wanted in known
+        )
 
     def _if(self, node: "Node", depth: int) -> None:
         nodes = children(node, self._effort)

@@ -1,6 +1,5 @@
 """The container that training runs in: one `docker run` line with the flags that it needs, and why each is there."""
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -12,14 +11,10 @@ from envbuild.doctor.diagnosis import diagnose
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.settings import Settings
-from envbuild.util.names import shown as printable
-from envbuild.util.processes import bounded
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
 
-_INSPECT_LIMIT = 16 << 20
-"""Bytes that the engine may say of one image."""
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
@@ -165,11 +160,6 @@ def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
     return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
 
 
-def docker(settings: Settings) -> list[str]:
-    """Return the start of every docker command line: the client, and the engine where one is set."""
-    return ["docker", "--host", settings.engine_host] if settings.engine_host else ["docker"]
-
-
 def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
     """Return the flags of `docker run` (all that comes before the image), and notes for the user.
 
@@ -209,7 +199,7 @@ def run_command(
     flags, notes = run_flags(host, container)
     # --pull never: an image comes by `envbuild pull`, which says who vouches for it.
     line = [
-        *docker(settings),
+        *settings.engine_command,
         "run",
         "--rm",
         "--pull",
@@ -225,38 +215,3 @@ def shown(line: Iterable[str]) -> str:
     """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
     secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
     return shlex.join(secret.sub(r"\1=***", word) for word in line)
-
-
-def last_words(said: str) -> str:
-    """Return the last line of what a command said on stderr; docker ends an error of its own with a pointer to its help."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
-    return lines[-1].strip() if lines else ""
-
-
-def require_image(settings: Settings, image: str) -> bytes:
-    """Check that the engine answers and holds `image`; return what it says of it, as JSON.
-
-    Raises:
-        HostError: it does not.
-
-    """
-    try:
-        ran = bounded([*docker(settings), "image", "inspect", "--", image], seconds=60.0, limit=_INSPECT_LIMIT)
-    except OSError:
-        raise HostError("there is no docker command", hint="scripts/install-engine, then `envbuild doctor`") from None
-    if ran.code == 0 and not ran.fault:
-        return ran.out
-    if ran.fault:
-        raise HostError(
-            f"`docker image inspect` {ran.fault}", where=image, hint="`envbuild doctor` looks at the engine"
-        )
-    said = ran.err.decode("utf-8", "replace").strip().splitlines()
-    if any("no such image" in line.lower() for line in said):
-        raise HostError(
-            f"there is no image {image} here",
-            where=settings.engine_host or os.environ.get("DOCKER_HOST"),
-            hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
-        )
-    raise HostError(
-        printable(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it"
-    )

@@ -59,7 +59,6 @@ def bits(mask: int) -> Iterator[int]:
 class TestedTogether:
     """A tested-with rule, compiled: the releases that it names on each axis of its `when`."""
 
-    rule: Rule
     literals: tuple[tuple[int, int], ...]
 
 
@@ -176,7 +175,6 @@ def _implied(matrix: Matrix) -> dict[AxisName, list[Release]]:
 
 class _Compiler:
     def __init__(self, matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> None:
-        self.matrix = matrix
         self.names = tuple(matrix.axes)
         self.number = {name: i for i, name in enumerate(self.names)}
         self.axes = tuple(matrix.axes.values())
@@ -333,7 +331,7 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
             continue
         literals = tuple((compiler.number[n], compiler.mask(n, spec)) for n, spec in rule.when.items())
         if all(mask for _, mask in literals):
-            tested.append(TestedTogether(rule, literals))
+            tested.append(TestedTogether(literals))
     return Clauses(
         matrix=matrix,
         names=compiler.names,

@@ -88,13 +88,11 @@ def nearest(matrix: Matrix, request: Request, n: int = 3, *, evidence: Sequence[
     with Program(compiled, domains) as program:
         program.all_clauses()
         costs, distances = [], []
-        impossible: list[int] = []
         for axis, mask in pinned.items():
             atom = changed[axis] = program.backend.add_atom()
             body = program.inside(axis, ~mask)
             if body is not None:
                 program.backend.add_rule([atom], body)
-                impossible += [] if body else [axis]
             costs += program.cost(axis, _change_costs(compiled, axis, mask))
             distances += program.cost(axis, _distances(compiled, axis, mask))
         program.minimize(120, [(atom, 1) for atom in changed.values()])

@@ -78,11 +78,6 @@ class Score:
     untested_undated_pairs: int
     preference: tuple[int, ...]
 
-    def vector(self, prefer: str) -> tuple[int, ...]:
-        """Return what `prefer` compares, in order."""
-        proven = () if prefer == "newest" else (self.evidence, self.untested_pairs, self.spread, self.untagged)
-        return (self.compat, self.defaults_out, *proven, self.age, self.untested_undated_pairs, *self.preference)
-
 
 def _evidence_masks(asked: Asked, ref: EvidenceRef) -> list[tuple[int, int]] | None:
     """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""

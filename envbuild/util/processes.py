@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Self
 
 _LINE = 1 << 20
 """Characters of one line; a longer one is handed over in pieces."""
@@ -27,9 +25,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Seconds that what was killed may take to end. One that nobody waits for stays in the group for longer, and does nothing.
 _GROUP_S = 1.0
-
-# Characters of a line that are read at once.
-_LONGEST = 8_000_000
 _GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -280,24 +275,50 @@ class Stream:
 
 
 @contextlib.contextmanager
-def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
+def streamed(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    stdin: Callable[[int], bytes] | None = None,
+    damaged: tuple[type[Exception], ...] = (),
+) -> Iterator[Stream]:
     """Run `command` and yield its stdout; when the block ends before it does, it is killed.
+
+    Args:
+        command: program and arguments.
+        seconds: how long it may run.
+        stdin: returns the next bytes that it reads, at most as many as asked for, and none at the end; called in a thread.
+        damaged: what the block raises when it cannot read the output. Where the output ended there because the command
+            ended badly, that is the cause: then this raises CalledProcessError instead.
 
     Raises:
         OSError: there is no such program.
         TimeoutError: it did not end within `seconds`.
-        subprocess.CalledProcessError: the block read all, and the command ended badly; `stderr` has its last 64 KiB.
+        subprocess.CalledProcessError: the output was read to its end, and the command ended badly; `stderr` has its last
+            64 KiB.
 
     """
+    cause: Exception | None = None
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
-            guarded(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            guarded(command),
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
         ) as process,
     ):
         stream = Stream(process, seconds)
+        feeding = threading.Thread(target=_feed, args=(process, stdin), daemon=True)
+        feeding.start()
         try:
-            yield stream
+            try:
+                yield stream
+            except damaged as error:
+                if stream.read(1):
+                    raise
+                cause = error
             if not stream.read(1):
                 process.wait(10.0)
         except subprocess.TimeoutExpired:
@@ -307,74 +328,17 @@ def streamed(command: Sequence[str], *, seconds: float) -> Iterator[Stream]:
             if process.returncode is None:
                 end_group(process, first=signal.SIGKILL, patience=5.0)
                 process.returncode = 0  # its end was ours
+            feeding.join()  # nobody reads any more: what it writes fails
         if process.returncode:
             said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read())
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read()) from cause
+    if cause is not None:
+        raise cause
 
 
-@dataclass(frozen=True, kw_only=True)
-class Maker:
-    """Who made something that outlives a SIGKILL of its maker, so that a later run knows whether to remove it.
-
-    A process id alone names another process after a while, and in another container or on another machine.
-    """
-
-    boot: str
-    """First 12 digits of the kernel's boot id."""
-    space: int
-    """Number of the process id namespace."""
-    pid: int
-    started: int
-    """Clock ticks from boot to the start of the process."""
-    until: int
-    """Seconds since 1970 after which nobody needs the thing any more, whoever made it."""
-
-    @classmethod
-    def here(cls, *, seconds: float) -> Self:
-        """Return this process; what it makes is of use for `seconds` at most."""
-        boot, space = _place()
-        return cls(
-            boot=boot,
-            space=space,
-            pid=os.getpid(),
-            started=_started(os.getpid()) or 0,
-            until=int(time.time() + seconds),
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Read what `str` of one gives; None where it is something else."""
-        match = _MAKER.fullmatch(text)
-        if match is None:
-            return None
-        space, pid, started, until = (int(part) for part in match.groups()[1:])
-        return cls(boot=match[1], space=space, pid=pid, started=started, until=until)
-
-    def __str__(self) -> str:
-        """Return it as characters that a name, a label and a tag may hold."""
-        return f"{self.boot}-{self.space}-{self.pid}-{self.started}-{self.until}"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the maker has ended, or its time is over. Of another machine's processes only the latter is known."""
-        if time.time() > self.until:
-            return True
-        return (self.boot, self.space) == _place() and _started(self.pid) != self.started
-
-
-_MAKER = re.compile(r"([0-9a-f]{12})-(\d{1,12})-(\d{1,10})-(\d{1,18})-(\d{1,12})", re.ASCII)
-
-
-def _place() -> tuple[str, int]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:12]
-    return boot, Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _started(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # the name, in brackets, may hold anything; a zombie (Z) or a dead one (X) does nothing more
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+def _feed(process: "subprocess.Popen[bytes]", read: Callable[[int], bytes] | None) -> None:
+    if read is None or process.stdin is None:
+        return
+    with contextlib.suppress(OSError, ValueError), process.stdin as pipe:
+        while piece := read(1 << 20):
+            pipe.write(piece)

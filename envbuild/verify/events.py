@@ -13,8 +13,6 @@ LINE = 1 << 20
 _TEXT_LINES = 400
 _LINE_SHOWN = 4000
 
-Seconds = float
-
 
 class _Event(BaseModel):
     model_config = ConfigDict(strict=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-from envbuild.util.foreign_tar import Body, Bounds, Member, Readable, TarError, read_tar
+from envbuild.util.foreign_tar import Body, Member, Readable, TarError, read_tar
 from envbuild.util.names import shown
 
 VENV = "opt/venv"
@@ -74,7 +74,7 @@ class Tree:
     files: int = 0
 
 
-def read_tree(stream: Readable, bounds: Bounds | None = None) -> Tree:
+def read_tree(stream: Readable) -> Tree:
     """Read an image's file system from a tar of it.
 
     Raises:
@@ -83,7 +83,7 @@ def read_tree(stream: Readable, bounds: Bounds | None = None) -> Tree:
     """
     tree = Tree()
     texts = 0
-    for member in read_tar(stream, bounds):
+    for member in read_tar(stream):
         if member.kind == "folder":
             continue
         tree.files += 1

@@ -10,8 +10,8 @@ from typing import Any
 
 from envbuild.evidence.report import Device
 from envbuild.settings import Settings
-from envbuild.stacks import Use
-from envbuild.verify.smoke import suite_hash
+from envbuild.stacks.model import Use
+from envbuild.verify.suite import suite_hash
 
 KEPT = ("audit", "smoke", "stack_proof", "not_proven")
 """The parts of the report on an image that are kept."""

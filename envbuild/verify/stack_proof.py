@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.guest import Image, guest, look_up, start_line
+from envbuild.engine.guest import guest, look_up, start_line
+from envbuild.engine.image import Image
 from envbuild.errors import SmokeError
 from envbuild.evidence.report import Device
 from envbuild.host import facts
 from envbuild.run.container import Container, run_flags
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 

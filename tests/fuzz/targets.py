@@ -175,13 +175,14 @@ def _pylock_seeds() -> list[Seed]:
 
 
 def _read_stack(kind: str, body: bytes) -> None:
-    from envbuild.stacks import load_stack
+    from envbuild.stacks.load import load_stack
+    from envbuild.stacks.parts import digest_of
 
     if kind == "name":
         load_stack(_text(body))
         return
     stack = load_stack(str(_write("stack.toml", body)))
-    stack.digest()
+    digest_of(stack)
     _ = stack.axes
 
 
@@ -412,7 +413,8 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
-    from envbuild.evidence.records import content_id, evidence_for, read_evidence
+    from envbuild.evidence.records import content_id, read_evidence
+    from envbuild.evidence.standing import evidence_for
 
     name = "20261122T101859Z-0000000000000000.json"
     with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a record whose hash is right gets further

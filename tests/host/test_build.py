@@ -1,6 +1,7 @@
 """What a build keeps for later ones."""
 
 import hashlib
+import io
 import json
 from types import SimpleNamespace
 
@@ -8,7 +9,11 @@ import pytest
 
 from envbuild.engine import build
 from envbuild.engine.bootstrap import checksum_of
-from envbuild.engine.build import _Run, kept_wheel
+from envbuild.engine.build import Builder
+from envbuild.engine.client import EngineClient
+from envbuild.engine.kept import keep_wheel, kept_wheel
+from envbuild.engine.progress import Watch
+from envbuild.settings import Settings
 
 
 def wheel(folder, content: str, *, whole: bool = True):
@@ -21,7 +26,7 @@ def wheel(folder, content: str, *, whole: bool = True):
 
 
 def keep(made, kept, *, cache: bool = True) -> str:
-    _Run._keep(SimpleNamespace(b=SimpleNamespace(cache=cache)), made, kept)
+    keep_wheel(made, kept, anew=not cache)
     assert (kept / "record.json").is_file()
     return (kept / "x.whl").read_text()
 
@@ -60,6 +65,12 @@ def plan_with(key: str):
     return SimpleNamespace(stage=lambda name: SimpleNamespace(key=key))
 
 
+def builder_of(cache, note):
+    """A build whose cache lies at `cache`; nothing of it has begun."""
+    client = EngineClient(Settings(cache_dir=cache))
+    return Builder(client=client, plan=plan_with("0" * 64), on_change=lambda *_: None, note=note)
+
+
 DAMAGE = {
     "another content": lambda folder: (folder / "x.whl").write_text("changed"),
     "no wheel": lambda folder: (folder / "x.whl").unlink(),
@@ -90,15 +101,11 @@ def test_a_kept_wheel_that_is_not_its_records_is_not_used(tmp_path, damage):
 def test_a_damaged_wheel_is_said(tmp_path):
     key, said = "0" * 64, []
     folder = wheel(tmp_path / "wheels" / f"te-{key[:32]}", "old")
-    run = SimpleNamespace(
-        settings=SimpleNamespace(cache_dir=tmp_path),
-        plan=plan_with(key),
-        b=SimpleNamespace(cache=True, note=said.append),
-    )
-    _Run._say_damaged(run, "te")
+    builder = builder_of(tmp_path, said.append)
+    builder._note_damage("te")
     assert said == []
     (folder / "x.whl").write_text("changed")
-    _Run._say_damaged(run, "te")
+    builder._note_damage("te")
     assert said == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
 
 
@@ -112,15 +119,9 @@ class Roots:
         self.folder.mkdir()
         (folder / "roots").mkdir()
         monkeypatch.setattr(build, "bootstrap_root", self.bootstrap)
-        self.run = _Run.__new__(_Run)
-        self.run.plan = SimpleNamespace(
-            lock=SimpleNamespace(root=SimpleNamespace(suite="bookworm", epoch=0, packages=())),
-            **vars(plan_with("0" * 64)),
-        )
-        self.run.settings, self.run.folder, self.run.watch = None, self.folder, SimpleNamespace(stages={})
-        self.run.b = SimpleNamespace(
-            _root=lambda name: folder / name, on_change=lambda stage, what: None, note=self.said.append
-        )
+        self.builder = builder_of(folder, self.said.append)
+        self.builder.folder = self.folder
+        self.builder._watch = Watch(log=io.StringIO(), on_change=lambda *_: None)
 
     def bootstrap(self, *args, dest, **options):
         self.made += 1
@@ -128,7 +129,7 @@ class Roots:
         dest.write_bytes(b"root")
 
     def use(self) -> bytes:
-        self.run._rootfs()
+        self.builder._have_root(SimpleNamespace(suite="bookworm", epoch=0, packages=()))
         return (self.folder / "rootfs.tar").read_bytes()
 
 

@@ -15,7 +15,7 @@ from envbuild.patches.diff import paths_of
 from envbuild.patches.manifest import _load_manifest
 from envbuild.run.launch import read_hostfile
 from envbuild.settings import load_settings
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 from envbuild.util.bounded import DATA_LIMIT, UnfitFileError, read_file
 from envbuild.util.toml import read_toml
 

@@ -5,7 +5,7 @@ import base64
 import pytest
 from index_server import Index, wheel
 
-from envbuild.errors import HostError, LockError
+from envbuild.errors import HostError
 from envbuild.lock.index import files_of
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.python import resolve
@@ -38,7 +38,7 @@ def test_the_login_of_an_index_is_used_for_its_files_and_stays_out_of_their_urls
         settings = settings_of(tmp_path, ENVBUILD_INDEX_URL=with_login(url))
         path, digest = download(settings, file.url, file.sha256, tmp_path / "files")
         assert (path.name, digest) == (file.filename, file.sha256)
-        with pytest.raises(LockError, match="401"):
+        with pytest.raises(HostError, match="401"):
             files_of(settings_of(tmp_path, ENVBUILD_INDEX_URL=url), "six")
 
 
@@ -58,7 +58,7 @@ def test_a_redirect_within_the_host_keeps_the_login(index, tmp_path):
 def test_a_login_goes_to_its_own_host_alone(index, tmp_path):
     index.login = "Basic " + base64.b64encode(b"me@acme:p:w").decode()
     settings = settings_of(tmp_path, ENVBUILD_INDEX_URL="https://me%40acme:p%3Aw@pypi.example.org/simple")
-    with index.served() as url, pytest.raises(LockError, match="401"):
+    with index.served() as url, pytest.raises(HostError, match="401"):
         files_of(settings, "six", index=url)
 
 

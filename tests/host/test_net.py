@@ -24,7 +24,8 @@ from fault_server import FaultServer
 from envbuild.errors import HostError, LockError
 from envbuild.net import http
 from envbuild.net.download import FILE, download
-from envbuild.net.http import PAGE, fetch
+from envbuild.net.exchange import PAGE
+from envbuild.net.fetch import fetch
 from envbuild.settings import load_settings
 
 BODY = random.Random(15).randbytes(1 << 20)  # the same in every process
@@ -223,7 +224,7 @@ def test_the_pause_grows_and_what_a_host_asks_for_is_bounded(settings, monkeypat
     def busy(fault, number):
         fault.send(b"", 503, "Busy", **({"Retry_After": "86400"} if number == 3 else {}))
 
-    with FaultServer(busy) as host, pytest.raises(LockError, match="503"):
+    with FaultServer(busy) as host, pytest.raises(HostError, match="503"):
         fetch(settings, f"{host.url}/x/")
     assert len(pauses) == PAGE.attempts - 1
     assert 0.5 <= pauses[0] < 1 <= pauses[1] < 2

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.util import processes
-from envbuild.util.processes import Maker, Said, bounded, followed, guarded, streamed
+from envbuild.util import maker, processes
+from envbuild.util.maker import Maker
+from envbuild.util.processes import Said, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -105,9 +106,9 @@ def test_what_a_command_left_behind_is_ended_too(tmp_path):
     assert said.fault == "did not end within 0.5 s"
     left = int((tmp_path / "left").read_text())
     deadline = time.monotonic() + 5
-    while processes._started(left) is not None and time.monotonic() < deadline:
+    while maker._started(left) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert processes._started(left) is None
+    assert maker._started(left) is None
 
 
 def test_a_command_that_reads_nothing_holds_up_nothing():
@@ -131,6 +132,51 @@ def test_a_stream_is_read_to_its_end_and_a_bad_end_is_told():
     assert (caught.value.returncode, caught.value.stderr) == (3, b"no disk\n")
 
 
+def test_a_stream_is_fed_while_it_is_read():
+    """More than two pipes hold goes through: nobody waits for the other one."""
+    left = [b"x" * 1_000_000] * 5
+    with streamed(["cat"], seconds=20, stdin=lambda count: left.pop()[:count] if left else b"") as stream:
+        count = 0
+        while piece := stream.read(1 << 20):
+            count += len(piece)
+    assert count == 5_000_000
+
+
+@pytest.mark.parametrize("script", ["exit 3", "head -c 10 >/dev/null; exit 3"])
+def test_a_feed_that_nobody_takes_ends_with_the_command(script):
+    with (
+        pytest.raises(subprocess.CalledProcessError),
+        streamed(["sh", "-c", script], seconds=20, stdin=lambda count: b"x" * count) as stream,
+    ):
+        assert stream.read(100) == b""
+
+
+class DamagedError(Exception):
+    """What a reader says of bytes that it cannot read."""
+
+
+def read_one(script: str) -> None:
+    """Read a line, and find it damaged."""
+    with streamed(["sh", "-c", script], seconds=20, damaged=(DamagedError,)) as stream:
+        stream.read(100)
+        raise DamagedError
+
+
+def test_what_a_command_that_failed_did_not_write_is_its_failure():
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        read_one("echo half; echo no disk >&2; exit 3")
+    assert (caught.value.returncode, caught.value.stderr) == (3, b"no disk\n")
+    assert isinstance(caught.value.__cause__, DamagedError)
+
+
+@pytest.mark.parametrize("script", ["echo all", "echo first; sleep 0.2; echo more; exec sleep 60"])
+def test_what_is_damaged_by_itself_stays_so(script):
+    begun = time.monotonic()
+    with pytest.raises(DamagedError):
+        read_one(script)
+    assert time.monotonic() - begun < 10
+
+
 @pytest.mark.parametrize("script", ["exec yes", "trap '' TERM; sleep 60"])
 def test_a_stream_that_is_left_is_ended(script, tmp_path):
     begun = time.monotonic()
@@ -143,7 +189,10 @@ def test_a_stream_that_is_left_is_ended(script, tmp_path):
                 stream.read(100)
             stream._rest = b"x"  # so that leaving the block looks for no more
     assert time.monotonic() - begun < 10
-    assert processes._started(int((tmp_path / "pid").read_text())) is None
+    pid = int((tmp_path / "pid").read_text())
+    while maker._started(pid) is not None:  # SIGKILL has been sent, and the kernel takes its time
+        assert time.monotonic() - begun < 10
+        time.sleep(0.01)
 
 
 HELD_BACK = """

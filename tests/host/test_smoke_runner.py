@@ -21,17 +21,26 @@ from click.testing import CliRunner
 from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.evidence import records as evidence
+from envbuild.evidence import redact
 from envbuild.evidence.report import Level, Outcome, SmokeReport
-from envbuild.verify import smoke
-from envbuild.verify.events import read_event
+from envbuild.verify import follow as following
+from envbuild.verify import smoke, target
+from envbuild.verify.collected import Collected
+from envbuild.verify.events import MARK, read_event
+from envbuild.verify.expectation import default_device, read_expected
+from envbuild.verify.follow import follow
+from envbuild.verify.junit import write_junit
+from envbuild.verify.start import Call, Started, on_host
+from envbuild.verify.suite import suite_hash
+from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 
 SUITE = Path(__file__).parents[2] / "smoke_tests"
 
 
-def said(*events: dict) -> smoke._Collected:
-    collected = smoke._Collected(lambda _: None)
+def said(*events: dict) -> Collected:
+    collected = Collected(lambda _: None)
     for event in events:
-        collected.line(smoke.MARK + json.dumps(event) + "\n")
+        collected.line(MARK + json.dumps(event) + "\n")
     return collected
 
 
@@ -74,11 +83,9 @@ def test_a_broken_torch_is_the_images_fault() -> None:
 
 
 def test_a_cpu_build_of_torch_is_the_environments_fault_where_the_cell_is_for_cuda() -> None:
-    event = smoke.MARK + json.dumps(
-        {"event": "verdict", "kind": "no-cuda-build", "what": "torch 2.11.0 is a CPU build"}
-    )
+    event = MARK + json.dumps({"event": "verdict", "kind": "no-cuda-build", "what": "torch 2.11.0 is a CPU build"})
     for for_cuda, verdict in [(True, "failed"), (False, "host")]:
-        collected = smoke._Collected(lambda _: None, for_cuda=for_cuda)
+        collected = Collected(lambda _: None, for_cuda=for_cuda)
         collected.line(event)
         assert collected.judge(3, 60) == (verdict, "torch 2.11.0 is a CPU build")
 
@@ -128,7 +135,7 @@ def test_a_suite_that_dies(code: int, verdict: str, word: str) -> None:
     ],
 )
 def test_what_the_engine_says(line: str, word: str) -> None:
-    collected = smoke._Collected(lambda _: None)
+    collected = Collected(lambda _: None)
     collected.line(line + "\n")
     verdict, text = collected.judge(125, 60)
     assert verdict == "host"
@@ -141,7 +148,7 @@ def test_a_run_that_collects_nothing_does_not_pass() -> None:
 
 def test_lines_that_are_not_events_are_harmless() -> None:
     seen: list = []
-    collected = smoke._Collected(seen.append)
+    collected = Collected(seen.append)
     for line in ("@smoke {", "noise", "@smoke " + json.dumps(START), '@smoke {"event": "later"}'):
         collected.line(line + "\n")
     assert [event["event"] for event in seen] == ["collected"]
@@ -189,7 +196,7 @@ def test_junit(tmp_path: Path) -> None:
         Outcome(id="b", level="step", outcome="failed", seconds=1.0, reason="bad \x1b[31mred\x00\nline two"),
         Outcome(id="c", level="step", outcome="skipped", seconds=0.0, reason="no GPU"),
     )
-    smoke.write_junit(_report("hung", tests), tmp_path / "deep" / "j.xml")
+    write_junit(_report("hung", tests), tmp_path / "deep" / "j.xml")
     root = ET.parse(tmp_path / "deep" / "j.xml").getroot()
     assert (root.get("tests"), root.get("failures"), root.get("skipped"), root.get("errors")) == ("3", "1", "1", "1")
     assert root.find("testcase[@name='b']/failure").get("message") == "bad [31mred"
@@ -199,7 +206,7 @@ def test_junit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verdict", ["failed", "interrupted", "passed"])
 def test_junit_says_what_no_test_says(tmp_path: Path, verdict: str) -> None:
-    smoke.write_junit(_report(verdict, (Outcome(id="a", level="step", outcome="passed", seconds=1.0),)), tmp_path / "j")
+    write_junit(_report(verdict, (Outcome(id="a", level="step", outcome="passed", seconds=1.0),)), tmp_path / "j")
     root = ET.parse(tmp_path / "j").getroot()
     assert root.get("errors") == str(int(verdict != "passed"))
     assert [error.get("message") for error in root.findall("testcase[@name='run']/error")] == ["why"] * (
@@ -212,51 +219,51 @@ def test_junit_says_what_no_test_says(tmp_path: Path, verdict: str) -> None:
     [("13.0", Level.KERNELS, "cuda"), ("13.0", Level.IMPORT, "cpu"), ("cpu", Level.DISTRIBUTED, "cpu")],
 )
 def test_the_cell_decides_where_to_run(cuda: str, level: Level, device: str) -> None:
-    assert smoke.default_device({"cell": {"cuda": cuda}}, level) == device
+    assert default_device({"cell": {"cuda": cuda}}, level) == device
 
 
 def test_read_expected(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     with pytest.raises(UsageError, match="cannot be read"):
-        smoke.read_expected(path)
+        read_expected(path)
     path.write_text('{"cell": {}}')
     with pytest.raises(UsageError, match="no expectation"):
-        smoke.read_expected(path)
+        read_expected(path)
     whole = {"cell": {}, "packages": {}, "components": {}, "lock_digest": None}
     path.write_text(json.dumps(whole))
-    assert smoke.read_expected(path) == whole
+    assert read_expected(path) == whole
     for key, value in (("cell", None), ("packages", []), ("adopted", ["torch"]), ("lock_digest", 5)):
         path.write_text(json.dumps(whole | {key: value}))
         with pytest.raises(UsageError, match=f"its {key} is no "):
-            smoke.read_expected(path)
+            read_expected(path)
 
 
 def test_a_components_own_test_counts_where_the_cell_has_it(tmp_path: Path) -> None:
     (tmp_path / "test_all.py").write_text("x = 1\n")
-    before = smoke.suite_hash(tmp_path, axes=())
+    before = suite_hash(tmp_path, axes=())
     (tmp_path / "test_kernels_new.py").write_text('COMPONENT = "new"\n')
-    assert smoke.suite_hash(tmp_path, axes=("te",)) == before
-    assert smoke.suite_hash(tmp_path, axes=("te", "new")) not in {before, smoke.suite_hash(tmp_path / "nowhere")}
-    assert smoke.suite_hash(tmp_path) == smoke.suite_hash(tmp_path, axes=("new",))
+    assert suite_hash(tmp_path, axes=("te",)) == before
+    assert suite_hash(tmp_path, axes=("te", "new")) not in {before, suite_hash(tmp_path / "nowhere")}
+    assert suite_hash(tmp_path) == suite_hash(tmp_path, axes=("new",))
 
 
 def test_the_suite_hash_sees_every_change(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("1")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.py").write_text("2")
-    first = smoke.suite_hash(tmp_path)
+    first = suite_hash(tmp_path)
     (tmp_path / "notes.md").write_text("x")
-    assert smoke.suite_hash(tmp_path) == first
+    assert suite_hash(tmp_path) == first
     (tmp_path / "sub" / "b.py").write_text("3")
-    second = smoke.suite_hash(tmp_path)
+    second = suite_hash(tmp_path)
     (tmp_path / "sub" / "b.py").rename(tmp_path / "b.py")
-    assert len({first, second, smoke.suite_hash(tmp_path)}) == 3
+    assert len({first, second, suite_hash(tmp_path)}) == 3
 
 
 def test_the_suite_and_the_runner_agree_on_the_hash() -> None:
     script = f"import sys; sys.path.insert(0, {str(SUITE)!r}); import run; print(run.suite_hash())"
     out = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == smoke.suite_hash(SUITE)
+    assert out.strip() == suite_hash(SUITE)
 
 
 def test_the_suite_parses_on_python_38_and_never_imports_envbuild() -> None:
@@ -275,9 +282,9 @@ def test_the_suite_parses_on_python_38_and_never_imports_envbuild() -> None:
 def test_a_hostfile_that_names_no_host_is_refused_first(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node1 slots=many\n")
-    target = smoke.HostTarget(python=Path("/nowhere/python"))
+    here = HostTarget(python=Path("/nowhere/python"))
     with pytest.raises(UsageError, match="names no host and slots"):
-        smoke.run_smoke(target, expected={}, level=Level.BENCH, nodes=hosts, settings=object())
+        smoke.run_smoke(smoke.SmokeRequest(target=here, expected={}, level=Level.BENCH, nodes=hosts), object())
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -293,16 +300,15 @@ def test_every_count_of_ranks_fits_on_the_hosts(launch, count, slots) -> None:
 def test_more_ranks_than_slots_are_refused_first(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node1 slots=2\nnode2 slots=2\n")
-    target = smoke.HostTarget(python=Path("/nowhere/python"))
+    here = HostTarget(python=Path("/nowhere/python"))
     with pytest.raises(HostError, match="8 ranks were asked for, the hosts have 4 slots"):
-        smoke.run_smoke(target, expected={}, level=Level.STEP, nodes=hosts, nproc=8, settings=object())
+        smoke.run_smoke(smoke.SmokeRequest(target=here, expected={}, level=Level.STEP, nodes=hosts, nproc=8), object())
 
 
 def test_nodes_with_an_image_is_refused(tmp_path: Path) -> None:
+    image = ImageTarget(reference="x")
     with pytest.raises(UsageError, match="bare hosts"):
-        smoke.run_smoke(
-            smoke.ImageTarget(reference="x"), expected={}, level=Level.STEP, nodes=tmp_path / "h", settings=object()
-        )
+        smoke.run_smoke(smoke.SmokeRequest(target=image, expected={}, level=Level.STEP, nodes=tmp_path / "h"), object())
 
 
 def test_follow_stops_a_run_that_never_ends() -> None:
@@ -312,9 +318,9 @@ def test_follow_stops_a_run_that_never_ends() -> None:
         text=True,
     )
     log, collected = io.StringIO(), said(START)
-    started = smoke._Started(process=process, remove=lambda: (process.kill(), process.wait()))
+    started = Started(process=process, remove=lambda: (process.kill(), process.wait()))
     began = time.monotonic()
-    assert smoke._follow(started, collected, log, 0.5) is None
+    assert follow(started, collected, log, 0.5) is None
     assert time.monotonic() - began < 10
     assert collected.timed_out
     assert process.poll() is not None
@@ -668,7 +674,7 @@ def test_what_the_lock_lists(launch) -> None:
 def test_follow_keeps_what_an_interrupted_run_saw() -> None:
     begun = json.dumps({"event": "begin", "id": "test_step.py::test_a", "level": "step"})
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import time; print({smoke.MARK + begun!r}, flush=True); time.sleep(600)"],
+        [sys.executable, "-c", f"import time; print({MARK + begun!r}, flush=True); time.sleep(600)"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -679,18 +685,19 @@ def test_follow_keeps_what_an_interrupted_run_saw() -> None:
 
     collected = said(START)
     collected.progress = interrupt
-    started = smoke._Started(process=process, remove=lambda: (process.kill(), process.wait()))
-    assert smoke._follow(started, collected, io.StringIO(), 60) is None
+    started = Started(process=process, remove=lambda: (process.kill(), process.wait()))
+    assert follow(started, collected, io.StringIO(), 60) is None
     assert process.poll() is not None
     assert collected.judge(None, 60) == ("interrupted", "interrupted in test_step.py::test_a")
 
 
-def _ends(tmp_path: Path, script: str) -> smoke._Started:
+def _ends(tmp_path: Path, script: str) -> Started:
     """Start a suite of one shell script as the runner starts its own."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    return smoke._on_host(smoke.HostTarget(python=python), tmp_path, tmp_path / "expected.json", [], {})
+    call = Call(pytest=tmp_path, expectation=tmp_path / "expected.json", arguments=[], environment={})
+    return on_host(python, call)
 
 
 def test_what_an_environment_sets_for_its_own_tests_does_not_reach_the_suite(tmp_path: Path, monkeypatch) -> None:
@@ -701,18 +708,18 @@ def test_what_an_environment_sets_for_its_own_tests_does_not_reach_the_suite(tmp
     assert not re.search(r"(?m)^(PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE)=", told)
 
 
-def _passes_soon(started: smoke._Started) -> None:
+def _passes_soon(started: Started) -> None:
     """Follow a suite whose only test passed: it is judged so, long before its limit."""
     collected = said(START, ended("a"))
     began = time.monotonic()
-    code = smoke._follow(started, collected, io.StringIO(), 60)
+    code = follow(started, collected, io.StringIO(), 60)
     assert time.monotonic() - began < 10
     assert collected.judge(code, 60) == ("passed", "")
 
 
 def test_follow_waits_for_no_pipe_that_somebody_else_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke, "_LAST_WORDS_S", 0.3)
-    started = _ends(tmp_path, f"echo '{smoke.MARK}{json.dumps(END)}'; sleep 600 & echo $! >{tmp_path}/left; exit 0")
+    monkeypatch.setattr(following, "_LAST_WORDS_S", 0.3)
+    started = _ends(tmp_path, f"echo '{MARK}{json.dumps(END)}'; sleep 600 & echo $! >{tmp_path}/left; exit 0")
     _passes_soon(started)
     left = Path("/proc") / (tmp_path / "left").read_text().strip() / "stat"
     deadline = time.monotonic() + 5
@@ -722,8 +729,8 @@ def test_follow_waits_for_no_pipe_that_somebody_else_holds(tmp_path: Path, monke
 
 
 def test_a_suite_that_needs_long_to_exit_has_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke, "_EXIT_S", 0.3)
-    started = _ends(tmp_path, f"echo '{smoke.MARK}{json.dumps(END)}'; exec sleep 600")
+    monkeypatch.setattr(following, "_EXIT_S", 0.3)
+    started = _ends(tmp_path, f"echo '{MARK}{json.dumps(END)}'; exec sleep 600")
     _passes_soon(started)
     assert started.process.poll() is not None
 
@@ -733,7 +740,7 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
     python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
     python.chmod(0o755)
     with pytest.raises(SmokeError, match="its Python does not run: broken") as caught:
-        smoke.look(smoke.HostTarget(python=python), object())
+        look(HostTarget(python=python), object())
     assert caught.value.where == f"this host, {python}"
 
 
@@ -753,12 +760,12 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
     ],
 )
 def test_a_hostile_python_is_one_clear_message(tmp_path: Path, monkeypatch, script: str, says: str) -> None:
-    monkeypatch.setattr(smoke, "_LOOK_S", 1.0 if "sleep" in script else 60.0)
+    monkeypatch.setattr(target, "_LOOK_S", 1.0 if "sleep" in script else 60.0)
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     with pytest.raises(SmokeError, match=says):
-        smoke.look(smoke.HostTarget(python=python), object())
+        look(HostTarget(python=python), object())
 
 
 @pytest.mark.parametrize(
@@ -781,22 +788,22 @@ def test_a_hostile_python_is_one_clear_message(tmp_path: Path, monkeypatch, scri
     ],
 )
 def test_events_of_another_shape_are_none(line: str) -> None:
-    assert read_event(smoke.MARK + line) is None
+    assert read_event(MARK + line) is None
 
 
 def test_control_characters_of_the_suite_are_escaped() -> None:
-    event = read_event(smoke.MARK + json.dumps(ended("\x1b]0;x\x07a", "failed", "one\ntwo\x1b[31m\r\tred")))
+    event = read_event(MARK + json.dumps(ended("\x1b]0;x\x07a", "failed", "one\ntwo\x1b[31m\r\tred")))
     assert event is not None
     assert event["id"] == r"\x1b]0;x\x07a"
     assert event["reason"] == "one\ntwo\\x1b[31m    red"
 
 
 def test_a_suite_that_prints_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoke, "_LOG_LIMIT", 3_000_000)
+    monkeypatch.setattr(following, "_LOG_LIMIT", 3_000_000)
     for script in ("exec yes", "exec cat /dev/zero"):
         started, collected, log = _ends(tmp_path, script), said(START), io.StringIO()
         began = time.monotonic()
-        assert smoke._follow(started, collected, log, 60) is None
+        assert follow(started, collected, log, 60) is None
         assert time.monotonic() - began < 30
         assert started.process.poll() is not None
         assert len(log.getvalue()) <= 3_000_000
@@ -814,17 +821,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run `envbuild smoke` with a suite that passes at once; returns what the runner was given."""
     given: dict = {}
 
-    def run_smoke(target, **options):
-        given.update(options, target=target)
+    def run_smoke(request, *_, **__):
+        given["request"] = request
         return _report("passed", (Outcome(id="a", level="step", outcome="passed", seconds=1.0),), reason="")
 
-    monkeypatch.setattr(smoke, "look", lambda *_: smoke._Target(told={"kind": "host"}, python=(3, 11)))
+    monkeypatch.setattr(target, "look", lambda *_: Seen(stated={"kind": "host"}, python=(3, 11)))
     monkeypatch.setattr(smoke, "run_smoke", run_smoke)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
 
-    def call(*words: str) -> dict:
+    def call(*words: str) -> smoke.SmokeRequest | None:
         CliRunner().invoke(smoke_command, ["--host", *words], catch_exceptions=False)
-        return given
+        return given.get("request")
 
     call.given = given  # type: ignore[attr-defined]
     return call
@@ -858,8 +865,8 @@ def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(com
         command()
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "one" / "venv"))
     monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
-    assert command()["expected"]["cell_id"] == "here"
-    assert command("--python", str(python))["target"].python == python
+    assert command().expected["cell_id"] == "here"
+    assert command("--python", str(python)).target.python == python
     with pytest.raises(UsageError, match="--host needs --expected FILE"):  # it says nothing of another environment
         command("--python", str(other))
     (tmp_path / "one" / "envbuild" / "expected.json").unlink()
@@ -868,7 +875,7 @@ def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(com
 
 
 def test_comments_of_a_hostfile_are_no_nodes(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "_addresses", lambda _: set())
+    monkeypatch.setattr(redact, "_addresses", lambda _: set())
     python = _shell_environment(tmp_path)
     expected = str(tmp_path / "envbuild" / "expected.json")
     hosts = tmp_path / "hosts"

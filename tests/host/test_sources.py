@@ -12,7 +12,7 @@ from road import plan_for
 from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError
 from envbuild.lock.sources import SourceStore
-from envbuild.pipeline import UnreachableError, require_sources
+from envbuild.pipeline.locked import UnreachableError, require_sources
 from envbuild.settings import Settings, load_settings
 
 
@@ -159,7 +159,7 @@ def test_what_no_id_accounts_for_stays_out(site):
 def test_a_lock_that_a_killed_fetch_left_does_not_stay_in_the_way(site):
     _, settings, wanted = site
     store = SourceStore(settings=settings)
-    store._make_store()
+    store.objects.make()
     left = settings.cache_dir / "git" / "objects.git" / "shallow.lock"
     left.touch()
     assert store.pin(wanted).tree

@@ -14,6 +14,8 @@ from python_on_whales import DockerClient
 from root_support import debian_tar
 
 from envbuild.engine.bootstrap import RootFS
+from envbuild.engine.client import EngineClient, engine_client
+from envbuild.settings import Settings
 
 # A runner started in the background ignores Ctrl-C, and so would every command that these tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +42,12 @@ def engine() -> DockerClient:
             returncode=1,
         )
     return client
+
+
+@pytest.fixture(scope="session")
+def client(engine, tmp_path_factory) -> EngineClient:
+    """The client of envbuild for that engine."""
+    return engine_client(Settings(cache_dir=tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.engine.bootstrap import RootFS, bootstrap_root
-from envbuild.lock.apt import archive_of, mirrors_of
+from envbuild.lock.archives import archive_of, mirrors_of
 from envbuild.settings import load_settings
 
 

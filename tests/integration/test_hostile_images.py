@@ -20,10 +20,11 @@ from envbuild.engine.guest import CONFINED, LABEL
 from envbuild.engine.reproduce import _own_tag, compare
 from envbuild.errors import AuditError, SmokeError
 from envbuild.settings import Settings
-from envbuild.stacks import Use
-from envbuild.util.processes import Maker
+from envbuild.stacks.model import Use
+from envbuild.util.maker import Maker
 from envbuild.verify import audit as auditing
-from envbuild.verify import smoke, stack_proof
+from envbuild.verify import stack_proof
+from envbuild.verify.target import ImageTarget, look
 
 NAME = "envbuild-hostile"
 
@@ -155,7 +156,7 @@ def test_the_first_look_of_smoke_is_bounded_alike(make, image, settings, kind):
     if kind == "deep":
         image.python = image.python.replace("envbuild-probe $2 ", '{\\"a\\":')
     with pytest.raises(SmokeError) as caught:
-        smoke.look(smoke.ImageTarget(reference=make(image)), settings)
+        look(ImageTarget(reference=make(image)), settings)
     assert str(caught.value).replace("\n", "").isprintable()
 
 
@@ -322,17 +323,19 @@ def test_the_command_names_tag_and_digest(make, image, tmp_path):
     assert "is not what torch installed" in done.err
 
 
-def test_two_images_of_the_engine_are_compared_file_by_file(make, image, engine):
+def test_two_images_of_the_engine_are_compared_file_by_file(make, image, client):
     one = make(image)
     image.files |= {"etc/issue": b"two\n", f"{SITE}/e\x1b[2Jvil.py": b""}
     other = make(image)
-    found = {d.path: d.what for d in compare(engine, one, other) if not d.path.startswith("(configuration)")}
+    found = {d.path: d.what for d in compare(client, one, other) if not d.path.startswith("(configuration)")}
     assert sorted(found) == sorted(["etc/issue", f"{SITE}/e\\x1b[2Jvil.py"])
     assert found["etc/issue"] == f"only in {other}"
-    assert list(compare(engine, one, one)) == []
+    assert list(compare(client, one, one)) == []
 
 
-def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes_with_the_next(make, image, engine):
+def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes_with_the_next(
+    make, image, engine, client
+):
     tag = make(image)
     left, alive = (
         f"envbuild-reproduce:{maker}-abcdef"
@@ -341,7 +344,7 @@ def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes
     for name in (left, alive):
         engine.tag(tag, name)
     try:
-        with pytest.raises(KeyboardInterrupt), _own_tag(engine) as own, _own_tag(engine) as another:  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), _own_tag(client) as own, _own_tag(client) as another:  # noqa: PT012
             assert own != another
             engine.tag(tag, own)
             raise KeyboardInterrupt

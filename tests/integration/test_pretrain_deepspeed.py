@@ -31,7 +31,7 @@ from patch_support import (
 )
 
 from envbuild.paths import data_dir
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 # The newest DeepSpeed that still has the compression that these trees import. The older NumPy is the trees' own wish.
 REQUIREMENTS = (

@@ -26,7 +26,8 @@ from patch_support import (
     write_corpus,
 )
 
-from envbuild.stacks import Stack, load_stack
+from envbuild.stacks.load import load_stack
+from envbuild.stacks.model import Stack
 
 ARGUMENTS = """
 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4

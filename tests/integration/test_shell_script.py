@@ -25,7 +25,7 @@ from envbuild.plan.plan import Plan, Stage, plan_of
 from envbuild.plan.shell import script
 from envbuild.settings import load_settings
 from envbuild.solver.solve import solve
-from envbuild.stacks import Stack
+from envbuild.stacks.model import Stack
 
 TORCH = "2.13.0+cpu"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -13,11 +13,15 @@ import pytest
 from root_support import debian_tar
 
 from envbuild.errors import EnvbuildError, SmokeError, UsageError
-from envbuild.evidence.records import evidence_for, load_evidence
+from envbuild.evidence.records import load_evidence
 from envbuild.evidence.report import Level
+from envbuild.evidence.standing import evidence_for
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
-from envbuild.verify.smoke import HostTarget, ImageTarget, pinned_pytest, run_smoke, suite_hash, write_junit
+from envbuild.verify.junit import write_junit
+from envbuild.verify.smoke import SmokeRequest, run_smoke
+from envbuild.verify.suite import pinned_pytest, suite_hash
+from envbuild.verify.target import HostTarget, ImageTarget
 
 TORCH = "2.13.0"
 
@@ -51,9 +55,9 @@ def expected(**changes) -> dict:
 
 
 def run(python: Path, level: Level, want: dict | None = None, **options):
-    return run_smoke(
-        HostTarget(python=python), expected=want or expected(), level=level, timeout_s=600, device="cpu", **options
-    )
+    target = HostTarget(python=python)
+    options = {"timeout_s": 600, "device": "cpu"} | options
+    return run_smoke(SmokeRequest(target=target, expected=want or expected(), level=level, **options), load_settings())
 
 
 @pytest.mark.parametrize("keyword", ["te and", "no_test_has_this_name"])
@@ -208,9 +212,7 @@ def test_an_fa3_where_te_does_not_look(cpu_python: Path, tmp_path: Path) -> None
 
 
 def test_no_gpu_is_the_hosts_verdict(cpu_python: Path, tmp_path: Path) -> None:
-    report = run_smoke(
-        HostTarget(python=cpu_python), expected=expected(), level=Level.KERNELS, device="cuda", timeout_s=60
-    )
+    report = run(cpu_python, Level.KERNELS, device="cuda", timeout_s=60)
     assert report.verdict == "host"
     assert "CPU build" in report.reason
     write_junit(report, tmp_path / "j.xml")
@@ -309,7 +311,9 @@ def _left() -> list[str]:
 
 
 def test_a_run_that_hangs_is_ended_with_its_container(engine, slow_image: str) -> None:
-    report = run_smoke(ImageTarget(reference=slow_image), expected=expected(), level=Level.IMPORT, timeout_s=4)
+    target = ImageTarget(reference=slow_image)
+    request = SmokeRequest(target=target, expected=expected(), level=Level.IMPORT, timeout_s=4)
+    report = run_smoke(request, load_settings())
     assert report.verdict == "hung"
     assert report.reason == "the suite did not end within 4 s"
     assert report.target["digest"].startswith("sha256:")

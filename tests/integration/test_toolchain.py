@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.road import asked_from
-from envbuild.engine.build import Builder, _Run
-from envbuild.engine.progress import Watch
-from envbuild.pipeline import lock_for
+from envbuild.engine.build import Builder
+from envbuild.engine.client import EngineClient
+from envbuild.pipeline.locked import lock_for
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 
@@ -80,12 +80,12 @@ def built(engine, cache, tmp_path_factory):
         asked = asked_from({"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, sources=())
     locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=False, note=lambda _: None)
     plan = plan_of(asked.matrix, locked)
-    builder = Builder(settings=asked.settings, plan=plan, client=engine, on_change=lambda *_: None, note=lambda _: None)
+    client = EngineClient(asked.settings)
+    builder = Builder(client=client, plan=plan, on_change=lambda *_: None, note=lambda _: None)
     context = folder / "context"
     context.mkdir()
     with (folder / "log").open("w") as log:
-        run = _Run(builder, context, folder / "secrets", Watch(log=log), folder / "log")
-        run.prepare()
+        builder.prepare(context, folder / "secrets", log)
     source = folder / "source"
     source.mkdir()
     (source / "one.cu").write_text(KERNEL)
@@ -104,9 +104,9 @@ def built(engine, cache, tmp_path_factory):
         "wheel-one",
         "--progress=plain",
     ]
-    for name, place in {**run.contexts, "src-one": str(source), "src-fetched": str(fetched)}.items():
+    for name, place in {**builder.contexts, "src-one": str(source), "src-fetched": str(fetched)}.items():
         command += ["--build-context", f"{name}={place}"]
-    for name, place in run.secrets.items():
+    for name, place in builder.secrets.items():
         command += ["--secret", f"id={name},src={place}"]
     for output, more in (("out", ()), ("again", ("--no-cache-filter=build-one,torch,builder",))):
         done = subprocess.run(

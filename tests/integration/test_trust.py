@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ from command import run
 from published import Published, member, publish
 
 from envbuild.cli.road import asked_from
+from envbuild.engine.client import EngineClient
+from envbuild.engine.guest import LABEL
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.trust import expected_digests
 from envbuild.errors import HostError, LockError
 from envbuild.lock.files import read_lock
-from envbuild.pipeline import expected_of, find_present, make_image, pull_prebuilt, registry_reference
+from envbuild.pipeline.image import ImageRequest, find_present, make_image
+from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
 from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
+from envbuild.util.maker import Maker
 
 LOCK = next((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*/lock.json")).parent
 ANY = re.compile(r".*")
@@ -37,6 +42,7 @@ class Site:
         self.tag = f"{self.name}:pulled"
         self.env = {"ENVBUILD_REGISTRY": f"{host}/{self.name}", "ENVBUILD_CACHE_DIR": str(folder / "cache")}
         self.settings = load_settings(environ={"HOME": str(folder), **self.env}, root=folder)
+        self.client = EngineClient(self.settings)
         self.locked = read_lock(LOCK)
         self.asked = asked_from({"prefer": "proven"}, lock_file=LOCK, sources=())
         self.plan = plan_of(self.asked.matrix, self.locked, self.asked.stack)
@@ -167,33 +173,25 @@ def test_committed_evidence_says_which_digest_the_registry_may_hold(site, engine
     proven = {"kind": "image", "digest": good.manifest}
     record = passed.model_copy(update={"lock_digest": site.plan.lock.digest, "target": proven})
     expected = expected_digests(site.settings, site.plan, [record])
-    _, pulled = pull_prebuilt(site.settings, engine, site.plan, site.tag, expected=expected)
+    _, pulled = pull_prebuilt(site.client, site.plan, site.tag, expected=expected)
     assert (pulled.verified.by, pulled.verified.record) == ("evidence", record.id)
     for name in site.here():
         engine.image.remove(name, force=True)
     site.publish([*site.files(), member("more", b"other content")])
     with pytest.raises(LockError, match="the evidence records of this lock name"):
-        pull_prebuilt(site.settings, engine, site.plan, site.tag, expected=expected)
+        pull_prebuilt(site.client, site.plan, site.tag, expected=expected)
     assert site.here() == []
 
 
-def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built(site, engine):
+def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built(site):
     published = site.publish()
 
     def image(settings, **more):
-        return make_image(
-            settings,
-            site.asked.matrix,
-            site.asked.inputs,
-            engine,
-            (site.locked, LOCK),
-            tag=site.tag,
-            locked_only=True,
-            pull=True,
-            cache=True,
-            display=lambda plan: (lambda *_: None, lambda _: None),
-            **more,
+        request = ImageRequest(
+            matrix=site.asked.matrix, inputs=site.asked.inputs, tag=site.tag, locked_only=True, **more
         )
+        silent = (lambda *_: None, lambda _: None)
+        return make_image(request, EngineClient(settings), (site.locked, LOCK), lambda plan: silent)
 
     first = image(site.settings)
     assert (first.origin, first.verified.by, first.built.digest) == ("pulled", "nobody", published.manifest)
@@ -208,7 +206,7 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
     assert image(site.settings).verified.by == "flag"
     # who says --no-pull does not want it
     expected = expected_of(site.settings, site.plan, None)
-    assert find_present(site.settings, engine, site.plan, site.tag, pull=False, expected=expected) is None
+    assert find_present(site.client, site.plan, site.tag, pull=False, expected=expected) is None
 
 
 def test_an_image_of_another_lock_is_refused(site):
@@ -336,16 +334,18 @@ def test_a_registry_that_is_down_names_the_way_without_it(tmp_path):
     assert "--no-pull" in done.err
 
 
-def test_files_of_an_image_are_those_that_are_wanted(site, engine):
+def test_files_of_an_image_are_those_that_are_wanted(site, engine, client):
     published = site.publish([*site.files(), member("opt/envbuild/built/te.json", b"{}"), member("opt/other", b"x")])
     name = f"{site.reference.rpartition(':')[0]}@{published.manifest}"
     engine.image.pull(name)
-    found = files_of_image(engine, name, "/opt/envbuild", re.compile(r"lock\.json|expected\.json"))
+    image = client.image(name)
+    found = files_of_image(client, image, "/opt/envbuild", re.compile(r"lock\.json|expected\.json"))
     assert set(found) == {"lock.json", "expected.json"}
     assert found["lock.json"].decode() == site.plan.lists["lock/lock.json"]
-    assert files_of_image(engine, name, "/opt/none", ANY) == {}
-    with pytest.raises(HostError, match="could not open the image"):
-        files_of_image(engine, "--help", "/opt/envbuild", ANY)
+    assert files_of_image(client, image, "/opt/none", ANY) == {}
+    with pytest.raises(HostError, match="there is no image --help here"):
+        client.image("--help")
+    assert client.find_image("Not A Name") is None
 
 
 def test_a_reader_that_was_ended_leaves_no_container(site, engine):
@@ -353,12 +353,15 @@ def test_a_reader_that_was_ended_leaves_no_container(site, engine):
     name = f"{site.reference.rpartition(':')[0]}@{published.manifest}"
     engine.image.pull(name)
     code = (
-        "import signal, sys, re\n"
+        "import pathlib, re, signal, sys\n"
         "for each in (signal.SIGTERM, signal.SIGHUP): signal.signal(each, signal.default_int_handler)\n"
-        "from python_on_whales import DockerClient\n"
+        "from envbuild.engine.client import EngineClient\n"
         "from envbuild.engine.image_files import files_of_image\n"
+        "from envbuild.settings import Settings\n"
+        "client = EngineClient(Settings(cache_dir=pathlib.Path('unused')))\n"
+        "image = client.image(sys.argv[1])\n"
         "print('ready', flush=True)\n"
-        "while True: files_of_image(DockerClient(), sys.argv[1], '/opt/envbuild', re.compile('lock.json'))\n"
+        "while True: files_of_image(client, image, '/opt/envbuild', re.compile('lock.json'))\n"
     )
     for number, by in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGHUP) * 4):
         command = [sys.executable, "-c", code, name]
@@ -370,16 +373,16 @@ def test_a_reader_that_was_ended_leaves_no_container(site, engine):
         assert looking(engine) == [], (by, number)
 
 
-def test_what_a_killed_reader_left_goes_with_a_later_one(site, engine):
+def test_what_a_killed_reader_left_goes_with_a_later_one(site, engine, client):
     published = site.publish()
     name = f"{site.reference.rpartition(':')[0]}@{published.manifest}"
     engine.image.pull(name)
-    left = f"envbuild-look-{int(time.time()) - 7200}-{uuid.uuid4().hex}"
-    living = f"envbuild-look-{int(time.time())}-{uuid.uuid4().hex}"
+    left, living = (f"envbuild-look-{uuid.uuid4().hex[:12]}" for _ in range(2))
+    maker = Maker.here(seconds=600)
     try:
-        for each in (left, living):
-            engine.container.create(name, ["/none"], name=each)
-        files_of_image(engine, name, "/opt/envbuild", ANY)
+        for each, by in ((left, replace(maker, started=1)), (living, maker)):
+            engine.container.create(name, ["/none"], name=each, labels={LABEL: str(by)})
+        files_of_image(client, client.image(name), "/opt/envbuild", ANY)
         assert looking(engine) == [living]
     finally:
         for each in looking(engine):

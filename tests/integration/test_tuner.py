@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from patch_support import venv
 
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 pytestmark = pytest.mark.full
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from root_support import ubuntu_root
 
-from envbuild.lock.apt import mirrors_of, resolve_on_image
+from envbuild.lock.apt import resolve_on_image
+from envbuild.lock.archives import mirrors_of
 from envbuild.lock.model import OsPackage
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings

@@ -12,7 +12,7 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.solver.solve import solve
-from envbuild.stacks import Stack
+from envbuild.stacks.model import Stack
 
 
 def sha(text: str) -> str:

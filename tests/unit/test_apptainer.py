@@ -12,7 +12,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.plan.apptainer import definition
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 
 def sections(text):

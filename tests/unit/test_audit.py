@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from envbuild.paths import data_dir
-from envbuild.verify.audit import judge
+from envbuild.verify.judge import judge
 
 PIP, TOOLKIT = "/opt/venv/lib/python3.10/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "/usr/local/cuda-12.6/"
 

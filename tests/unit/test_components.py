@@ -20,7 +20,8 @@ PACKAGE = Path(envbuild.__file__).parent
 NAMED = {
     "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
     "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
-    "run/launch.py": ({"deepspeed"}, "the launcher of that name"),
+    "run/launch/commands.py": ({"deepspeed"}, "the launcher of that name"),
+    "run/launch/job.py": ({"deepspeed"}, "the launcher of that name"),
     "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
     "lock/make.py": ({"torch"}, "the set of Python packages"),
     "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
@@ -28,6 +29,7 @@ NAMED = {
     "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
+    "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
@@ -36,8 +38,11 @@ NAMED = {
     "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
-    "stacks.py": ({"deepspeed"}, "the launcher of that name"),
-    "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "stacks/model.py": ({"deepspeed"}, "the launcher of that name"),
+    "verify/audit.py": ({"torch"}, "the set of Python packages"),
+    "verify/contents.py": ({"torch"}, "the set of Python packages"),
+    "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
     "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }
 

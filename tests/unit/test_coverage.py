@@ -11,7 +11,7 @@ from envbuild.curate.coverage import AXES, cells_to_verify
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
-from envbuild.stacks import load_stack, stack_names
+from envbuild.stacks.load import load_stack, stack_names
 
 
 @pytest.fixture

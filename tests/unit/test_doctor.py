@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOTLESS, Recording, df, docker_info
 
-from envbuild import host as host_module
 from envbuild.cli import main
 from envbuild.doctor.diagnosis import AREAS, Area, diagnose
 from envbuild.doctor.reach import Reach, cuda_reach, gpu_release, stack_reach
@@ -223,7 +222,7 @@ def test_an_unknown_area_is_named(doctor: Doctor) -> None:
 def test_this_machine_with_its_settings(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_module, "LocalProbe", lambda: ENGINE)
+    monkeypatch.setattr("envbuild.host.collect.LocalProbe", lambda: ENGINE)
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ENVBUILD_INDEX_URL", "https://me:s3cret@index.example/simple")
     with pytest.raises(SystemExit) as left:

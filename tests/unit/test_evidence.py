@@ -14,19 +14,12 @@ import pytest
 from envbuild.cli.resolve import _standing
 from envbuild.errors import DataError, HostError
 from envbuild.evidence import refs as evidence_refs
-from envbuild.evidence.records import (
-    Evidence,
-    age,
-    content_id,
-    evidence_for,
-    from_report,
-    load_evidence,
-    read_evidence,
-    record_evidence,
-)
+from envbuild.evidence.recording import from_report
+from envbuild.evidence.records import Evidence, content_id, load_evidence, read_evidence, record_evidence
 from envbuild.evidence.report import Outcome, SmokeReport
+from envbuild.evidence.standing import age, claim_of, evidence_for
 from envbuild.matrix.cell import Cell
-from envbuild.verify.smoke import suite_hash
+from envbuild.verify.suite import suite_hash, suite_of
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"
@@ -280,31 +273,28 @@ def test_age(seconds: int, words: str) -> None:
         ({"te": "2.11.0", "deepspeed": "0.18"}, "never verified; all but te, deepspeed: verified on", ""),
     ],
 )
-def test_resolve_claims_no_more_than_a_record_of_another_cell_shows(monkeypatch, versions, says, ends) -> None:
+def test_no_more_is_claimed_than_a_record_of_another_cell_shows(versions, says, ends) -> None:
     record = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and r.cell.get("te"))
     record = record.model_copy(update={"suite": suite_hash(axes=())})
-    monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (record,))
     cell = Cell(
         versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
     )
-    solution = SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=record.id)])
-    standing = _standing(solution, None)
-    assert standing["text"].startswith(says)
-    assert standing["text"].endswith(f"in {record.cell_id}{ends}")
-    assert (standing["status"], standing["date"] is None) == (("never", True) if versions else ("verified", False))
+    claim = claim_of(cell, [SimpleNamespace(id=record.id)], [record], suite=suite_of)
+    assert claim.text.startswith(says)
+    assert claim.text.endswith(f"in {record.cell_id}{ends}")
+    assert (claim.status, claim.record) == (("never", None) if versions else ("verified", record))
 
 
-def test_resolve_does_not_tell_a_pass_of_another_cell_that_failed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_of_another_cell_that_failed_since_is_not_claimed() -> None:
     good = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
     good = good.model_copy(update={"suite": suite_hash(axes=())})
     bad = good.model_copy(
         update={"verdict": "failed", "reason": "test_x: slow", "date": good.date + timedelta(hours=1), "id": "b"}
     )
-    monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (good, bad))
     cell = Cell(versions={axis: v for axis, v in good.cell.items() if isinstance(v, str)} | {"os": "debian13"})
-    standing = _standing(SimpleNamespace(cell=cell, evidence=[SimpleNamespace(id=good.id)]), None)
-    assert standing["status"] == "failed"
-    assert "test_x: slow" in standing["text"]
+    claim = claim_of(cell, [SimpleNamespace(id=good.id)], [good, bad], suite=suite_of)
+    assert claim.status == "failed"
+    assert "test_x: slow" in claim.text
 
 
 def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:

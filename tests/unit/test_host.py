@@ -22,7 +22,6 @@ from recorded import (
     docker_info,
 )
 
-from envbuild import host as host_module
 from envbuild.errors import DataError
 from envbuild.host import HostFacts, LocalProbe, Ran, driver_version, facts, read_facts
 
@@ -176,7 +175,7 @@ def test_the_local_probe_is_bounded_and_quiet(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "b").touch()
     (tmp_path / "a").touch()
     assert probe.entries(str(tmp_path)) == ("a", "b")
-    monkeypatch.setattr(host_module, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("envbuild.host.probe.PROBE_SECONDS", 0.2)
     start = time.monotonic()
     assert probe.run("sh", "-c", "sleep 20 & sleep 20") is None
     assert time.monotonic() - start < 5

@@ -10,6 +10,13 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "envbuild"
 PURE = ("matrix", "solver", "components", "plan")
+CLIENT = PACKAGE / "engine" / "client.py"
+# Who else writes the start of a docker command line, and what for; none of them runs one that waits for an answer but `host`.
+STARTS = {
+    "settings",  # where the start is put together
+    "host",  # a look at the engine for `doctor`, with every other look at the host
+    "run",  # the lines that `run` and `launch` show and start the user's containers with
+}
 MODULES = {
     "asyncio",
     "http",
@@ -73,3 +80,66 @@ def test_a_pure_package_imports_no_clock_no_network_and_no_process(package):
                 assert node.func.attr not in CLOCK, f"{path}:{node.lineno}"
             for name in names:
                 assert name.partition(".")[0] not in MODULES, f"{path}:{node.lineno} imports {name}"
+
+
+def docker_uses(source: str) -> list[str]:
+    """Return what a module does to reach the engine by itself: the package, the SDK, or a command line."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [str(node.module)]
+        elif isinstance(node, ast.List | ast.Tuple | ast.Call):
+            words = node.args if isinstance(node, ast.Call) else node.elts
+            program = words[0].value if words and isinstance(words[0], ast.Constant) else None
+            in_shell = isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.system", "os.popen"}
+            if program == "docker" or (in_shell and str(program).startswith("docker ")):
+                found.append(f"line {node.lineno}: a command that starts with docker")
+        elif isinstance(node, ast.Attribute) and node.attr == "engine_command":
+            found.append(f"line {node.lineno}: the start of a docker command")
+        found += [f"line {node.lineno}: {n}" for n in names if n.partition(".")[0] in {"docker", "python_on_whales"}]
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import docker",
+        "from python_on_whales import DockerClient",
+        "def f():\n    from python_on_whales.exceptions import DockerException",
+        "run(['docker', 'ps'])",
+        "words = ('docker', *more)",
+        "probe.run('docker', 'info')",
+        "os.system('docker ps')",
+        "bounded([*settings.engine_command, 'ps'])",
+    ],
+)
+def test_a_module_that_reaches_the_engine_is_seen(source):
+    assert docker_uses(source)
+
+
+def test_one_module_talks_to_the_engine():
+    found = {path: docker_uses(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    assert found[CLIENT]
+    others = {path.relative_to(PACKAGE): uses for path, uses in found.items() if uses and path != CLIENT}
+    assert {str(path): uses for path, uses in others.items() if path.parts[0].removesuffix(".py") not in STARTS} == {}
+    whales = [path for path, uses in found.items() if any("python_on_whales" in use for use in uses)]
+    assert whales == [CLIENT]
+
+
+# A module that is longer says in its docstring why that is right.
+LONGEST = 400
+REASON = "Long because "
+
+
+def test_a_module_is_short_or_says_why_it_is_long():
+    long = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        count = len(text.splitlines())
+        said = ast.get_docstring(ast.parse(text)) or ""
+        if count > LONGEST and not any(line.startswith(REASON) for line in said.splitlines()):
+            long.append(f"{path.relative_to(PACKAGE)}: {count} lines")
+    assert long == []

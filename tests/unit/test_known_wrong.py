@@ -208,19 +208,6 @@ def test_every_asked_or_default_component_is_known_to_the_test_above(matrix):
     assert optional - {"grouped-gemm"} <= COMPONENTS
 
 
-def test_the_submodules_of_te_are_those_of_its_tag(matrix):
-    """`.gitmodules` at v1.13, v2.8, v2.17 and v2.18: cudnn-frontend is a Python package from 2.18 on."""
-    for release in matrix.releases["te"]:
-        version, found = version_key(release.version), set(release.facts.submodules)
-        if version is None or release.commit is None:
-            continue
-        wanted = {"3rdparty/googletest"}
-        wanted |= {"3rdparty/cudnn-frontend"} if version < version_key("2.18") else set()
-        wanted |= {"3rdparty/cutlass"} if version >= version_key("2.8") else set()
-        wanted |= {"3rdparty/nccl"} if version >= version_key("2.17") else set()
-        assert found == wanted, release.version
-
-
 def test_cuda_13_5_is_a_release_of_pypi_and_no_torch_is_built_for_it(matrix):
     assert "pypi-13.5.0" in {r.version for r in matrix.releases["toolchain"]}
     assert matrix.release("cuda", "13.5").source == "PyPI:cuda-toolkit==13.5.0"

@@ -3,12 +3,12 @@
 import pytest
 from road import complete, inputs_for
 
-from envbuild import pipeline
 from envbuild.errors import DataError, LockError
 from envbuild.lock import find
 from envbuild.lock.files import Locked, read_lock, write_lock
 from envbuild.lock.make import unlocked
 from envbuild.matrix.load import load_matrix
+from envbuild.pipeline import locked
 from envbuild.settings import load_settings
 
 
@@ -50,9 +50,9 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
     def silent(*_):
         raise LockError("the archive at deb.example.org does not answer")
 
-    monkeypatch.setattr(pipeline, "current_os", silent)
+    monkeypatch.setattr(locked, "current_os", silent)
     said = []
-    assert pipeline.renewed(settings, load_matrix(), inputs, whole, note=said.append) is None
+    assert locked.renewed(settings, load_matrix(), inputs, whole, note=said.append) is None
     assert "deb.example.org" in said[0]
 
 

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from envbuild.components import COMPONENTS
 from envbuild.curate import update
+from envbuild.curate.proposals import append
 from envbuild.curate.wheels import distributions, member, metadata_of, python_tags, uploads
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.matrix.load import load_matrix
@@ -188,7 +189,7 @@ def test_proposals_are_appended_below_what_is_there(index, matrix_folder):
     before = (matrix_folder / "torch.toml").read_text()
     with index.served() as url:
         found = propose(matrix_folder, url, "torch", "cudnn", "nccl").found
-    update.append(matrix_folder, found)
+    append(matrix_folder, found)
     after = (matrix_folder / "torch.toml").read_text()
     assert after.startswith(before.rstrip("\n"))
     other = matrix_folder.rename(matrix_folder.parent / "completed")
@@ -199,16 +200,16 @@ def test_proposals_are_appended_below_what_is_there(index, matrix_folder):
 def test_an_appended_proposal_is_not_appended_again(index, matrix_folder):
     with index.served() as url:
         found = propose(matrix_folder, url, "torch").found
-    update.append(matrix_folder, found)
+    append(matrix_folder, found)
     kept = (matrix_folder / "torch.toml").read_text()
     with pytest.raises(DataError, match="listed already"):
-        update.append(matrix_folder, found)
+        append(matrix_folder, found)
     assert (matrix_folder / "torch.toml").read_text() == kept
 
 
 @pytest.mark.parametrize("axis", [axis for axis, c in COMPONENTS.items() if c.upstream.distribution])
 def test_every_component_on_an_index_can_be_asked(axis):
-    assert axis in update.known_axes()
+    assert axis in update._AXES
 
 
 def test_a_component_is_asked_by_what_it_says_of_its_upstream_and_may_keep_rules_above(index, matrix_folder):
@@ -222,7 +223,7 @@ def test_a_component_is_asked_by_what_it_says_of_its_upstream_and_may_keep_rules
         (found,) = propose(matrix_folder, url, "grouped-gemm").found
     assert found.release["source"] == "PyPI:nv-grouped-gemm==1.1.5"
     assert found.to_fill_in == COMPONENTS["grouped-gemm"].upstream.to_fill_in
-    update.append(matrix_folder, [found])
+    append(matrix_folder, [found])
     grown = load_matrix(matrix_folder.rename(matrix_folder.parent / "grown"))
     assert [r.version for r in grown.releases["grouped-gemm"]] == ["1.1.4", "1.1.5"]
     assert [r.id for r in grown.rules] == ["r"]
@@ -244,7 +245,7 @@ def test_a_person_who_keeps_rules_below_is_not_overwritten(index, matrix_folder)
     kept = path.read_text() + "\n[[rule]]\n"
     path.write_text(kept)
     with pytest.raises(DataError, match="cannot be appended"):
-        update.append(matrix_folder, found)
+        append(matrix_folder, found)
     assert path.read_text() == kept
 
 

@@ -9,14 +9,16 @@ from datetime import UTC, datetime
 import pytest
 
 from envbuild.curate.links import source_url
-from envbuild.curate.page import _standing, build_page, page_data, page_path, render_page, write_page
+from envbuild.curate.page import build_page
+from envbuild.curate.page_html import page_data, page_path, render_page, write_page
 from envbuild.errors import HostError
-from envbuild.evidence.records import Evidence, evidence_for
+from envbuild.evidence.records import Evidence
+from envbuild.evidence.standing import evidence_for, summary
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.solve import solve
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 KEPT = {
     "cuda": {"12.6", "13.0", "cpu"},
@@ -148,7 +150,7 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     ],
 )
 def test_a_run_that_proves_less_says_so(changes, status, why):
-    shown = _standing(evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22"), record().cell_id)
+    shown = summary(evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22"), record().cell_id)
     assert (shown["status"], shown["why"]) == (status, why)
 
 

@@ -21,7 +21,7 @@ from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import script
 from envbuild.settings import Settings
-from envbuild.stacks import load_stack
+from envbuild.stacks.load import load_stack
 
 BASE = {
     "cuda": "13.0",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbuild.engine.failures import no_answer
 from envbuild.engine.progress import Watch
 
 
@@ -58,6 +59,25 @@ def test_internal_steps_are_no_stages():
         )
     )
     assert w.times() == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "line", "unreached"),
+    [
+        ("runtime", "envbuild: no package lists from http://m.example/debian/InRelease  Unable to connect to m.example:80:", True),
+        ("runtime", "envbuild: no package lists from http://m.example/debian/InRelease  503  Service Unavailable", True),
+        ("runtime", "envbuild: no package lists from http://m.example/debian/InRelease  404  Not Found", False),
+        ("torch", "  cause: error sending request for url (https://pypi.org/simple/torch/)", True),
+        ("torch", "  cause: HTTP status server error (503 Service Unavailable) for url (https://pypi.org/simple/torch/)", True),
+        ("torch", "  cause: HTTP status client error (404 Not Found) for url (https://pypi.org/simple/torch/)", False),
+        ("src-apex", "fatal: unable to access 'https://github.com/': The requested URL returned error: 503", True),
+        ("base", "failed to resolve source metadata for docker.io/library/debian:12: dial tcp: lookup docker.io: no such host", True),
+        ("build-te", "Could not resolve dependency", False),
+        ("runtime", "E: Version '1' for 'zlib1g' was not found", False),
+    ],
+)  # fmt: skip
+def test_a_stage_that_could_not_reach_a_host_is_told_from_one_that_failed(stage, line, unreached):
+    assert no_answer(stage, ["something before", line]) is unreached
 
 
 def test_a_failure_names_the_stage_and_the_first_error_of_its_output():

@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.settings import load_settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.verify import proofs
 
 REPORT = {"audit": {}, "smoke": {"device": "cpu"}, "stack_proof": [], "not_proven": [], "seconds": 3.0}

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, OLD_A100, ROOTLESS, Recording
 
-from envbuild import host as host_module
 from envbuild.cli import main
 from envbuild.errors import HostError, UsageError
 from envbuild.run.container import (
@@ -19,7 +18,16 @@ from envbuild.run.container import (
     run_flags,
     shown,
 )
-from envbuild.run.launch import Job, Node, is_local, login_script, plan_launch, read_hostfile, variables_script
+from envbuild.run.launch import (
+    Job,
+    Node,
+    is_local,
+    login_script,
+    plan_launch,
+    read_hostfile,
+    run_launch,
+    variables_script,
+)
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
@@ -272,6 +280,25 @@ def test_srun_ranks_come_from_slurm() -> None:
     assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
 
 
+@pytest.mark.parametrize(("launcher", "program"), [("srun", "srun"), ("mpirun", "ssh")])
+def test_a_program_that_a_launch_starts_is_missed_before_anything_runs(
+    launcher: str, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match=f"there is no {program}\n") as missed:
+        run_launch(job(launcher), H200.facts(), SETTINGS)
+    assert missed.value.hint
+
+
+def test_a_key_without_ssh_keygen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for program in ("ssh", "docker"):
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="there is no ssh-keygen"):
+        run_launch(job("mpirun", ssh_key=tmp_path / "key"), H200.facts(), SETTINGS)
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "deepspeed", "srun"])
 def test_no_value_and_no_key_is_on_a_command_line(launcher: str) -> None:
     steps = plan_launch(job(launcher), H200.facts(), SETTINGS)[0].steps
@@ -310,7 +337,7 @@ def test_a_name_is_listened_to_on_every_address() -> None:
 
 @pytest.fixture
 def on_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host_module, "LocalProbe", lambda: H200)
+    monkeypatch.setattr("envbuild.host.collect.LocalProbe", lambda: H200)
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 

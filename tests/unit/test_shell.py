@@ -25,7 +25,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
 from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import HOST_BRINGS, script
-from envbuild.stacks import load_stack, stack_names
+from envbuild.stacks.load import load_stack, stack_names
 
 CUDA = BASE | {"flash-attn-hopper": "auto", "megatron": "auto"}
 HOST_TOOLKIT = BASE | {"toolchain": "base", "base": None, "os": None, "python": None}

@@ -8,10 +8,11 @@ from road import plan_for
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, HostError, LockError
-from envbuild.lock.apt import _IsolatedApt, archive_of, resolve_os_packages
-from envbuild.lock.apt import apt_environment as _environment
-from envbuild.lock.apt import apt_options as _apt_options
-from envbuild.lock.apt import parse_stanzas as _parse_stanzas
+from envbuild.lock.apt import _IsolatedApt, resolve_os_packages
+from envbuild.lock.apt_answers import parse_stanzas as _parse_stanzas
+from envbuild.lock.archives import apt_environment as _environment
+from envbuild.lock.archives import apt_options as _apt_options
+from envbuild.lock.archives import archive_of
 from envbuild.settings import load_settings
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.errors import SmokeError
 from envbuild.settings import Settings
-from envbuild.stacks import Use
+from envbuild.stacks.model import Use
 from envbuild.verify import stack_proof
 
 PROOF = (

@@ -20,7 +20,7 @@ from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.solver.solve import solve
-from envbuild.stacks import load_stack, stack_names, stack_of_lock
+from envbuild.stacks.load import load_stack, stack_names, stack_of_lock
 
 FIVE = ("alcf", "gpt2-3d", "llama3-70b", "llm-jp", "megatron-gpt3")
 STACKS = Path(__file__).parents[2] / "matrices" / "stacks"

@@ -10,9 +10,9 @@ import pytest
 from road import complete, inputs_for
 
 from envbuild.cli import main
-from envbuild.cli.image import _told
+from envbuild.cli.image_report import for_people
 from envbuild.cli.road import parse_digest
-from envbuild.engine.build import built_digest, remember_built
+from envbuild.engine.built import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure
 from envbuild.engine.trust import Pulled, Verified, expected_digests, pulled_for, remember_pulled
@@ -146,6 +146,8 @@ def test_what_a_registry_damaged_is_a_failed_verification(said):
         ("failed to resolve reference: r.example/x: not found", LockError, "does not hold this image"),
         ("dial tcp 127.0.0.1:9: connect: connection refused", HostError, "pulling x failed"),
         (f'Get "https://{REFERENCE.repository}": EOF', HostError, "pulling x failed"),
+        ("received unexpected HTTP status: 503 Service Unavailable", HostError, "pulling x failed"),
+        ("net/http: request canceled while waiting for connection", HostError, "pulling x failed"),
         ("", HostError, "docker gave no reason"),
     ],
 )  # fmt: skip
@@ -267,7 +269,7 @@ def answer(**more) -> dict:
     [("pulled", "pulled from r.example/team:x in 3 s"), ("found", "pulled earlier from r.example/team:x in 3 s")],
 )
 def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, words):
-    said = _told(answer(origin=origin))
+    said = for_people(answer(origin=origin))
     assert words in said
     assert "trust   not verified: nobody but the registry vouches" in said
     assert "what the image says of itself" in said
@@ -277,7 +279,7 @@ def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, wo
 def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
     built = Verified(by="build", digest=ONE).as_json()
     for origin in ("built", "found"):
-        said = _told(answer(origin=origin, reference=None, verified=built))
+        said = for_people(answer(origin=origin, reference=None, verified=built))
         assert "pulled" not in said
         assert "trust" not in said
 
@@ -285,6 +287,6 @@ def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
 def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():
     check = {"name": "packages\x1b[2J", "verdict": "failed", "text": "torch\x1b]0;owned\x07 is not in the lock\r\u202e"}
     audit = {"size": {"bytes": 1}, "checks": [check]}
-    said = _told(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
+    said = for_people(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said)
     assert r"torch\x1b]0;owned\x07 is not in the lock" in said

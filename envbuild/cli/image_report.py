@@ -1,0 +1,122 @@
+"""What `envbuild image` answers: as JSON values, and in words."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.cli.road import Asked
+
+if TYPE_CHECKING:
+    from envbuild.pipeline.image import Made
+
+
+def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
+    """Return what is known of an image before it is proven, as JSON values."""
+    from envbuild.run.container import shown
+
+    built = made.built
+    lock = made.locked.lock
+    return {
+        "tag": built.tag,
+        "digest": built.digest,
+        "size_bytes": built.size,
+        "origin": made.origin,
+        "verified": made.verified.as_json(),
+        "reference": made.reference,
+        "cell": dict(lock.cell),
+        "id": lock.as_cell.id,
+        "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
+        "left_out": {**_left_out(asked), **left_out},
+        "only_when_asked": sorted(axis for axis in asked.solution.left_out if asked.matrix.axes[axis].use == "asked"),
+        "stages": [
+            {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
+            for s in built.stages
+        ],
+        "executed": built.executed,
+        "log": str(built.log) if built.log else None,
+        "run": shown(["envbuild", "run", built.tag]),
+    }
+
+
+def _left_out(asked: Asked) -> dict[str, str]:
+    """Return the components that every image holds unless something forbids them, and what forbade them."""
+    return {
+        axis: why
+        for axis, why in asked.solution.left_out.items()
+        if asked.matrix.axes[axis].use == "default" and axis not in {"gpu", "toolchain"}
+    }
+
+
+def _short(path: str) -> str:
+    home = str(Path.home())
+    return "~" + path[len(home) :] if path.startswith(home + "/") else path
+
+
+def _place(reference: str | None) -> str:
+    """Return where an image came from, without its digest, which stands in a line of its own."""
+    return (reference or "").partition("@")[0]
+
+
+def _line(text: str) -> str:
+    """Return what an image says of itself, fit for a terminal."""
+    from envbuild.util.names import shown
+
+    return shown(text, 2000)
+
+
+def for_people(report: dict[str, Any]) -> str:
+    """Return the whole report in words."""
+    from envbuild.cli.show import table
+
+    unpacked, packed = report["audit"]["size"]["bytes"] / 2**30, report["size_bytes"] / 2**30
+    earlier = f", pulled earlier from {_place(report['reference'])}" if report["reference"] else ", unchanged"
+    how = {
+        "found": f"was there already{earlier}",
+        "pulled": f"pulled from {_place(report['reference'])}",
+        "built": "built",
+    }[report["origin"]]
+    lines = [
+        f"{report['tag']}",
+        f"  {how} in {report['seconds']:.0f} s",
+        f"  digest  {report['digest']}",
+        *([f"  trust   {report['verified']['text']}"] if report["reference"] else []),
+        f"  size    {unpacked:.2f} GiB, {packed:.2f} GiB compressed",
+        f"  lock    {report['lock']['digest'][:26]}… in {_short(report['lock']['folder'])}",
+    ]
+    ran = [s for s in report["stages"] if s["executed"] or s["cached"]]
+    if ran:
+        lines += ["", "where the time went"]
+        rows: list[tuple[str, ...]] = [
+            (s["name"], f"{s['seconds']:7.1f} s" if s["executed"] else "   cached")
+            for s in ran
+            if s["executed"] == 0 or s["seconds"] >= 0.1
+        ]
+        lines.append(table(rows))
+    if report["verified"]["by"] == "nobody":  # its own Python says it, and who knows whose that is
+        lines += ["", "what the image says of itself"]
+    else:
+        lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
+    checks = report["audit"]["checks"]
+    lines += [
+        f"  {'ok' if c['verdict'] == 'passed' else 'DEFECT':6} {_line(c['name'])}: {_line(c['text'])}"
+        for c in checks
+        if c["verdict"] != "unproven"
+    ]
+    if report["smoke"]:
+        s = report["smoke"]
+        lines.append(
+            f"  {'ok' if s['verdict'] == 'passed' else s['verdict'].upper():6} smoke on {s['device']}: {s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped"
+        )
+    lines += [
+        f"  {'ok' if each['outcome'] == 'passed' else 'FAILED':6} the stack's proof {each['name']}"
+        for each in report["stack_proof"]
+        if each["outcome"] != "unproven"
+    ]
+    if report["not_proven"]:
+        lines += ["", "not proven", *(f"  - {_line(text)}" for text in report["not_proven"])]
+    if report["left_out"]:
+        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
+    if report["only_when_asked"]:
+        lines += ["", f"not in it, being asked for by flag or stack only: {', '.join(report['only_when_asked'])}"]
+    if report["pushed"]:
+        lines += ["", f"pushed to {report['pushed']}"]
+    return "\n".join([*lines, "", "run it", f"  {report['run']}"])

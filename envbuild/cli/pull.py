@@ -1,0 +1,77 @@
+"""`envbuild pull`: the prebuilt image of a cell's lock."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.road import asked_from, digest_option, parse_digest, road_options
+
+
+@click.command()
+@road_options
+@click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
+@digest_option
+@json_option
+def pull(
+    tag: str | None,
+    digest: str | None,
+    as_json: bool,
+    lock_file: Path | None,
+    sources: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Pull the prebuilt image of a cell's lock from the registry of the settings, and say who vouches for it.
+
+    The image must carry the lock that was asked for. Its content is verified only where somebody else than the registry
+    named its digest: --digest, this machine's own build of the lock, or a committed evidence record. Then any other
+    digest is refused. Otherwise the answer says that it is not verified.
+
+    Exits with 4 when the cell has no lock, when the registry does not hold its image or when that is not the expected
+    one, and with 8 when the registry does not answer.
+    """
+    from envbuild.engine.client import engine_client
+    from envbuild.errors import DataError, LockError
+    from envbuild.lock.files import read_lock
+    from envbuild.pipeline.locked import lock_for
+    from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
+    from envbuild.plan.plan import plan_of
+
+    named = parse_digest(digest)
+    asked = asked_from(flags, lock_file=lock_file, sources=sources)
+    if lock_file is not None:
+        locked = read_lock(lock_file)
+    else:
+        locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=True, note=note)
+    plan = plan_of(asked.matrix, locked, asked.stack)
+    name = tag or plan.tag
+    reference = registry_reference(asked.settings, locked.lock)
+    if reference is None:
+        raise DataError(
+            "no registry is set to pull from",
+            where="pull",
+            hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
+        )
+    expected = expected_of(asked.settings, plan, named)
+    found = pull_prebuilt(engine_client(asked.settings), plan, name, expected=expected)
+    if found is None:
+        raise LockError(
+            "the registry holds no image of this lock",
+            where=reference,
+            hint="build it: envbuild image, with --push to put it there",
+        )
+    built, pulled = found
+    answer = {
+        "tag": built.tag,
+        "digest": built.digest,
+        "size_bytes": built.size,
+        "reference": reference,
+        "lock": locked.lock.digest,
+        "verified": pulled.verified.as_json(),
+    }
+    emit(
+        answer,
+        as_json=as_json,
+        human=lambda: f"{built.tag}\n  from    {reference}\n  digest  {built.digest}\n  trust   {pulled.verified.text}",
+    )

@@ -1,0 +1,239 @@
+"""An archive as `docker image save` writes it, read within bounds: its manifest, its configuration, its layers' tars.
+
+Every blob is held against the digest that names it while it is read. Layers go through as streams: what one of them
+unpacks to is never in memory, however small it looks.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import shutil
+import subprocess
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pydantic import BaseModel, Field, ValidationError
+
+from envbuild.errors import HostError, LockError
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.foreign_tar import Bounds, Readable, TarError, files_in
+from envbuild.util.names import Digest, shown
+from envbuild.util.processes import streamed
+
+_JSON_LIMIT = 8 << 20
+"""Bytes of an index, a manifest or a configuration; registries take 4 MiB."""
+_LAYERS = 256
+"""An engine mounts 127 at most."""
+PIECE = 1 << 20
+"""Bytes that are read at once."""
+_UNPACK_S = 3600.0
+"""Seconds that one layer may take to be read."""
+
+
+class ImageError(LockError):
+    """An image whose blobs are damaged, of another shape, or out of bounds."""
+
+
+class _Platform(BaseModel):
+    os: str = ""
+    architecture: str = ""
+
+
+class Descriptor(BaseModel):
+    """A blob, as the document that lists it describes it."""
+
+    media_type: str = Field("", alias="mediaType")
+    digest: Digest
+    size: int = Field(ge=0)
+    platform: _Platform = _Platform()
+
+
+class _Index(BaseModel):
+    manifests: list[Descriptor] = Field(min_length=1, max_length=100)
+
+
+class Manifest(BaseModel):
+    """What an image is made of."""
+
+    config: Descriptor
+    layers: list[Descriptor] = Field(max_length=_LAYERS)
+
+
+class Blob:
+    """One blob of the archive, hashed as it is read."""
+
+    def __init__(self, stream: IO[bytes], descriptor: Descriptor) -> None:
+        self._stream, self._left, self._sha = stream, descriptor.size, hashlib.sha256()
+        self._digest = descriptor.digest
+
+    def read(self, count: int = -1) -> bytes:
+        """Return the next bytes, at most `count`; none at the end."""
+        piece = self._stream.read(min(PIECE if count < 0 else count, self._left))
+        self._left -= len(piece)
+        self._sha.update(piece)
+        return piece
+
+    def check(self) -> None:
+        """Read what is left, and raise ImageError unless the whole is what its digest says."""
+        while self.read(PIECE):
+            pass
+        if self._left or f"sha256:{self._sha.hexdigest()}" != self._digest:
+            raise ImageError(f"the blob {self._digest} is damaged: its content has another digest")
+
+
+def _parsed(body: bytes, what: str) -> Any:
+    try:
+        return parse_json(body, limit=_JSON_LIMIT)
+    except ValueError as error:
+        raise ImageError(f"{what} is no JSON that an image has: {error}") from None
+
+
+def read_index(body: Any) -> _Index:
+    """Return a list of manifests.
+
+    Raises:
+        ImageError: it is of another shape.
+
+    """
+    return cast("_Index", _model(_Index, body, "the list of manifests"))
+
+
+def read_manifest(body: Any) -> Manifest:
+    """Return a manifest.
+
+    Raises:
+        ImageError: it is of another shape.
+
+    """
+    return cast("Manifest", _model(Manifest, body, "the manifest"))
+
+
+def _model(kind: type[BaseModel], body: Any, what: str) -> BaseModel:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ImageError(f"{what} is of another shape: {shown(place, 100)}: {shown(first['msg'])}") from None
+
+
+@contextlib.contextmanager
+def unpacked(blob: Blob, media_type: str) -> Iterator[Readable]:
+    """Yield a layer's tar.
+
+    Raises:
+        ImageError: it does not unpack, or is packed in an unknown way.
+        HostError: `zstd` is missing.
+
+    """
+    if media_type.endswith("zstd"):
+        with _zstd(blob) as stream:
+            yield stream
+    elif media_type.endswith("gzip"):
+        try:
+            with gzip.GzipFile(fileobj=cast("IO[bytes]", blob), mode="rb") as stream:
+                yield stream
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ImageError(f"a layer does not unpack: {shown(str(error))}") from None
+    elif media_type.endswith(".tar"):
+        yield blob
+    else:
+        raise ImageError(f"a layer of the unknown kind {shown(media_type, 100)!r}")
+
+
+@contextlib.contextmanager
+def _zstd(blob: Blob) -> Iterator[Readable]:
+    # Python gets zstd in 3.14; the host's tool is already needed for the export. It takes 128 MiB of memory at most.
+    program = shutil.which("zstd")
+    if program is None:
+        raise HostError("the command zstd is missing", hint="apt-get install zstd, or run scripts/install-engine")
+    command = [program, "-dcq", "--memory=128MB"]
+    try:
+        # the tar ends where zstd gave up
+        with streamed(command, seconds=_UNPACK_S, stdin=blob.read, damaged=(TarError,)) as stream:
+            yield stream
+    except subprocess.CalledProcessError as error:
+        why = f" ({error.__cause__})" if error.__cause__ else ""
+        raise ImageError(f"a layer does not unpack: zstd refuses it{why}") from None
+    except TimeoutError:
+        raise ImageError("a layer does not unpack: zstd does not end") from None
+
+
+class Archive:
+    """The blobs of an archive, and which of them the image is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.places = files_in(path, Bounds(members=100_000))
+
+    @contextlib.contextmanager
+    def blob(self, descriptor: Descriptor) -> Iterator[Blob]:
+        """Yield a blob; what the block leaves of it is read and checked at the end.
+
+        Raises:
+            ImageError: it is damaged or missing.
+
+        """
+        name = f"blobs/{descriptor.digest.replace(':', '/')}"
+        if name not in self.places:
+            raise ImageError(f"the blob {descriptor.digest} is missing")
+        offset, size = self.places[name]
+        if size != descriptor.size:
+            raise ImageError(f"the blob {descriptor.digest} has {size:,} bytes instead of {descriptor.size:,}")
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            blob = Blob(file, descriptor)
+            yield blob
+            blob.check()
+
+    def json(self, descriptor: Descriptor) -> Any:
+        """Return a blob that is JSON.
+
+        Raises:
+            ImageError: it is damaged, missing, too large or no JSON.
+
+        """
+        if descriptor.size > _JSON_LIMIT:
+            raise ImageError(f"the blob {descriptor.digest} has {descriptor.size:,} bytes: too many for JSON")
+        body = bytearray()
+        with self.blob(descriptor) as blob:
+            while piece := blob.read(PIECE):
+                body += piece
+        return _parsed(bytes(body), descriptor.digest)
+
+    def manifest(self) -> Manifest:
+        """Return the image's manifest.
+
+        Raises:
+            ImageError: it has none, or one of another shape.
+
+        """
+        offset, size = self.places.get("index.json", (0, 0))
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            body = file.read(min(size, _JSON_LIMIT + 1))
+        return self._manifest(read_index(_parsed(body, "index.json")))
+
+    @contextlib.contextmanager
+    def layer(self, descriptor: Descriptor) -> Iterator[Readable]:
+        """Yield a layer's tar.
+
+        Raises:
+            ImageError: it is damaged or missing, does not unpack, or is packed in an unknown way.
+            HostError: `zstd` is missing.
+
+        """
+        with self.blob(descriptor) as blob, unpacked(blob, descriptor.media_type) as stream:
+            yield stream
+
+    def _manifest(self, index: _Index) -> Manifest:
+        for _ in range(2):  # an index over the platforms, in which the image itself is one
+            # BuildKit's statements about an image lie beside it, of an unknown platform
+            real = [each for each in index.manifests if each.platform.architecture != "unknown"]
+            body = self.json((real or index.manifests)[0])
+            if not (isinstance(body, dict) and "manifests" in body):
+                return read_manifest(body)
+            index = read_index(body)
+        raise ImageError("an index in an index in an index")

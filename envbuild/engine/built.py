@@ -1,0 +1,74 @@
+"""An image that was built, and this machine's notes of what it built itself."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.engine.client import EngineClient
+from envbuild.engine.progress import StageTime
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image in the engine's store.
+
+    Attributes:
+        tag: its name, `envbuild:<cell id>` unless another was asked for.
+        digest: sha256 digest of its manifest.
+        size: bytes, unpacked.
+        stages: what took part in this run; empty when the image was there already.
+        log: the build's output.
+
+    """
+
+    tag: str
+    digest: str
+    size: int
+    seconds: float = 0.0
+    stages: tuple[StageTime, ...] = ()
+    log: Path | None = None
+
+    @property
+    def executed(self) -> int:
+        """How many build steps ran, rather than coming from the cache."""
+        return sum(s.executed for s in self.stages)
+
+
+def _note_of_build(settings: Settings, plan: Plan) -> Path:
+    # Not `made`: notes of that name were written for images that came from a registry, too.
+    return settings.cache_dir / "built" / plan.key
+
+
+def remember_built(settings: Settings, plan: Plan, digest: str) -> None:
+    """Note that this machine built the image `digest` from exactly this plan. Only a build may say so.
+
+    The note is kept here and not in the image, whose bytes follow from the lock alone.
+    """
+    place = _note_of_build(settings, plan)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(digest, encoding="utf-8")
+
+
+def built_digest(settings: Settings, plan: Plan) -> str | None:
+    """Return the digest (`sha256:…`) of the image that this machine built from exactly this plan, or None."""
+    try:
+        digest = _note_of_build(settings, plan).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return digest if _DIGEST.fullmatch(digest) else None
+
+
+def find_built(client: EngineClient, plan: Plan, tag: str) -> Built | None:
+    """Return the image `tag` when the engine has it and this machine built it from exactly this plan."""
+    digest = built_digest(client.settings, plan)
+    return None if digest is None else find_image(client, tag, digest)
+
+
+def find_image(client: EngineClient, tag: str, digest: str) -> Built | None:
+    """Return the image `tag` when the engine has it and its digest is `digest`."""
+    image = client.find_image(tag)
+    return Built(tag=tag, digest=image.id, size=image.size) if image is not None and image.id == digest else None

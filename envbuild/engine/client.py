@@ -1,0 +1,365 @@
+"""The one client of the Docker engine: images, containers, builds. Nothing else of envbuild talks to it.
+
+What an engine says of itself, and names of images, go through python-on-whales. What can be large, slow or hostile goes
+through the engine's own command line, which `util.processes` ends with us and reads within bounds; so does a build, since
+only the command line gives `--progress=rawjson`. Both follow the user's context, DOCKER_HOST and ssh as `docker` does.
+`envbuild.host` looks at the engine for `doctor`, and `envbuild.run` writes the lines that a user's containers start with.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+from envbuild.engine.image import LIMIT, Image, parse_image_facts
+from envbuild.engine.progress import Watch
+from envbuild.errors import HostError
+from envbuild.settings import Settings
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import shown
+from envbuild.util.processes import Said, Stream, bounded, followed, streamed, uninterrupted
+
+if TYPE_CHECKING:
+    from python_on_whales import DockerClient
+
+ENGINE_S = 120.0
+"""Seconds that the engine may take for a step that is quick by itself; a busy disk makes it slow."""
+_QUICK_S = 60.0
+_LEFT_S = 30.0
+_SAVE_S = 3600.0
+_SAID = 1 << 20
+"""Bytes that the engine may say of a step that has little to say."""
+_SAID_LINES = 400
+"""Lines that are kept of a long step: what the engine says last is what went wrong, and a registry may have it say more."""
+
+_START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
+
+
+class EngineError(HostError):
+    """The engine did not do what it was asked."""
+
+    def __init__(self, what: str, *, said: str, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.said = said
+        """The end of what it said, as it is: not fit for a terminal."""
+
+
+class NoImageError(HostError):
+    """The engine has no such image."""
+
+
+class State(BaseModel):
+    """How a container ended."""
+
+    code: int = Field(0, alias="ExitCode")
+    error: str = Field("", alias="Error")
+    out_of_memory: bool = Field(False, alias="OOMKilled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine that the engine runs on, which need not be this one."""
+
+    cores: int
+    memory_gib: float
+
+
+def last_words(said: str) -> str:
+    """Return the last line of what a command said on stderr; docker ends an error of its own with a pointer to its help."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
+    return lines[-1].strip() if lines else ""
+
+
+def said_last(said: Said) -> str:
+    """Return the last line of what a command said on stderr, fit for a terminal."""
+    return shown(last_words(said.err.decode("utf-8", "replace")))
+
+
+class EngineClient:
+    """The engine of the settings. Making one asks nothing; `engine_client` returns one whose engine answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._start = settings.engine_command
+
+    @cached_property
+    def _whales(self) -> "DockerClient":
+        from python_on_whales import DockerClient
+
+        host = self.settings.engine_host
+        return DockerClient(host=host) if host else DockerClient()
+
+    def _ask(self, *words: str, seconds: float, limit: int = _SAID, stdin: bytes = b"") -> Said:
+        return bounded([*self._start, *words], seconds=seconds, limit=limit, stdin=stdin)
+
+    def _follow(self, *words: str) -> str:
+        """Run a command that may take long and return the end of what it said; interrupted, it ends before this raises.
+
+        Raises:
+            EngineError: it failed.
+
+        """
+        said: deque[str] = deque(maxlen=_SAID_LINES)
+        if followed([*self._start, *words], feed=said.append, stdout=True):
+            raise EngineError(f"`docker {' '.join(words[:2])}` failed", said="".join(said))
+        return "".join(said)
+
+    # -- the engine and its builders
+
+    def require(self) -> None:
+        """Check that the engine answers, can build, and keeps images by digest.
+
+        Raises:
+            HostError: docker or buildx is missing, no engine answers, or it keeps images in its old store.
+
+        """
+        from python_on_whales.exceptions import DockerException
+
+        if shutil.which(self._start[0]) is None:
+            raise HostError("the docker command is missing", hint=_START)
+        try:
+            info = self._whales.system.info()
+        except DockerException as error:
+            said = shown(last_words(error.stderr or ""))
+            raise HostError("no Docker engine answers" + (f": {said}" if said else ""), hint=_START) from error
+        if not self._whales.buildx.is_installed():
+            raise HostError("docker's buildx plugin is missing", hint=_START)
+        if not any("snapshotter" in str(pair) or "containerd" in str(pair) for pair in (info.driver_status or [])):
+            raise HostError(
+                "the engine keeps images in its old store, which cannot hold these images by digest",
+                where="/etc/docker/daemon.json",
+                hint='add {"features": {"containerd-snapshotter": true}} and restart Docker',
+            )
+
+    def machine(self) -> Machine:
+        """Return the machine that the engine runs on.
+
+        Raises:
+            EngineError: no engine answers.
+
+        """
+        from python_on_whales.exceptions import DockerException
+
+        try:
+            info = self._whales.system.info()
+        except DockerException as error:
+            raise EngineError("no Docker engine answers", said=error.stderr or "", hint=_START) from None
+        memory = info.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Machine(cores=info.n_cpu or os.cpu_count() or 1, memory_gib=memory / 2**30)
+
+    def bake(
+        self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch
+    ) -> dict[str, Any] | None:
+        """Build one target of a bake file; return buildx's metadata, or None where it failed: `watch` knows why.
+
+        Args:
+            file: the bake file.
+            target: one of its targets.
+            folder: what relative paths of the bake file start from.
+            metadata: where buildx writes what it made.
+            cache: whether steps that ran before are taken from the builder's cache.
+            watch: takes each line of the progress as it comes.
+
+        """
+        words = ["buildx", "bake", "--file", str(file), "--progress", "rawjson", "--metadata-file", str(metadata)]
+        if self.settings.builder:
+            words += ["--builder", self.settings.builder]
+        if not cache:
+            words.append("--no-cache")
+        # Contexts, secrets and what is exported lie outside the folder that bake reads, on purpose.
+        env = os.environ | {"BUILDX_BAKE_ENTITLEMENTS_FS": "0"}
+        if followed([*self._start, *words, target], cwd=folder, env=env, feed=watch.feed):
+            return None
+        answer: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
+        return answer
+
+    # -- images
+
+    def image(self, reference: str) -> Image:
+        """Return the image that `reference` names now. It may be anybody's: what the engine says of it is read within bounds.
+
+        Raises:
+            NoImageError: the engine has none of that name.
+            HostError: the engine does not answer, or says nothing sensible of it.
+
+        """
+        try:
+            ran = self._ask("image", "inspect", "--", reference, seconds=_QUICK_S, limit=LIMIT)
+        except OSError:
+            raise HostError(
+                "there is no docker command", hint="scripts/install-engine, then `envbuild doctor`"
+            ) from None
+        if ran.fault:
+            raise HostError(
+                f"`docker image inspect` {ran.fault}",
+                where=shown(reference),
+                hint="`envbuild doctor` looks at the engine",
+            )
+        if ran.code:
+            raise self._no_image(reference, ran)
+        try:
+            return parse_image_facts(ran.out, reference)
+        except ValueError as error:
+            what = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
+            raise HostError(what, where=shown(reference)) from None
+
+    def _no_image(self, reference: str, ran: Said) -> HostError:
+        said = ran.err.decode("utf-8", "replace").strip().splitlines()
+        if any("no such image" in line.lower() or "invalid reference" in line.lower() for line in said):
+            return NoImageError(
+                f"there is no image {shown(reference)} here",
+                where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
+                hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
+            )
+        return HostError(
+            shown(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it"
+        )
+
+    def find_image(self, reference: str) -> Image | None:
+        """Return the image that `reference` names now, or None.
+
+        Raises:
+            HostError: the engine does not answer, or says nothing sensible of it.
+
+        """
+        try:
+            return self.image(reference)
+        except NoImageError:
+            return None
+
+    def tags(self, repository: str) -> list[str]:
+        """Return the names `repository:tag` that the engine has; none where it does not answer."""
+        words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
+        return self._ask(*words, seconds=_QUICK_S).out.decode("utf-8", "replace").splitlines()
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image a name.
+
+        Raises:
+            EngineError: there is no such image, or the name is none.
+
+        """
+        from python_on_whales.exceptions import DockerException
+
+        try:
+            self._whales.image.tag(image, name)
+        except DockerException as error:
+            said = error.stderr or ""
+            raise EngineError(f"the engine does not tag the image: {shown(last_words(said))}", said=said) from None
+
+    def untag(self, name: str) -> None:
+        """Take a name from an image; the image goes with its last name. Where that cannot be, it stays."""
+        with uninterrupted(), contextlib.suppress(OSError):
+            self._ask("image", "rm", "--", name, seconds=_QUICK_S)
+
+    def load(self, archive: Path) -> None:
+        """Take the images of an archive into the engine.
+
+        Raises:
+            EngineError: it does not take them.
+
+        """
+        self._follow("image", "load", "--quiet", "--input", str(archive))
+
+    def save(self, image: str, archive: Path) -> None:
+        """Write an image to an archive.
+
+        Raises:
+            HostError: the engine does not hand it over.
+
+        """
+        said = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
+        if said.fault or said.code:
+            last = said.fault or said_last(said)
+            raise HostError(f"the engine does not hand the image over: {shown(last)}", where=image)
+
+    def pull(self, reference: str) -> None:
+        """Pull an image.
+
+        Raises:
+            EngineError: it could not be had; what the engine said is in it.
+
+        """
+        self._follow("image", "pull", "--quiet", reference)
+
+    def push(self, name: str) -> str:
+        """Push an image and return what the engine said.
+
+        Raises:
+            EngineError: the registry did not take it; what the engine said is in it.
+
+        """
+        return self._follow("image", "push", name)
+
+    # -- containers
+
+    def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> Said:
+        """Make a container that does not run yet; return what the engine said."""
+        words = ("create", "--name", name, "--pull", "never", *flags, "--", image, *command)
+        with uninterrupted():  # a signal in between would leave a container that is made a moment later
+            return self._ask(*words, seconds=ENGINE_S)
+
+    def start_line(self, name: str, *, stdin: bool = False) -> list[str]:
+        """Return the line that starts a container and stays with it: its output is the container's, and its exit code."""
+        return [*self._start, "start", "--attach", *(["--interactive"] if stdin else []), name]
+
+    def state(self, name: str) -> State:
+        """Return how a container ended; as if it ended well where the engine does not say."""
+        said = self._ask("container", "inspect", "--format", "{{json .State}}", name, seconds=ENGINE_S, limit=LIMIT)
+        try:
+            return State.model_validate(parse_json(said.out, limit=LIMIT))
+        except ValueError:
+            return State.model_validate({})
+
+    def exported(
+        self, name: str, *, seconds: float, damaged: tuple[type[Exception], ...] = ()
+    ) -> contextlib.AbstractContextManager[Stream]:
+        """Yield the whole file system of a container as a tar; see `streamed` for the arguments and errors."""
+        return streamed([*self._start, "export", name], seconds=seconds, damaged=damaged)
+
+    def copied(
+        self, name: str, path: str, *, seconds: float, damaged: tuple[type[Exception], ...] = ()
+    ) -> contextlib.AbstractContextManager[Stream]:
+        """Yield a file or folder of a container as a tar; see `streamed` for the arguments and errors."""
+        return streamed([*self._start, "cp", f"{name}:{path}", "-"], seconds=seconds, damaged=damaged)
+
+    def labelled(self, label: str) -> Iterator[tuple[str, str]]:
+        """Yield name and value of each container that has `label`, a stopped one too; none where no engine answers."""
+        words = ("ps", "--all", "--no-trunc", "--filter", f"label={label}")
+        try:
+            said = self._ask(*words, "--format", f'{{{{.Names}}}} {{{{.Label "{label}"}}}}', seconds=_LEFT_S)
+        except OSError:
+            return
+        for line in said.out.decode("utf-8", "replace").splitlines() if not said.code else ():
+            name, _, value = line.partition(" ")
+            yield name, value
+
+    def remove(self, name: str) -> None:
+        """End a container and remove it with its volumes, if there is one, whatever signals come meanwhile."""
+        with uninterrupted(), contextlib.suppress(OSError):
+            for _ in range(3):
+                said = self._ask("rm", "--force", "--volumes", name, seconds=_QUICK_S)
+                if not said.code and not said.fault:
+                    return
+                if b"no such container" in said.err.lower():
+                    return
+
+
+def engine_client(settings: Settings) -> EngineClient:
+    """Return a client of the user's engine, which answers and can build.
+
+    Raises:
+        HostError: docker or buildx is missing, no engine answers, or it keeps images in its old store.
+
+    """
+    client = EngineClient(settings)
+    client.require()
+    return client

@@ -1,0 +1,70 @@
+"""Why a build failed: the lock, the network, the disk, or the stage itself."""
+
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from envbuild.engine.progress import Watch
+from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
+from envbuild.settings import Settings
+
+# How uv and os-install say that a file's hash is not the lock's.
+_FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
+
+# How os-install, uv, git and the engine say that a host did not answer, or answered that it cannot serve now.
+_UNREACHED = re.compile(
+    r"no package lists from (?!\S+\s+4(?:03|04|10)\b)|Temporary failure|[Cc]ould not resolve|no such host"
+    r"|[Cc]onnection (?:refused|reset|timed out|failed)|[Uu]nable to connect|dns error|error sending request"
+    r"|HTTP status server error|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
+)
+
+# The stages whose steps have no network: what they reach for is missing in the lock or in the source.
+_OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
+
+# Less than this where the cache lies, and a failure is the disk's.
+_NO_SPACE_GIB = 0.06
+
+
+def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> EnvbuildError:
+    """Return the error for a build of `target` that failed, from what `watch` saw."""
+    stage, lines = watch.failure()
+    watch.log.flush()
+    if settings.builder and any(f'no builder "{settings.builder}" found' in line for line in lines):
+        return HostError(
+            f"buildx has no builder named {settings.builder}",
+            where="--builder, or the setting `builder`",
+            hint="`docker buildx ls` lists those that there are; leave it out to use the engine's own",
+        )
+    foreign = [line for line in lines if _FOREIGN.search(line)]
+    if foreign:
+        return LockError(
+            f"stage {stage or target} was handed a file that the lock does not name:\n    " + "\n    ".join(lines),
+            where=f"the whole log is in {log}",
+            hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
+        )
+    what = f"stage {stage or target} failed:\n    " + "\n    ".join(lines)
+    where = f"the whole log is in {log}"
+    again = "then run the same command again: finished stages come from the cache"
+    if no_answer(stage, lines):
+        check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
+        return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"))
+    return disk_or(settings, log, BuildError(what, where=where, hint=f"fix the cause; {again}"))
+
+
+def no_answer(stage: str, lines: Iterable[str]) -> bool:
+    """Return whether a stage failed because a host that it asked did not answer; `lines` are the last of its output."""
+    return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
+
+
+def disk_or(settings: Settings, log: Path, error: EnvbuildError, said: str = "") -> EnvbuildError:
+    """Return `error`, or the full disk where that is what it or `said`, the end of a log, comes from."""
+    text = f"{error.what} {error.hint} {said}"
+    free = shutil.disk_usage(settings.cache_dir).free / 2**30
+    if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
+        return HostError(
+            f"the disk is full ({free:.1f} GiB free where the cache lies)",
+            where=f"the whole log is in {log}",
+            hint="free some (docker builder prune, docker image prune) and run again; finished stages come from the cache",
+        )
+    return error

@@ -1,0 +1,75 @@
+"""What the engine says of an image that may be anybody's: bytes in, values out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import Digest
+
+LIMIT = 16 << 20
+"""Bytes that the engine may say of one image."""
+
+
+class _Config(BaseModel):
+    labels: dict[str, str] | None = Field(None, alias="Labels")
+    volumes: dict[str, Any] | None = Field(None, alias="Volumes")
+
+
+class _Descriptor(BaseModel):
+    digest: Digest
+
+
+class _Inspected(BaseModel):
+    id: Digest = Field(alias="Id")
+    config: _Config | None = Field(None, alias="Config")
+    descriptor: _Descriptor | None = Field(None, alias="Descriptor")
+    size: int = Field(0, alias="Size", ge=0)
+    repo_digests: list[str] | None = Field(None, alias="RepoDigests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image of the engine, as it was when it was looked up; a tag may name another a moment later."""
+
+    reference: str
+    """What the user named."""
+    id: str
+    """What the engine runs, whatever the tag names by then."""
+    digest: str
+    """The manifest's digest; the id where the engine keeps no manifests."""
+    size: int
+    """Bytes that the engine keeps of it."""
+    labels: dict[str, str]
+    volumes: tuple[str, ...]
+    """Paths where a container gets a volume instead of what the image has there."""
+    repo_digests: tuple[str, ...]
+    """`repository@digest` of each registry that the engine knows it from."""
+
+
+def parse_image_facts(body: bytes, reference: str) -> Image:
+    """Read what `docker image inspect` prints of one image.
+
+    Raises:
+        ValueError: it has another shape.
+
+    """
+    found = parse_json(body, limit=LIMIT)
+    if not isinstance(found, list) or len(found) != 1:
+        raise ValueError("not one image")
+    try:
+        facts = _Inspected.model_validate(found[0])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    config = facts.config or _Config.model_validate({})
+    return Image(
+        reference=reference,
+        id=facts.id,
+        digest=facts.descriptor.digest if facts.descriptor else facts.id,
+        size=facts.size,
+        labels=config.labels or {},
+        volumes=tuple(sorted(config.volumes or ())),
+        repo_digests=tuple(facts.repo_digests or ()),
+    )

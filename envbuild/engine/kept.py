@@ -1,0 +1,83 @@
+"""What a build keeps for later ones: wheels that it compiled, and Debian roots."""
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from envbuild.engine.bootstrap import checksum_of
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+from envbuild.util.names import FileName, checked
+
+# Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
+_RECORD_BYTES = 2**20
+
+
+def place_of_wheel(settings: Settings, plan: Plan, axis: str) -> Path:
+    """Return the folder where the wheel of `axis` is kept, if it is: by the key of the stage that makes it."""
+    return settings.cache_dir / "wheels" / f"{axis}-{plan.stage(f'wheel-{axis}').key[:32]}"
+
+
+def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
+    """Return the folder of the wheel that an earlier build made from the same inputs, or None."""
+    folder = place_of_wheel(settings, plan, axis)
+    return folder if wheel_fault(folder) is None else None
+
+
+def wheel_fault(folder: Path) -> str | None:
+    """Return what is wrong with a kept wheel: `missing`, or why it is not what its record says; None when all is right."""
+    record = folder / "record.json"
+    try:
+        with record.open("rb") as file:
+            stated = json.loads(file.read(_RECORD_BYTES))
+        name, digest = checked(FileName, stated["wheel"]), stated["sha256"]
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "its record cannot be read"
+    return None if sha256_of(folder / name) == digest else f"{name} is not the file of its record"
+
+
+def keep_wheel(made: Path, kept: Path, *, anew: bool) -> None:
+    """Move a finished wheel to its place in one step: whoever finds it there finds all of it.
+
+    Args:
+        made: the folder that holds it.
+        kept: its place.
+        anew: whether it replaces a sound one.
+
+    Raises:
+        OSError: it cannot be moved there.
+
+    """
+    if not anew and wheel_fault(kept) is None:
+        return  # another cell's run was faster, and may be reading it
+    with contextlib.suppress(FileNotFoundError):
+        kept.rename(made.with_name("replaced"))
+    try:
+        made.rename(kept)
+    except OSError:
+        if wheel_fault(kept) is not None:  # another run's, put there meanwhile, is as good
+            raise
+
+
+def sha256_of(file: Path) -> str | None:
+    """Return the sha256 of a file's content, or None when there is no such file."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def root_state(kept: Path) -> str:
+    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum beside it."""
+    if not kept.is_file():
+        return "missing"
+    try:
+        with checksum_of(kept).open(encoding="ascii", errors="replace") as file:
+            stated = file.read(_RECORD_BYTES).strip()
+    except OSError:
+        stated = ""
+    return "whole" if stated and stated == sha256_of(kept) else "damaged"

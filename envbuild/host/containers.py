@@ -1,0 +1,82 @@
+"""What starts containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
+
+import os
+import re
+
+from envbuild.host.model import Engine, Toolkit
+from envbuild.host.parse import json_object, line_of, match_of, number_of, output_of
+from envbuild.host.probe import Probe
+from envbuild.settings import Settings
+
+
+def engine_of(probe: Probe, settings: Settings) -> Engine:
+    """Return the engine that the settings name, or why there is none."""
+    docker = settings.engine_command
+    ran = probe.run(*docker, "info", "--format", "{{json .}}")
+    if ran is None:
+        # No such command, or an engine that hangs: only the first lacks a version.
+        client = match_of(r"version ([\w.+~-]+)", output_of(probe, docker[0], "--version"))
+        return Engine(client=client, problem="no-answer" if client else "no-client")
+    info = json_object(ran.out)
+    client_info = info.get("ClientInfo") or {}
+    plugins = {p.get("Name"): p.get("Version") for p in client_info.get("Plugins") or ()}
+    client = client_info.get("Version")
+    if not info.get("ServerVersion"):
+        said = ran.err + " ".join(info.get("ServerErrors") or ())
+        denied = "permission denied" in said.lower()
+        return Engine(
+            client=client, buildx=plugins.get("buildx"), problem="permission-denied" if denied else "no-answer"
+        )
+    builder = output_of(probe, *docker, "buildx", "inspect", *([settings.builder] if settings.builder else [])) or ""
+    return Engine(
+        client=client,
+        version=info["ServerVersion"],
+        containerd_image_store=any("containerd.snapshotter" in str(row[-1]) for row in info.get("DriverStatus") or ()),
+        buildx=plugins.get("buildx"),
+        buildkit=match_of(r"BuildKit version:\s*(\S+)", builder),
+        rootless=any("name=rootless" in option for option in info.get("SecurityOptions") or ()),
+        lifts_limits=_lifts_limits(probe),
+        root=info.get("DockerRootDir"),
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        cdi_folders=tuple(info.get("CDISpecDirs") or ()),
+    )
+
+
+def _lifts_limits(probe: Probe) -> bool | None:
+    """Whether dockerd may raise a hard limit: it has CAP_SYS_RESOURCE, or none to raise. None when it is not seen from here."""
+    pid = number_of(line_of(probe.read("/run/docker.pid") or probe.read("/var/run/docker.pid")))
+    status, limits = (probe.read(f"/proc/{pid}/{name}") or "" for name in ("status", "limits"))
+    capabilities = match_of(r"CapEff:\s*([0-9a-f]+)", status)
+    if pid is None or capabilities is None:
+        return None
+    return bool(int(capabilities, 16) >> 24 & 1) or match_of(r"Max locked memory\s+\S+\s+(\S+)", limits) == "unlimited"
+
+
+def toolkit_of(probe: Probe, engine: Engine) -> Toolkit:
+    """Return what of NVIDIA's container toolkit is installed, and what the engine knows of it."""
+    configured = any(
+        "nvidia" in (json_object(probe.read(path)).get("runtimes") or {})
+        for path in ("/etc/docker/daemon.json", os.path.expanduser("~/.config/docker/daemon.json"))  # noqa: PTH111
+    )
+    return Toolkit(
+        version=match_of(r"version (\S+)", output_of(probe, "nvidia-ctk", "--version")),
+        runtime="active" if "nvidia" in engine.runtimes else "configured" if configured else "absent",
+        hook=bool({"nvidia-container-runtime-hook", "nvidia-container-toolkit"} & set(probe.entries("/usr/bin"))),
+        cdi_devices=tuple(sorted(_cdi_devices(probe, engine))),
+        nvidia_docker2="nvidia-docker" in probe.entries("/usr/bin"),
+    )
+
+
+def _cdi_devices(probe: Probe, engine: Engine) -> set[str]:
+    found: set[str] = set()
+    for folder in engine.cdi_folders or ("/etc/cdi", "/var/run/cdi"):
+        for name in probe.entries(folder):
+            text = (probe.read(f"{folder}/{name}") or "") if name.endswith((".yaml", ".json")) else ""
+            # The specification's YAML and JSON both put a device's name beside its containerEdits; other names are of env,
+            # mounts and hooks, which are paths and never `all`, a number or a UUID.
+            if re.search(r'"?kind"?:\s*"?nvidia\.com/gpu\b', text):
+                devices = re.findall(
+                    r'"?\bname"?:\s*"?(all|\d+(?::\d+)?|(?:GPU|MIG)-[0-9a-fA-F-]+)"?\s*,?\s*$', text, re.MULTILINE
+                )
+                found |= {f"nvidia.com/gpu={device}" for device in devices}
+    return found

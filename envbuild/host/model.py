@@ -1,0 +1,155 @@
+"""The facts of a machine: how they are written down, and how they are read back."""
+
+import json
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from envbuild.errors import DataError
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Gpu(_Model):
+    """One GPU as the driver reports it."""
+
+    name: str
+    sm: str | None = None
+    """Compute capability without its dot, `90`; None where the driver is too old to tell."""
+    memory_gib: float | None = None
+    brand: str | None = None
+    """The driver's product brand, such as `Tesla`, `GeForce` or `NVIDIA RTX`; NVIDIA_REQUIRE_CUDA matches on it."""
+
+    @property
+    def geforce(self) -> bool:
+        """Whether it is a consumer card, to which cuda-compat's forward compatibility does not apply."""
+        return (
+            "geforce" in (self.brand or "").lower() or re.search(r"geforce|titan", self.name, re.IGNORECASE) is not None
+        )
+
+
+class Engine(_Model):
+    """The Docker engine and its client."""
+
+    client: str | None = None
+    version: str | None = None
+    """The server's version; None when it does not answer."""
+    problem: Literal["no-client", "permission-denied", "no-answer"] | None = None
+    containerd_image_store: bool = False
+    buildx: str | None = None
+    buildkit: str | None = None
+    rootless: bool = False
+    lifts_limits: bool | None = None
+    """Whether it can give a container unlimited locked memory; an engine inside a container often cannot."""
+    root: str | None = None
+    """The engine's data folder."""
+    runtimes: tuple[str, ...] = ()
+    cdi_folders: tuple[str, ...] = ()
+    """Where the engine looks for CDI device descriptions; none when CDI is off."""
+
+
+class Toolkit(_Model):
+    """NVIDIA's container toolkit, which gives containers the GPUs."""
+
+    version: str | None = None
+    """Of nvidia-ctk; None when the toolkit is not installed."""
+    runtime: Literal["active", "configured", "absent"] = "absent"
+    """Whether the engine knows the `nvidia` runtime; `configured` is in daemon.json and waits for a restart."""
+    hook: bool = False
+    """Whether the hook that `--gpus` calls is installed."""
+    cdi_devices: tuple[str, ...] = ()
+    """Devices of the CDI descriptions, such as `nvidia.com/gpu=all`."""
+    nvidia_docker2: bool = False
+    """Whether the retired nvidia-docker2 package is there."""
+
+
+class Disk(_Model):
+    """The file system that holds a folder."""
+
+    path: str
+    free_gib: float
+    size_gib: float
+    filesystem: str
+    network: bool
+
+
+class NetworkMount(_Model):
+    """A file system that other machines share."""
+
+    path: str
+    filesystem: str
+
+
+class Nic(_Model):
+    """An RDMA device."""
+
+    name: str
+    link_layer: str
+    """`InfiniBand` or `Ethernet` (RoCE)."""
+    active: bool
+    rate: str | None = None
+
+
+class HostFacts(_Model):
+    """Everything envbuild wants to know of a machine. A round trip through JSON changes nothing."""
+
+    os: str | None = None
+    os_id: str | None = None
+    kernel: str | None = None
+    arch: str | None = None
+    glibc: str | None = None
+    cores: int | None = None
+    memory_gib: float | None = None
+    """Installed, or the limit of this control group where that is less."""
+    driver: str | None = None
+    driver_problem: str | None = None
+    """What nvidia-smi said when it failed although a driver is loaded."""
+    gpus: tuple[Gpu, ...] = ()
+    engine: Engine = Engine(problem="no-client")
+    toolkit: Toolkit = Toolkit()
+    apptainer: str | None = None
+    cache: Disk | None = None
+    engine_disk: Disk | None = None
+    network_mounts: tuple[NetworkMount, ...] = ()
+    infiniband: tuple[Nic, ...] = ()
+    infiniband_devices: bool = False
+    """Whether /dev/infiniband holds an adapter's device, to be given to a container."""
+
+    @property
+    def gpu_access(self) -> Literal["gpus", "runtime", "cdi", "none"]:
+        """How a container gets the GPUs: by `--gpus`, by the `nvidia` runtime, by a CDI device, or not at all."""
+        if self.toolkit.hook:
+            return "gpus"
+        if self.toolkit.runtime == "active":
+            return "runtime"
+        return "cdi" if self.engine.cdi_folders and "nvidia.com/gpu=all" in self.toolkit.cdi_devices else "none"
+
+
+def read_facts(path: Path) -> HostFacts:
+    """Read facts that were collected elsewhere: `envbuild doctor --json` of that host, or its `host` object alone.
+
+    Raises:
+        DataError: the file is not that.
+
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(raw, dict) and isinstance(raw.get("host"), dict):
+            raw = raw["host"]
+        return HostFacts.model_validate(raw)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        problem = str(error)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+    raise DataError(
+        f"these are no host facts: {problem}",
+        where=str(path),
+        hint="collect them with `envbuild doctor --json > facts.json` on that host",
+    )

@@ -1,0 +1,122 @@
+"""The image of a lock in the registry of the settings: pulled when it is the right one, or pushed there."""
+
+from envbuild.engine.built import Built
+from envbuild.engine.client import EngineClient
+from envbuild.engine.registry import pull_verified, push
+from envbuild.engine.reproduce import carried_lock
+from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled
+from envbuild.errors import DataError, LockError
+from envbuild.evidence.refs import committed_evidence
+from envbuild.lock.model import Lock
+from envbuild.net.registry import find_digest
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+from envbuild.util.names import shown
+
+
+def registry_reference(settings: Settings, lock: Lock) -> str | None:
+    """Return where the registry of the settings keeps the image of `lock`, or None without a registry."""
+    if not settings.registry:
+        return None
+    return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
+
+
+def expected_of(settings: Settings, plan: Plan, digest: str | None) -> Expected | None:
+    """Return the digests that the image of `plan` may have, from all that this installation knows.
+
+    Raises:
+        DataError: an evidence record was edited.
+
+    """
+    return expected_digests(settings, plan, committed_evidence(), flag=digest)
+
+
+def pull_prebuilt(
+    client: EngineClient, plan: Plan, tag: str, *, expected: Expected | None
+) -> tuple[Built, Pulled] | None:
+    """Pull the image that the registry holds for the lock of `plan`, by digest, or return None when it holds none.
+
+    The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
+    the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. The image is
+    remembered as pulled, never as built.
+
+    Args:
+        client: the engine; its settings say which registry.
+        plan: what the image is to be.
+        tag: the name that it gets when all of it fits; otherwise nothing is tagged.
+        expected: the digests that somebody else than the registry named.
+
+    Raises:
+        LockError: the registry holds another digest than the expected one, something else than this lock's image, or
+            something damaged.
+        HostError: the registry cannot be reached or refuses.
+
+    """
+    settings = client.settings
+    reference = registry_reference(settings, plan.lock)
+    if reference is None:
+        return None
+    digest = find_digest(reference, settings=settings)
+    if digest is None:
+        return None
+    where = f"{reference}@{digest}"
+    verified = (
+        Verified(by="nobody", digest=digest)
+        if expected is None
+        else expected.verify(digest, where=where, what="the registry's image")
+    )
+    pinned = pull_verified(client, reference, digest, check=lambda name: require_fit(client, name, plan))
+    image = client.image(pinned)
+    client.tag(pinned, tag)
+    pulled = Pulled(verified=verified, reference=where)
+    remember_pulled(settings, plan, pulled)
+    return Built(tag=tag, digest=digest, size=image.size), pulled
+
+
+def require_fit(client: EngineClient, image: str, plan: Plan) -> None:
+    """Check that an image says of itself that it is the plan's, in its labels and in the lock that it carries.
+
+    Raises:
+        LockError: it says otherwise, or its lock cannot be read.
+
+    """
+    hint = "have it deleted or pushed again there, or build it here: envbuild image --no-pull"
+    labels = client.image(image).labels
+    own = {name: text for name, text in labels.items() if name.startswith("io.envbuild.") or name in plan.labels}
+    for name in sorted(own.keys() | plan.labels.keys()):
+        if own.get(name) != plan.labels.get(name):
+            other = name == "io.envbuild.lock"
+            raise LockError(
+                "the registry's image was made from another lock" if other else "the registry's image is another one",
+                where=shown(image),
+                hint=f"its label {shown(name, 80)} says {shown(str(own.get(name)))}, not {plan.labels.get(name)}; {hint}",
+            )
+    carried = carried_lock(client, image)
+    if carried.lock.digest != plan.lock.digest:
+        raise LockError(
+            f"the registry's image carries another lock: {carried.lock.digest}, not {plan.lock.digest}",
+            where=shown(image),
+            hint=hint,
+        )
+
+
+def push_image(client: EngineClient, lock: Lock, digest: str) -> str:
+    """Push the image `digest` to the registry of the settings under its lock's name; return `reference@digest`.
+
+    Raises:
+        DataError: the settings name no registry.
+        HostError: the registry did not take it.
+
+    """
+    reference = registry_reference(client.settings, lock)
+    if reference is None:
+        raise DataError(
+            "no registry is set to push to",
+            where="--push",
+            hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
+        )
+    client.tag(digest, reference)  # by its digest: the image's tag may have moved since
+    pushed = push(client, reference)
+    if pushed != digest:
+        raise LockError(f"the registry holds {pushed}, not {digest}", where=reference, hint="push again")
+    return f"{reference}@{digest}"

@@ -1,0 +1,184 @@
+"""A job from its first container to its last exit code; no container outlives it."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from envbuild.errors import HostError
+from envbuild.host import HostFacts
+from envbuild.run.launch.commands import Step, plan_launch
+from envbuild.run.launch.job import Job, variables
+from envbuild.run.launch.scripts import FOLDER, NO_SSHD, feed, login_script, variables_script
+from envbuild.settings import Settings
+from envbuild.util.scratch import scratch
+
+START_SECONDS = 120
+"""How long a host may take to start its container."""
+
+
+def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
+    """Run the job and return the exit code of its launcher; every container is gone when this returns or raises.
+
+    Raises:
+        UsageError, HostError: as `plan_launch`; or a host did not start its container, or its image has no sshd.
+
+    """
+    plan, _ = plan_launch(job, host, settings)
+    for program in dict.fromkeys(step.command[0] for step in plan.steps):
+        _require(program)
+    if job.launcher == "srun":
+        environment = {**os.environ, **variables(job.container)}
+        return subprocess.run(plan.starts[0].command, env=environment, check=False).returncode
+    with _keepers(plan.keepers) as keepers:
+        script = variables_script(job, variables(job.container))
+        if job.launcher == "torchrun":
+            for step, keeper in zip(plan.setups, keepers, strict=True):
+                _set_up(step, script, keeper)
+        else:
+            with _keys(job) as (private_key, public_key):
+                known = []
+                for step, keeper, node in zip(plan.setups, keepers, job.nodes, strict=True):
+                    login = login_script(job, node, private_key=private_key, public_key=public_key)
+                    host_key = _set_up(step, script + login, keeper).strip().splitlines()[-1]
+                    name = node.name if job.ssh_port == 22 else f"[{node.name}]:{job.ssh_port}"
+                    known.append(f"{name} {host_key}")
+            for step in plan.setups:
+                subprocess.run(
+                    step.command, input=feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True
+                )
+        return _run_together(plan.starts)
+
+
+_PROGRAMS = {
+    "docker": "run scripts/install-engine",
+    "srun": "launch from a login node of Slurm, or use another --launcher",
+    "ssh": "sudo apt-get install openssh-client",
+    "ssh-keygen": "sudo apt-get install openssh-client",
+}
+
+
+def _require(program: str) -> None:
+    """Raise HostError where a program that the launch starts is missing."""
+    if shutil.which(program) is None:
+        raise HostError(f"there is no {program}", where="PATH", hint=_PROGRAMS.get(program, "install it"))
+
+
+@contextlib.contextmanager
+def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for step in steps:
+            running.append(  # noqa: PERF401 - each that started is ended
+                subprocess.Popen(
+                    step.command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    # A session of its own: Ctrl-C reaches only this process, which ends the containers in order.
+                    start_new_session=True,
+                )
+            )
+        yield running
+    finally:
+        for process in running:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=30)
+            if process.stderr is not None:
+                process.stderr.close()
+
+
+@contextlib.contextmanager
+def _keys(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the private and the public key that the containers share, as text."""
+    if job.ssh_key is not None:
+        _require("ssh-keygen")
+        ran = subprocess.run(
+            ["ssh-keygen", "-y", "-P", "", "-f", str(job.ssh_key)], capture_output=True, text=True, check=False
+        )
+        if ran.returncode:
+            raise HostError(
+                f"the key {job.ssh_key} cannot be used: {ran.stderr.strip()}",
+                where="--ssh-key",
+                hint="name a private key without a passphrase, or leave the flag out",
+            )
+        yield job.ssh_key.read_text(encoding="utf-8"), ran.stdout
+        return
+    # In memory where there is such a folder: the key never touches a disk.
+    memory = Path("/dev/shm")  # noqa: S108
+    with scratch("key", memory if memory.is_dir() else None) as folder:
+        path = folder / "key"
+        _require("ssh-keygen")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)], check=True)
+        keys = path.read_text(encoding="utf-8"), path.with_suffix(".pub").read_text(encoding="utf-8")
+    yield keys
+
+
+def _first_line(text: str) -> str:
+    # docker ends its errors with an advice to read its help.
+    return next((line for line in text.splitlines() if line.strip()), "no message")
+
+
+def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
+    """Feed the set-up script to a container as soon as that runs; return what it printed."""
+    end = time.monotonic() + START_SECONDS
+    while True:
+        if keeper.poll() is not None:
+            said = keeper.stderr.read() if keeper.stderr else ""
+            raise HostError(
+                f"no container could be started: {_first_line(said)}",
+                where=step.node,
+                hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
+            )
+        ran = subprocess.run(step.command, input=script, capture_output=True, text=True, check=False)
+        if ran.returncode == 0:
+            return ran.stdout
+        if ran.returncode == NO_SSHD:
+            raise HostError(
+                ran.stderr.strip().removeprefix("envbuild: "),
+                where=step.node,
+                hint="add openssh-server to the image's packages, or use --launcher torchrun, which needs no login",
+            )
+        if ran.returncode == 255:  # ssh's own failure
+            raise HostError(
+                f"the host cannot be reached: {_first_line(ran.stderr)}",
+                where=step.node,
+                hint=f"`ssh {step.node} docker info` must work from here without a password",
+            )
+        starting = "No such container" in ran.stderr or "is not running" in ran.stderr
+        if not starting or time.monotonic() > end:
+            raise HostError(
+                f"the container did not get ready: {_first_line(ran.stderr)}",
+                where=step.node,
+                hint="the port of --ssh-port must be free on that host",
+            )
+        time.sleep(0.2)
+
+
+def _run_together(steps: Sequence[Step]) -> int:
+    """Run the commands side by side and return the first exit code that is not 0; the containers' end ends the others."""
+    left = [subprocess.Popen(step.command, stdin=subprocess.DEVNULL, start_new_session=True) for step in steps]
+    try:
+        while left:
+            for process in left:
+                code = process.poll()
+                if code:
+                    return code
+                if code == 0:
+                    left.remove(process)
+                    break
+            else:
+                time.sleep(0.1)
+        return 0
+    finally:
+        for process in left:
+            process.terminate()  # docker's client; what it started ends with its container
+            process.wait()

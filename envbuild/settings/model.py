@@ -1,0 +1,111 @@
+"""The settings and their defaults."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from envbuild.settings.values import ExistingFile, ExistingFolder, Hosts, Link, OwnPath, ProxyUrl, Registry, Url
+from envbuild.util.text import redact
+
+
+class Settings(BaseModel):
+    """Where this machine takes things from and how much of it a build may use. Made by `load_settings`.
+
+    Printing it, or `redacted`, never shows a credential; the attributes do hold them, for the tools that need them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    index_url: Url = Field("https://pypi.org/simple", description="Python package index (Simple API).")
+    extra_index_urls: tuple[Url, ...] = Field((), description="Further package indexes, asked beside `index_url`.")
+    torch_index: Url = Field(
+        "https://download.pytorch.org/whl",
+        description="Base of PyTorch's per-variant indexes; `/cu126`, `/cpu` and so on are appended.",
+    )
+    find_links: tuple[Link, ...] = Field((), description="Folders or URLs of pages that hold wheels and sdists.")
+    debian_mirror: Url = Field("http://deb.debian.org/debian", description="Debian archive.")
+    debian_security_mirror: Url = Field("http://deb.debian.org/debian-security", description="Debian security archive.")
+    ubuntu_mirror: Url = Field("http://archive.ubuntu.com/ubuntu", description="Ubuntu archive.")
+    http_proxy: ProxyUrl | None = Field(None, description="Proxy for http:// addresses.")
+    https_proxy: ProxyUrl | None = Field(None, description="Proxy for https:// addresses.")
+    no_proxy: Hosts | None = Field(None, description="Hosts that are reached without a proxy, separated by commas.")
+    ca_bundle: ExistingFile | None = Field(
+        None,
+        description="PEM file of the certificates to trust, given to builds as a secret and never stored in an image.",
+    )
+    registry: Registry | None = Field(
+        None, description="Prefix that prebuilt images are pulled from and pushed to, such as `ghcr.io/acme/envbuild`."
+    )
+    builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
+    engine_host: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of the Docker engine, such as `unix:///run/docker.sock` or `ssh://me@host`.",
+    )
+    sources: ExistingFolder | None = Field(
+        None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
+    )
+    git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
+        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
+    )
+    debs: ExistingFolder | None = Field(
+        None,
+        description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
+    )
+    jobs: int | None = Field(
+        None,
+        ge=1,
+        description="Compile jobs at once; chosen from the engine's cores and memory and the package's need when not set.",
+    )
+    memory_gib: float | None = Field(
+        None, gt=0, description="Memory in GiB that a build may use; all of it when not set."
+    )
+    cache_dir: OwnPath = Field(
+        description="Folder of downloads, source trees and logs. Falls back to a folder under `$TMPDIR` when the home is "
+        "missing or read-only."
+    )
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _notices: tuple[str, ...] = PrivateAttr(default=())
+
+    def origin(self, key: str) -> str:
+        """Return where the value of `key` came from: a variable's name, a file's path, or `default`."""
+        return self._origins.get(key, "default")
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the user should know: a value that was passed over and why, a cache that had to move."""
+        return self._notices
+
+    @property
+    def engine_is_here(self) -> bool:
+        """Whether the Docker engine runs on this host, so that it sees this host's folders."""
+        return (
+            self.engine_host is None
+            or re.match(r"unix://|\w+://(\w+@)?(localhost|127\.|\[::1\])", self.engine_host) is not None
+        )
+
+    @property
+    def engine_command(self) -> tuple[str, ...]:
+        """The start of every docker command line: the client, and the engine where one is set."""
+        return ("docker", "--host", self.engine_host) if self.engine_host else ("docker",)
+
+    def redacted(self) -> dict[str, Any]:
+        """Return every setting as JSON values, URLs without their credentials."""
+
+        def clean(value: Any) -> Any:
+            if isinstance(value, list):
+                return [clean(item) for item in value]
+            return redact(value) if isinstance(value, str) else value
+
+        return {key: clean(value) for key, value in self.model_dump(mode="json").items()}
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what `repr` shows: the redacted view."""
+        yield from self.redacted().items()
+
+
+LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols"})
+"""Settings that hold several values; in the environment they are separated by whitespace."""

@@ -1,0 +1,140 @@
+"""Start the suite: as a process of this host, or in a container."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envbuild.evidence.report import Device
+from envbuild.paths import data_dir
+from envbuild.util.processes import end_group, guarded
+from envbuild.verify.target import PYTHON_IN_IMAGE
+
+if TYPE_CHECKING:
+    from envbuild.engine.image import Image
+    from envbuild.settings import Settings
+
+# What an environment may set for its own tests: with it the suite would run less than it says, or assert nothing.
+_NOT_THE_SUITES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")
+
+
+@dataclass(kw_only=True)
+class Started:
+    """A suite that runs."""
+
+    process: subprocess.Popen[str]
+    remove: Callable[[], None]
+    """Ends everything that belongs to the process, also what it started and left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """How the suite is called."""
+
+    pytest: Path
+    """Folder of the pytest that it runs with."""
+    expectation: Path
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    """Variables added to the suite's environment."""
+
+
+def on_host(python: Path, call: Call) -> Started:
+    """Start the suite with an interpreter of this host."""
+    suite = data_dir("smoke_tests")
+    process = subprocess.Popen(
+        guarded(
+            [str(part) for part in (python, suite / "run.py", "--expected", call.expectation, "--pytest", call.pytest)]
+            + [*call.arguments]
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={
+            **{name: value for name, value in os.environ.items() if name not in _NOT_THE_SUITES},
+            **call.environment,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def remove() -> None:
+        if process.poll() is None:
+            # SIGINT lets the suite end its ranks; they also die with it, by the parent-death signal that each has set. A
+            # shell's background job ignores SIGINT, and so does what it starts.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            end_group(process, first=signal.SIGTERM if ignored else signal.SIGINT, patience=15.0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # what the suite left behind
+            os.killpg(process.pid, signal.SIGKILL)
+
+    return Started(process=process, remove=remove)
+
+
+def in_container(
+    image: "Image", call: Call, held: contextlib.ExitStack, *, device: Device, settings: "Settings", timeout_s: float
+) -> Started:
+    """Start the suite in a container of `image`, which goes when `held` closes.
+
+    Args:
+        image: what runs.
+        call: how the suite is called.
+        held: takes the container.
+        device: `cuda` gives it every GPU and the host's network, `cpu` none of either.
+        settings: say where the engine is.
+        timeout_s: seconds after which the container may go, whatever became of this process.
+
+    Raises:
+        HostError: the engine cannot make the container.
+
+    """
+    from envbuild.engine.guest import guest, remove, start_line
+    from envbuild.host import facts
+    from envbuild.run.container import Container, Mount, run_flags
+
+    container = Container(
+        image=image.id,
+        gpus="all" if device == "cuda" else "none",
+        mounts=(
+            Mount(source=data_dir("smoke_tests"), target="/smoke", read_only=True),
+            Mount(source=call.pytest, target="/smoke-pytest", read_only=True),
+            Mount(source=call.expectation, target="/smoke-expected.json", read_only=True),
+        ),
+        environment=tuple(
+            f"{key}={value}"
+            for key, value in {
+                **dict.fromkeys(_NOT_THE_SUITES, ""),
+                **call.environment,
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }.items()
+        ),
+        # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
+        network="host" if device == "cuda" else "none",
+    )
+    flags, _ = run_flags(facts(settings), container)
+    command = ["-c", PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
+    made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
+    name = held.enter_context(made)
+    process = subprocess.Popen(
+        guarded(start_line(settings, name)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        remove(settings, name)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        process.kill()
+
+    return Started(process=process, remove=end)

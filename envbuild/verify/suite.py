@@ -1,0 +1,94 @@
+"""The smoke suite of this installation: its hash, and the pytest that is mounted with it."""
+
+import contextlib
+import hashlib
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envbuild.errors import HostError
+from envbuild.paths import data_dir
+from envbuild.util.names import shown
+from envbuild.util.processes import bounded
+from envbuild.util.scratch import scratch
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
+
+# What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
+_FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
+_COMPONENT = re.compile(rb'^COMPONENT = "([a-z0-9-]+)"$', re.MULTILINE)
+
+
+def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None) -> str:
+    """Return the hash over every file that can change what the suite checks.
+
+    Args:
+        folder: the suite; this installation's by default.
+        axes: what the cell has. A file that says whose component it tests (`COMPONENT = "mamba-ssm"`) counts only where
+            the cell has that, so that a new component leaves the proof of other cells valid. Every file by default.
+
+    """
+    folder = folder or data_dir("smoke_tests")
+    sha = hashlib.sha256()
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".txt"} and path.is_file()
+    }
+    for name in sorted(files):
+        body = files[name].read_bytes()
+        of = _COMPONENT.search(body)
+        if axes is None or of is None or of[1].decode() in axes:
+            sha.update(name.encode() + b"\0" + hashlib.sha256(body).digest())
+    return "sha256:" + sha.hexdigest()
+
+
+def suite_of(axes: Collection[str]) -> str:
+    """Return the hash of this installation's suite for a cell with these axes."""
+    return suite_hash(axes=axes)
+
+
+def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
+    """Return the folder of the pytest that is mounted for an interpreter of this version; fetched once, hash-checked.
+
+    Raises:
+        HostError: it is not in the cache and cannot be fetched.
+
+    """
+    from envbuild.lock.python import uv_environment_here, uv_executable
+
+    name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
+    pins = data_dir("smoke_tests") / name
+    # The interpreter's version decides only between markers and wheels, and all of these wheels are pure Python.
+    folder = settings.cache_dir / "pytest" / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    links = [flag for link in settings.find_links for flag in ("--find-links", link)]
+    with scratch("suite", folder.parent) as own:
+        flat = own / "flat"
+        command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
+        command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
+        command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
+        ran = bounded(command, env=uv_environment_here(settings), seconds=600.0, limit=1 << 20)
+        if ran.code or ran.fault:
+            said = ran.err.decode("utf-8", "replace").strip().splitlines()
+            why = f"uv {ran.fault}" if ran.fault else said[-1] if said else "uv gave no reason"
+            raise HostError(
+                f"the suite's pytest cannot be fetched: {shown(why)}",
+                where=str(pins),
+                hint="give `index_url` or `find_links` in the settings an index that this host reaches",
+            )
+        new = own / "new"
+        for part in sorted(flat.iterdir()):
+            if part.name == "bin" or part.suffix == ".dist-info":
+                continue
+            place = new / ("front" if part.name in _FRONT else "back")
+            place.mkdir(parents=True, exist_ok=True)
+            part.rename(place / part.name)
+        with contextlib.suppress(OSError):  # another run may have been quicker
+            new.rename(folder)
+    return folder

@@ -1,0 +1,118 @@
+"""Where the suite runs: an image or an interpreter of this host, and the first look at it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.errors import SmokeError, UsageError
+from envbuild.evidence.report import where_of
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.processes import bounded
+from envbuild.verify.expectation import EXPECTED_IN_IMAGE, EXPECTED_LIMIT, shape_fault
+
+if TYPE_CHECKING:
+    from envbuild.engine.image import Image
+    from envbuild.settings import Settings
+
+PYTHON_IN_IMAGE = 'exec "$(command -v python3 || command -v python)" "$@"'
+"""For `sh -c`: run the image's Python with the arguments that follow."""
+_LOOK_S = 120.0
+_PROBE = (
+    "import json,os,sys;p={0!r};"
+    "print(json.dumps({{'python':list(sys.version_info[:2]),'executable':sys.executable,"
+    "'expected':json.load(open(p)) if os.path.isfile(p) else None}}))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTarget:
+    """The environment of an interpreter on this host."""
+
+    python: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTarget:
+    """An image that the engine holds."""
+
+    reference: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A target after a look at it: its Python, and what it carries."""
+
+    stated: Mapping[str, Any]
+    """What a report says of it: `{"kind": "image", "reference", "digest", "interpreter"}` or `{"kind": "host", "interpreter"}`."""
+    python: tuple[int, int]
+    expected: Mapping[str, Any] | None = None
+    image: "Image | None" = None
+    """What the tag named at the time of the look; this is what runs."""
+
+
+def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
+    """Ask the target for its Python and, if it is an image, for the expectation it carries.
+
+    Raises:
+        HostError: there is no such interpreter or image, or no engine that answers.
+        SmokeError: the image has no Python.
+
+    """
+    from envbuild.engine.client import said_last
+    from envbuild.engine.guest import look_up, run_guest
+
+    probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
+    image: Image | None = None
+    if isinstance(target, HostTarget):
+        try:
+            said = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
+        except OSError as error:
+            raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
+        told: dict[str, Any] = {"kind": "host"}
+        where = where_of({**told, "interpreter": target.python})
+    else:
+        image = look_up(settings, target.reference)
+        said = run_guest(
+            settings,
+            "look",
+            image,
+            ["-c", PYTHON_IN_IMAGE, "sh", "-c", probe],
+            entrypoint="sh",
+            seconds=_LOOK_S,
+            limit=EXPECTED_LIMIT,
+        )
+        told = {"kind": "image", "reference": target.reference, "digest": image.digest}
+        where = f"{target.reference} ({image.digest})"
+    if said.fault:
+        raise SmokeError(f"its Python {said.fault}", where=where)
+    if said.code:
+        raise SmokeError(f"its Python does not run: {said_last(said) or 'it said nothing'}", where=where)
+    try:
+        python, executable, expected = read_look(said.out)
+    except ValueError as error:
+        raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
+    return Seen(stated={**told, "interpreter": executable}, python=python, expected=expected, image=image)
+
+
+def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:
+    """Return what the first look at a Python printed: its version, its path and the expectation that it found.
+
+    Raises:
+        ValueError: it printed something else.
+
+    """
+    line = next((text for text in reversed(out.splitlines()) if text.startswith(b"{")), None)
+    if line is None:
+        raise ValueError("no answer")
+    found = parse_json(line, limit=EXPECTED_LIMIT)
+    match found:
+        case {"python": [int(major), int(minor)], "executable": str(executable), "expected": dict() | None as expected}:
+            pass
+        case _:
+            raise ValueError("not its version, path and expectation")
+    if not (2 <= major < 100 and 0 <= minor < 1000) or isinstance(major, bool) or isinstance(minor, bool):
+        raise ValueError("no version of Python")
+    if expected is not None and (fault := shape_fault(expected)):
+        raise ValueError(f"no expectation: {fault}")
+    return (major, minor), executable, expected

@@ -1,0 +1,94 @@
+"""The client of the engine where no engine answers, or what answers is no engine."""
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.engine.client import EngineClient, EngineError, NoImageError, engine_client
+from envbuild.errors import HostError
+from envbuild.settings import Settings
+
+
+@pytest.fixture
+def client(tmp_path) -> EngineClient:
+    return EngineClient(Settings(cache_dir=tmp_path, engine_host=f"unix://{tmp_path}/none.sock"))
+
+
+def docker_that(tmp_path: Path, monkeypatch, script: str) -> EngineClient:
+    """A client whose docker command is a script."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return EngineClient(Settings(cache_dir=tmp_path))
+
+
+def test_an_engine_that_does_not_answer_is_an_error_of_the_host(client):
+    for ask in (
+        lambda: engine_client(client.settings),
+        lambda: client.image("one"),
+        lambda: client.find_image("one"),  # whether there is one is not known
+        client.machine,
+        lambda: client.tag("one", "two"),
+        lambda: client.save("one", Path("unused")),
+    ):
+        with pytest.raises(HostError) as caught:
+            ask()
+        assert not isinstance(caught.value, NoImageError)
+        assert caught.value.exit_code == 8
+    for do in (lambda: client.pull("one"), lambda: client.push("one"), lambda: client.load(Path("none.tar"))):
+        with pytest.raises(EngineError) as failed:
+            do()
+        assert failed.value.said
+
+
+def test_what_is_tidied_up_is_left_where_no_engine_answers(client):
+    assert client.tags("one") == []
+    assert list(client.labelled("one")) == []
+    client.untag("one")
+    client.remove("one")
+
+
+def test_a_missing_docker_command_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    client = EngineClient(Settings(cache_dir=tmp_path))
+    for ask in (client.require, lambda: client.image("one")):
+        with pytest.raises(HostError, match="docker command"):
+            ask()
+    assert list(client.labelled("one")) == []
+    client.remove("one")
+
+
+ANSWERS = {
+    "endless": ("exec yes", "printed more than 16,777,216 bytes"),
+    "another shape": ("echo '[{}]'", "cannot be read"),
+    "two images": ("echo '[{}, {}]'", "not one image"),
+    "escapes": (r"printf '\033[2Jno' >&2; exit 1", r"\x1b[2Jno"),
+    "silent": ("exit 1", "does not answer"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_what_is_said_of_an_image_is_read_within_bounds(tmp_path, monkeypatch, kind):
+    script, says = ANSWERS[kind]
+    with pytest.raises(HostError) as caught:
+        docker_that(tmp_path, monkeypatch, script).image("one")
+    assert says in str(caught.value)
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_an_image_that_is_not_there_is_told_from_an_engine_that_is_not(tmp_path, monkeypatch):
+    script = "echo 'Error response from daemon: No such image: one:latest' >&2; exit 1"
+    client = docker_that(tmp_path, monkeypatch, script)
+    assert client.find_image("one") is None
+    with pytest.raises(NoImageError, match="there is no image one here"):
+        client.image("one")
+
+
+def test_each_line_names_the_engine_of_the_settings(client, tmp_path):
+    host = f"unix://{tmp_path}/none.sock"
+    assert client.start_line("one") == ["docker", "--host", host, "start", "--attach", "one"]
+    assert EngineClient(Settings(cache_dir=tmp_path)).start_line("one", stdin=True) == [
+        "docker", "start", "--attach", "--interactive", "one",
+    ]  # fmt: skip
