@@ -86,6 +86,13 @@ class TransformerEngine(Component):
                 job_gib=2.4,
                 environment=env,
             )
+        if "nvcc" not in view.versions:
+            raise UsageError(
+                f"Transformer Engine {view.versions['te']} from git compiles its kernels, and this cell has no nvcc",
+                where="te=git",
+                hint="leave the source out, which takes PyPI's core wheel, or name a base that holds a toolkit "
+                f"(--base 'nvidia-cuda-{view.versions['cuda']}*')",
+            )
         return Wheel(
             axis="te",
             distribution="transformer-engine",

@@ -1,4 +1,4 @@
-"""What people write for a release that the matrix lists under another spelling: `H100`, `sm_90a`, `9.0`, `v2.6`, `cu126`.
+"""What people write for a release that the matrix spells otherwise: `H100`, `sm_90a`, `9.0`, `v2.6`, `cu126`.
 
 Read only where the text as it stands matches no release, so that no spelling changes what a listed one means.
 """
@@ -25,7 +25,7 @@ _NOISE = re.compile(
 
 
 def board_key(name: str) -> str:
-    """Return what two spellings of one board share: `NVIDIA GeForce RTX 4090 Laptop GPU` and `rtx-4090` are `rtx4090`."""
+    """Return what two spellings of one board share: `GeForce RTX 4090 Laptop GPU` and `rtx-4090` are `rtx4090`."""
     words = [word for word in re.split(r"[\s_-]+", name.strip()) if word]
     kept = [word for word in words if not _NOISE.fullmatch(word)]
     return "".join(kept or words).casefold()

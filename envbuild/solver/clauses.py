@@ -87,7 +87,7 @@ class Clauses:
         return self._masks[axis].mask(spec)
 
     def pinned(self, axis: int, text: str) -> int:
-        """Return the releases of `axis` that a pin of `text` leaves: those of that very name, else those that it matches.
+        """Return the releases of `axis` that a pin of `text` leaves: those of that name, else those that it matches.
 
         A name is no prefix: apex 25.09 is the tag, not a commit after it, and 3.0.0 is not its betas.
         """

@@ -7,8 +7,8 @@ The order, each step deciding only among the cells that the steps before leave e
 2. evidence of the highest level for the axes that the request left open;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-4. season: the smallest number of months between the oldest and the newest release on the dated axes, where a patch is
-   of the month of its minor release (`season`);
+4. season: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
+   of a minor release is of the month of its last one (`season`);
 5. tags: the fewest commits that nobody tagged;
 6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
    minor release the last patch is taken;
@@ -30,7 +30,7 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import Asked, is_open_pin
 from envbuild.solver.clauses import UNUSED, Clauses, bits, propagate
 from envbuild.solver.program import Program
-from envbuild.solver.season import is_untagged, months_of
+from envbuild.solver.season import months_of, untagged_of
 
 _NEWEST = (
     "what the driver starts by itself, then as many default components as possible, then{} the newest, then an OS' own "
@@ -124,18 +124,26 @@ def _months(compiled: Clauses, axis: int) -> Sequence[int | None]:
     return months_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
 
 
-def _compat_masks(compiled: Clauses) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the pairs of a driver and the CUDA releases that it starts with the cuda-compat package alone."""
+def month_of(compiled: Clauses, axis: int, value: int) -> int | None:
+    """Return the month of a value, counted from year 0, or None for one without a date."""
+    return _months(compiled, axis)[value]
+
+
+def _untagged(compiled: Clauses, axis: int) -> Sequence[bool]:
+    return untagged_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
+
+
+def _compat_masks(compiled: Clauses, drivers: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield the pairs of a driver, of those in a mask, and the CUDA releases that it starts with cuda-compat alone."""
     driver, cuda = compiled.number.get("driver"), compiled.number.get("cuda")
     if driver is None or cuda is None:
         return
-    for value, release in enumerate(compiled.values[driver]):
-        if release is None:
-            continue
+    for value in bits(drivers & compiled.real[driver]):
+        release = compiled.values[driver][value]
         mask = sum(
             1 << place
             for place, toolkit in enumerate(compiled.values[cuda])
-            if toolkit is not None and needs_compat(toolkit, release.version)
+            if toolkit is not None and release is not None and needs_compat(toolkit, release.version)
         )
         if mask:
             yield (driver, 1 << value), (cuda, mask)
@@ -162,14 +170,15 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
             tested.update(_pairs((axis for axis, _ in together.literals), counted))
     dated = [i for i, axis in enumerate(compiled.axes) if axis.dated]
     months = [month for i in dated if (month := _months(compiled, i)[values[i]]) is not None]
+    given = 1 << values[driver] if (driver := compiled.number.get("driver")) is not None else 0
     dated_pairs = sum(compiled.axes[a].dated or compiled.axes[b].dated for a, b in tested)
     return Score(
-        compat=sum(all(mask >> values[axis] & 1 for axis, mask in pair) for pair in _compat_masks(compiled)),
+        compat=sum(mask >> values[cuda] & 1 for _, (cuda, mask) in _compat_masks(compiled, given)),
         defaults_out=sum(axis.use == "default" and not values[i] for i, axis in enumerate(compiled.axes)),
         evidence=-level,
         untested_pairs=-dated_pairs,
         spread=max(months) - min(months) if months else 0,
-        untagged=sum(is_untagged(compiled.values[i][values[i]]) for i in dated),
+        untagged=sum(_untagged(compiled, i)[values[i]] for i in dated),
         age=sum(max(ds) - ds[values[i]] for i in dated if (ds := _dates(compiled, i))),
         untested_undated_pairs=-(len(tested) - dated_pairs),
         preference=tuple(len(compiled.values[i]) - 1 - values[i] for i in preference_order(compiled)),
@@ -195,7 +204,7 @@ def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -
         untagged = []
         for i, axis in enumerate(compiled.axes):
             if axis.dated:
-                untagged += program.cost(i, [int(is_untagged(release)) for release in compiled.values[i]])
+                untagged += program.cost(i, _untagged(compiled, i))
         program.minimize(96, untagged)
     _add_pairs(program, dated=prefer != "newest")
     ages = []
@@ -265,8 +274,9 @@ def _add_pairs(program: Program, *, dated: bool) -> None:
 
 def _add_compat(program: Program) -> None:
     """Count a cell that needs the cuda-compat package, whatever else it has."""
+    driver = program.compiled.number.get("driver")
     atoms = []
-    for pair in _compat_masks(program.compiled):
+    for pair in _compat_masks(program.compiled, 0 if driver is None else program.domains[driver]):
         parts = [program.inside(axis, mask) for axis, mask in pair]
         if all(part is not None for part in parts):
             atoms.append(program.both([part for part in parts if part]))

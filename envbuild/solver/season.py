@@ -1,7 +1,7 @@
 """When a release came out, in months, as the order of preference compares them.
 
-Days would be measured against dates that no one chose: a tag of apex stands for a month, and a fix that came out a week
-later would make a cell worse.
+Days would be measured against dates that no one chose: a tag of apex stands for a month. And a fix that came out a
+month later would make a cell worse, so that the patches of one minor release share a month.
 """
 
 import datetime as dt
@@ -15,16 +15,15 @@ _FIRST_DAY = 10_000_000
 """A post-release of eight digits is a day (25.09.post20251222): a commit that nobody tagged."""
 
 
-def is_untagged(release: Release | None) -> bool:
-    """Return whether a release is a commit between two tags, named by its day."""
+def _is_untagged(release: Release | None) -> bool:
     version = version_key(release.version) if release is not None else None
     return version is not None and (version.post or 0) >= _FIRST_DAY
 
 
 def _line(release: Release) -> object:
-    """Return what the patches of one minor release share; a pre-release, a commit or a name stands for itself."""
+    """Return what the patches of one minor release share; a pre-release, a post-release or a name stands for itself."""
     version = version_key(release.version)
-    if version is None or version.is_prerelease or is_untagged(release):
+    if version is None or version.is_prerelease or version.is_postrelease:
         return release.version
     return version.epoch, version.major, version.minor
 
@@ -34,16 +33,26 @@ def _month(date: dt.date) -> int:
 
 
 def months_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) -> Sequence[int | None]:
-    """Return the month of each value: that of the first release of its minor, so that a patch is as old as what it mends.
+    """Return the month of each value: that of the last patch of its minor, so that no patch is nearer than another.
 
     None stands for "not in use" and for a release without a date. Kept on the matrix, which is immutable.
     """
-    kept: dict[AxisName, tuple[int | None, ...]] = vars(matrix).setdefault("_months", {})
-    if axis not in kept:
-        first: dict[object, int] = {}
+    kept: dict[tuple[AxisName, int], tuple[int | None, ...]] = vars(matrix).setdefault("_months", {})
+    key = (axis, len(values))  # an open axis has one value more where a request brings its own
+    if key not in kept:
+        last: dict[object, int] = {}
         for release in matrix.releases.get(axis, ()):
             if release.date is not None:
                 line, month = _line(release), _month(release.date)
-                first[line] = min(month, first.get(line, month))
-        kept[axis] = tuple(first[_line(r)] if r is not None and r.date is not None else None for r in values)
-    return kept[axis]
+                last[line] = max(month, last.get(line, month))
+        kept[key] = tuple(last[_line(r)] if r is not None and r.date is not None else None for r in values)
+    return kept[key]
+
+
+def untagged_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) -> Sequence[bool]:
+    """Return for each value whether it is a commit between two tags, named by its day. Kept on the matrix."""
+    kept: dict[tuple[AxisName, int], tuple[bool, ...]] = vars(matrix).setdefault("_untagged", {})
+    key = (axis, len(values))
+    if key not in kept:
+        kept[key] = tuple(map(_is_untagged, values))
+    return kept[key]

@@ -8,9 +8,9 @@ from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.solver.asked import Asked, read_request
-from envbuild.solver.clauses import Clauses
+from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.conflict import explain_conflict
-from envbuild.solver.order import LEVELS, EvidenceRef, Score, best_values, score_of, speaks_for
+from envbuild.solver.order import LEVELS, EvidenceRef, Score, best_values, month_of, score_of, speaks_for
 from envbuild.solver.program import solvable
 from envbuild.solver.sentences import Step
 
@@ -133,13 +133,33 @@ def _reasons(
         elif release.date is None and axis.dated:
             reason = "the best that the rules allow"
         elif axis.dated and asked.request.prefer == "proven":
-            reason = "nearest in date to the rest"
+            reason = _by_date(compiled, values, domains, i)
         elif axis.scheme == "name":
             reason = "the first listed that fits"
         else:
             reason = "the newest that fits"
         result[name] = asked_for + reason
     return result
+
+
+def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], axis: int) -> str:
+    """Say why a newer release was not taken, where nothing but dates and rules speaks of it."""
+    newer = [value for value in bits(domains[axis]) if value > values[axis]]
+    if not newer:
+        return "the newest that fits"
+    rest = [
+        month
+        for i, other in enumerate(compiled.axes)
+        if other.dated and i != axis and (month := month_of(compiled, i, values[i])) is not None
+    ]
+
+    def spread(value: int) -> int:
+        months = [*rest, *([] if (month := month_of(compiled, axis, value)) is None else [month])]
+        return max(months, default=0) - min(months, default=0)
+
+    if all(spread(value) > spread(values[axis]) for value in newer):
+        return "nearest in date to the rest"
+    return "the newest of its season that goes with the rest"
 
 
 def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:

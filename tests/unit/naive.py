@@ -229,7 +229,7 @@ class Naive:
 
         def key(r):
             version = version_key(r.version)
-            if version is None or version.pre or version.dev is not None or (version.post or 0) > 9_999_999:
+            if version is None or version.pre or version.dev is not None or version.post is not None:
                 return r.version
             return version.release[0], (*version.release, 0)[1]
 
@@ -245,7 +245,7 @@ class Naive:
         with_date = sum(any(axes[a].dated for a in pair) for pair in pairs)
         dated = [self.release(a, cell[a]) for a in axes if axes[a].dated and cell[a] is not None]
         months = [
-            min(12 * r.date.year + r.date.month for r in self.patches(axis, release))
+            max(12 * r.date.year + r.date.month for r in self.patches(axis, release))
             for axis, release in ((a, self.release(a, cell[a])) for a in axes if axes[a].dated and cell[a] is not None)
             if release.date
         ]

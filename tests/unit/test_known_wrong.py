@@ -4,25 +4,16 @@ import itertools
 
 import pytest
 
+from envbuild.components import COMPONENTS as COMPONENTS_OF
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.packages import caps_for
 from envbuild.matrix.spec import version_key
+from envbuild.matrix.view import CellView
 from envbuild.solver.solve import solve
 
-COMPONENTS = {
-    "te",
-    "apex",
-    "flash-attn",
-    "flash-attn-hopper",
-    "flash-attn-4",
-    "megatron",
-    "deepspeed",
-    "mamba-ssm",
-    "causal-conv1d",
-}
 HARDWARE = {"gpu", "driver", "board"}
 
 
@@ -116,7 +107,9 @@ FOUND = {
     "--apex 25.09": {"apex": "25.09"},
     "--apex ==25.09": {"apex": "25.09"},
     "--apex 24.04": {"apex": "24.04"},
-    "--cuda 11.8": {"torch": "2.7.1+cu118"},
+    "--cuda 11.8": {"torch": "2.6.0+cu118"},
+    "--torch 2.2 --cuda 11.8": {"torch": "2.2.2+cu118"},
+    "--torch 2.7": {"torch": "2.7.1+cu126", "te": "2.5.0"},
     "--te 2.0 --cuda 12.6 --gpu a100": {"torch": "2.7.1+cu126"},
 }
 
@@ -188,24 +181,30 @@ def test_te_without_a_core_wheel_is_compiled_by_an_nvcc(matrix):
     assert tried >= 10
 
 
+def test_te_from_git_is_refused_where_there_is_no_nvcc(matrix):
+    def wheel(flags):
+        chosen = solve(matrix, request(flags)).cell
+        return COMPONENTS_OF["te"].wheel(CellView(matrix=matrix, cell=chosen, sources={"te": "git"}))
+
+    with pytest.raises(UsageError, match="no nvcc"):
+        wheel("--cuda 12.6 --te 2.6 --base debian12-root")
+    assert wheel("--cuda 12.6 --te 2.6").nvcc
+    assert wheel("--cuda 13.0 --te 2.12 --base debian12-root").nvcc
+
+
 def test_a_rule_on_hardware_does_not_hang_on_a_component_that_may_be_left_out(matrix):
     """A rule on a GPU or a driver names at most one component that a cell may lack.
 
     With two, leaving one out would lift the bound on the other, and no GPU is kinder to flash-attention for want of TE.
     """
+    optional = {name for name in COMPONENTS_OF if matrix.axes[name].use in {"asked", "default"}}
+    assert {"te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed"} <= optional
     for rule in matrix.rules:
         if rule.kind == "tested-with":
             continue
         named = {*rule.when, *rule.needs, *rule.with_, *rule.without, *rule.same, *itertools.chain(*rule.any_of)}
         if named & HARDWARE:
-            assert len(named & COMPONENTS) <= 1, rule.id
-
-
-def test_every_asked_or_default_component_is_known_to_the_test_above(matrix):
-    from envbuild.components import COMPONENTS as ALL
-
-    optional = {name for name in ALL if matrix.axes[name].use in {"asked", "default"} and name != "mpi"}
-    assert optional - {"grouped-gemm"} <= COMPONENTS
+            assert len(named & optional) <= 1, rule.id
 
 
 def test_cuda_13_5_is_a_release_of_pypi_and_no_torch_is_built_for_it(matrix):

@@ -27,7 +27,7 @@ BASE = {
     "cuda": "13.0",
     "te": "2.12",
     "torch": "2.11.0",
-    "apex": "25.09",
+    "apex": "25.09.post20251222",
     "python": "3.11",
     "os": "debian12",
     "base": "debian12-root",
