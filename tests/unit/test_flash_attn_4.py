@@ -56,7 +56,7 @@ def test_its_dsl_is_the_cudas_and_the_version_that_te_tests(matrix):
         ({"gpu": "a100"}, "fa4-gpu"),
         ({"gpu": "rtx4090"}, "fa4-gpu"),
         ({"cuda": "11.8", "te": "none"}, "fa4-cuda"),
-        ({"cuda": "cpu"}, "cpu-without-flash-attn-4"),
+        ({"cuda": "cpu"}, "fa4-cuda"),
         ({"cuda": "12.8", "driver": "570.172.08"}, "fa4-driver-12"),
     ],
 )
