@@ -293,10 +293,11 @@ def page(folder: Path, as_json: bool) -> None:
 )
 @json_option
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
-    """Propose new releases of AXES, read from the package index and upstream tags.
+    """Propose new releases of AXES, read from package indexes and upstream tags.
 
-    Prints TOML with what a person has to fill in; nothing is written without --write. Where a git server does not answer,
-    the answer is without what its tags say, and the command exits with 8.
+    torch is asked for on PyPI and on PyTorch's index of each CUDA variant. Prints TOML with what a person has to fill in;
+    nothing is written without --write. Where an upstream does not answer, the answer is without what it has, and the command
+    exits with 8; where none does, it says that nobody was asked.
     """
     from envbuild.curate.proposals import append
     from envbuild.curate.update import propose
@@ -310,6 +311,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
             for p in proposals.found
         ],
+        "asked": proposals.asked,
         "unreachable": proposals.unreachable,
     }
     if write:
@@ -318,14 +320,14 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
 
     def human() -> str:
         if not proposals.found:
-            return "nothing new"
+            return "nothing new at " + ", ".join(proposals.asked)
         blocks = [f"# {p.axis}.toml\n{p.toml()}" for p in proposals.found]
         return "\n".join(blocks) + f"\n# {len(blocks)} proposals" + (", appended" if write else "")
 
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so their tags and commits are left to fill in",
+            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
         )

@@ -95,8 +95,16 @@ def python_tags(distribution: Distribution) -> set[str]:
     return found
 
 
-def distributions(settings: Settings, name: str) -> dict[Version, Distribution]:
-    """Return every final release of `name` that the index lists, oldest first.
+def distributions(
+    settings: Settings, name: str, *, index: str | None = None, prereleases: bool = False
+) -> dict[Version, Distribution]:
+    """Return every final release of `name` that an index lists, oldest first.
+
+    Args:
+        settings: the index by default, proxies, CA bundle, logins.
+        name: the distribution.
+        index: another index than the settings'.
+        prereleases: whether betas and the like are returned too.
 
     Raises:
         HostError: the index cannot be reached.
@@ -104,9 +112,9 @@ def distributions(settings: Settings, name: str) -> dict[Version, Distribution]:
 
     """
     grouped: dict[Version, list[IndexFile]] = {}
-    for file in files_of(settings, name):
+    for file in files_of(settings, name, index=index):
         version = parse_filename(file.filename)
-        if version is not None and not version.is_prerelease:
+        if version is not None and (prereleases or not version.is_prerelease):
             grouped.setdefault(version, []).append(file)
     return {
         version: Distribution(name=canonicalize_name(name), version=version, files=tuple(grouped[version]))

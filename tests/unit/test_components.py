@@ -30,6 +30,7 @@ NAMED = {
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
     "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
+    "curate/torch_builds.py": ({"torch"}, "its builds are on several indexes"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
