@@ -184,7 +184,9 @@ def _same(axis: AxisName, tried: str, version: str) -> bool:
     if axis != "torch":
         return tried == version.partition("+")[0]
     one, other = public_version(tried), public_version(version)
-    return one is not None and other is not None and one.release[:2] == other.release[:2]
+    if one is None or other is None or other.is_prerelease:  # an image's own build is no release
+        return False
+    return one.release[:2] == other.release[:2]
 
 
 class Ledger:

@@ -145,7 +145,8 @@ class Runner:
     def _trial(
         self, pair: Pair, kind: Kind, component: Subject, other: Subject, cuda: str, outcome: Outcome
     ) -> Trial | None:
-        pythons = pair.pythons or self._pythons(component, other)
+        # where no cell holds a pair, one Python shows what there is to see
+        pythons = pair.pythons or self._usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
@@ -175,6 +176,10 @@ class Runner:
         outcome.made += 1
         return add_trial(trial, self.records)
 
+    @staticmethod
+    def _usual(pythons: Sequence[str]) -> tuple[str, ...]:
+        return (_BEST_PYTHON,) if _BEST_PYTHON in pythons else tuple(pythons[-1:])
+
     def _pythons(self, component: Subject, other: Subject) -> tuple[str, ...]:
         """Return the Pythons that the wheels of a pair are for, of those that the matrix has."""
         found = [release.version for release in self.matrix.releases["python"]]
@@ -198,7 +203,7 @@ class Runner:
         if kind == "metadata":
             return self._metadata(component, requirements, pythons)
         if kind == "names":
-            return self._names(component, other, self._set(component, requirements, pythons))
+            return self._names(component, other, self._set(requirements, pythons))
         if kind == "libraries":
             return self._shared(component, other, cuda, requirements, pythons)
         return self._compiled(component, other, requirements, pythons)
@@ -216,10 +221,9 @@ class Runner:
         counts = {"pythons": len(every), "failed": len(failed)}
         return Result(verdict=verdict, first=first, counts=counts, pythons=each)
 
-    def _set(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Resolved | None:
+    def _set(self, requirements: Sequence[str], pythons: Sequence[str]) -> Resolved | None:
         """Return the set that one Python gets, the usual one first; None when no Python gets one."""
-        del component
-        for python in sorted(pythons, key=lambda each: (each != _BEST_PYTHON, pythons.index(each))):
+        for python in (*self._usual(pythons), *pythons):
             found = resolved(self.files, requirements, python)
             if found.packages:
                 return found
@@ -261,7 +265,7 @@ class Runner:
             built = f"{component.axis} {component.version} has no wheel for CUDA {cuda}"
             text = f"the index's {other.axis} {other.version} is built for CUDA {cuda}, and {built}"
             return Result(verdict="undecided", first=text)
-        found = self._set(component, requirements, pythons)
+        found = self._set(requirements, pythons)
         if found is None:
             return Result(verdict="undecided", first="no Python gets a set of packages")
         needed = {path: names for wheel in wheels for path, names in needed_of(self.files, wheel).items()}
@@ -281,7 +285,7 @@ class Runner:
     ) -> Result | None:
         if other.axis != TORCH:
             return None
-        found = self._set(component, requirements, pythons)
+        found = self._set(requirements, pythons)
         wheels = self._wheels_of(found) if found else []
         sources = try_sources(self.files, component, other, wheels)
         if sources is None:
