@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from envbuild.curate.trials.pairs import Pair
     from envbuild.curate.trials.run import Outcome
 
-_KINDS = ("metadata", "names", "libraries", "sources")
+_KINDS = ("metadata", "names", "libraries", "headers", "sources")
 
 
 @click.command("try")
@@ -23,7 +23,7 @@ _KINDS = ("metadata", "names", "libraries", "sources")
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What to try; may be given again. [default: metadata, names and libraries]",
+    help="What to try; may be given again. [default: all but sources]",
 )
 @click.option("--all", "every", is_flag=True, help="Try pairs that no cell holds, too.")
 @click.option("--again", is_flag=True, help="Try again what was tried with the same files.")
@@ -55,7 +55,8 @@ def try_pairs(
     metadata   what both ask for, resolved together by uv for each Python
     names      each name that the component's Python imports is there
     libraries  each library that its binaries need is in the set
-    sources    each C++ file, type-checked against the headers of torch's wheel
+    headers    each of torch's headers that the component's C++ includes is in torch's wheel
+    sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
     A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
     """
@@ -72,7 +73,7 @@ def try_pairs(
     if only_list:
         _list(pairs, runner.ledger.of, as_json=as_json)
         return
-    chosen: Any = kinds or _KINDS[:3]
+    chosen: Any = kinds or _KINDS[:4]
     outcome = runner.run(pairs, chosen, note=note)
     emit(_answer(outcome), as_json=as_json, human=lambda: _table(outcome))
 

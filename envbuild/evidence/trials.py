@@ -25,9 +25,9 @@ from envbuild.util.bounded import read_text
 from envbuild.util.model import Model
 from envbuild.util.names import Line, SafeName, Sha256, Version, shown
 
-Kind = Literal["names", "metadata", "libraries", "sources"]
+Kind = Literal["metadata", "names", "libraries", "headers", "sources"]
 Verdict = Literal["passed", "failed", "undecided"]
-KINDS: tuple[Kind, ...] = ("metadata", "names", "libraries", "sources")
+KINDS: tuple[Kind, ...] = ("metadata", "names", "libraries", "headers", "sources")
 
 
 def _two(pair: dict[str, str]) -> dict[str, str]:

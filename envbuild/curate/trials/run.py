@@ -10,14 +10,15 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from envbuild.components import AXIS_OF_DISTRIBUTION
+from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.curate.trials.files import Files
+from envbuild.curate.trials.headers import try_headers
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
 from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
 from envbuild.curate.trials.pairs import Pair
 from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved
-from envbuild.curate.trials.sources import NoCompilerError, try_sources
+from envbuild.curate.trials.sources import compiler_version, cuda_tools, include_folders, try_sources
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find, fits_cuda
 from envbuild.curate.wheels import Distribution, python_tags
 from envbuild.errors import LockError
@@ -28,7 +29,7 @@ from envbuild.matrix.model import AxisName
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
-METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "sources": 1}
+METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 1}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
 _BEST_PYTHON = "3.12"
 _FIRST = 600
@@ -148,7 +149,8 @@ class Runner:
         # where no cell holds a pair, one Python shows what there is to see
         pythons = pair.pythons or self._usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
-        shape = (METHOD[kind], kind, component.identity, other.identity, requirements)
+        compiler = (compiler_version(),) if kind == "sources" else ()
+        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
         if known is not None and known.inputs == inputs and not self.again:
@@ -156,8 +158,6 @@ class Runner:
             return known
         try:
             result = self._result(kind, component, other, cuda, requirements, pythons)
-        except NoCompilerError:
-            raise
         except LockError as error:
             result = Result(verdict="undecided", first=error.what)
         if result is None:
@@ -206,7 +206,11 @@ class Runner:
             return self._names(component, other, self._set(requirements, pythons))
         if kind == "libraries":
             return self._shared(component, other, cuda, requirements, pythons)
-        return self._compiled(component, other, requirements, pythons)
+        if other.axis != TORCH or COMPONENTS[component.axis].host_sources is None or not self._folders(component):
+            return None
+        if kind == "headers":
+            return self._headers(component, other)
+        return self._compiled(component, requirements, pythons)
 
     def _metadata(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
         if component.tree is not None:
@@ -280,18 +284,52 @@ class Runner:
         every = (self.files.by_hash(name, hashes) for name, (_, hashes) in found.packages.items())
         return [wheel for wheel in every if wheel is not None]
 
-    def _compiled(
-        self, component: Subject, other: Subject, requirements: Sequence[str], pythons: Sequence[str]
-    ) -> Result | None:
-        if other.axis != TORCH:
+    def _folders(self, subject: Subject) -> list[Path]:
+        """Return where the sources of `subject` lie."""
+        return [subject.tree] if subject.tree else [self.files.source(sdist) for sdist in subject.sdists]
+
+    def _headers(self, component: Subject, torch: Subject) -> Result | None:
+        sources = COMPONENTS[component.axis].host_sources
+        if sources is None or not torch.wheels:
             return None
+        paths = frozenset(self.files.paths(torch.wheels[0]))
+        every = [try_headers(folder, sources, paths) for folder in self._folders(component)]
+        missing = [line for each in every for line in each.missing]
+        counts = {
+            "files": sum(each.files for each in every),
+            "present": sum(each.present for each in every),
+            "guarded": sum(each.guarded for each in every),
+            "missing": len(missing),
+        }
+        if not counts["files"]:
+            return None
+        return Result(verdict="failed" if missing else "passed", first=missing[0] if missing else "", counts=counts)
+
+    def _compiled(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
+        sources = COMPONENTS[component.axis].host_sources
         found = self._set(requirements, pythons)
-        wheels = self._wheels_of(found) if found else []
-        sources = try_sources(self.files, component, other, wheels)
         if sources is None:
             return None
-        verdict: Verdict = "failed" if sources.failed else "passed"
-        return Result(verdict=verdict, first=sources.first, counts=sources.counts)
+        if found is None:
+            return Result(verdict="undecided", first="no Python gets a set of packages")
+        tools = cuda_tools({name: version for name, (version, _) in found.packages.items()})
+        wheels = self._wheels_of(found)
+        if tools:
+            wheels += self._wheels_of(resolved(self.files, tools, found.python))
+        torch = next(wheel for wheel in wheels if wheel.filename.startswith("torch-"))
+        includes = include_folders(self.files, wheels)
+        for folder in self._folders(component):
+            checked = try_sources(self.files, folder, sources, torch=torch, includes=includes)
+            if checked is not None:
+                counts = {
+                    "units": checked.units,
+                    "failed": len(checked.failed),
+                    "standard": checked.standard,
+                    "cuda_files": checked.cuda_files,
+                }
+                first = checked.failed[0] if checked.failed else ""
+                return Result(verdict="failed" if checked.failed else "passed", first=first, counts=counts)
+        return None
 
 
 def _contradictions(pair: Pair, trial: Trial) -> list[str]:
