@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
-from envbuild.cli.matrix_try import try_pairs
+from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
@@ -43,6 +43,7 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
 
 
 matrix.add_command(try_pairs)
+matrix.add_command(list_trials)
 
 
 @matrix.command("list")
@@ -249,6 +250,7 @@ def page(folder: Path, as_json: bool) -> None:
     """
     from envbuild.curate.page import build_page, page_path, render_page, write_page
     from envbuild.evidence.refs import committed_evidence, evidence_refs
+    from envbuild.evidence.trials import committed_trials
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks import load_stack, stack_names
     from envbuild.verify.smoke import suite_hash
@@ -260,6 +262,7 @@ def page(folder: Path, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
+        trials=committed_trials(),
         suite=lambda axes: suite_hash(axes=axes),
         note=note,
     )

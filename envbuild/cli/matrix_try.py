@@ -1,4 +1,4 @@
-"""`envbuild matrix try`: try pairs of releases without a GPU and without a whole build."""
+"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,29 @@ def try_pairs(
     chosen: Any = kinds or _KINDS[:4]
     outcome = runner.run(pairs, chosen, note=note)
     emit(_answer(outcome), as_json=as_json, human=lambda: _table(outcome))
+
+
+@click.command("trials")
+@json_option
+def list_trials(as_json: bool) -> None:
+    """Count the trials that are recorded: by pair of axes and kind, the last of each pair."""
+    from envbuild.cli.show import table
+    from envbuild.evidence.trials import committed_trials, counted
+
+    found = counted(committed_trials())
+    answer = {
+        "trials": [
+            {"component": c, "other": o, "kind": kind, "pairs": sum(counts.values()), **counts}
+            for (c, o, kind), counts in found.items()
+        ]
+    }
+
+    def human() -> str:
+        rows: list[tuple[str, ...]] = [("component", "with", "kind", "pairs", "passed", "failed", "not decided")]
+        rows += [(*key, str(sum(counts.values())), *map(str, counts.values())) for key, counts in found.items()]
+        return table(rows, indent="")
+
+    emit(answer, as_json=as_json, human=human)
 
 
 def _trees(texts: "Sequence[str]") -> dict[str, Path]:

@@ -12,6 +12,7 @@ from envbuild.cli.output import emit, json_option
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from envbuild.evidence.pairs import PairStanding
     from envbuild.evidence.records import Evidence
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
@@ -71,7 +72,9 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
     from envbuild.errors import NoCellError
+    from envbuild.evidence.pairs import standing_of_pairs
     from envbuild.evidence.refs import evidence_refs
+    from envbuild.evidence.trials import Ledger, committed_trials
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
     from envbuild.solver.asked import read_request
@@ -88,6 +91,8 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             error.hint = error.conflict.nearest_text()
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
+    applied = (*solution.rules, *solution.tested_with)
+    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, Ledger(committed_trials()))
     verdict = driver_verdict(matrix, solution.cell)
     standing = _standing(solution, lock)
     emit(
@@ -95,9 +100,10 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             **_answer(solution, verdict, standing),
             "choices": [_choice_answer(choice) for choice in choices],
             "left_out": dict(solution.left_out),
+            "pairs": [pair.as_json() for pair in pairs],
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict, standing),
+        human=lambda: _explained(solution, choices, verdict, standing, pairs),
     )
 
 
@@ -246,6 +252,7 @@ def _explained(
     choices: "tuple[Choice, ...]",
     verdict: "DriverVerdict | None",
     standing: "Mapping[str, str | None]",
+    pairs: "Sequence[PairStanding]",
 ) -> str:
     from envbuild.solver.order import ORDER_IN_WORDS
 
@@ -265,5 +272,6 @@ def _explained(
     lines += [
         f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
     ]
+    lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
     lines += ["", _verdict_line(verdict), f"evidence   {standing['text']}", *_left_out_lines(solution)]
     return "\n".join(lines)

@@ -14,7 +14,9 @@ from typing import Any
 from envbuild.components import COMPONENTS
 from envbuild.curate.links import source_url
 from envbuild.errors import HostError, NoCellError
+from envbuild.evidence.pairs import standing_of_pairs
 from envbuild.evidence.records import Evidence, Standing, Suite, evidence_for
+from envbuild.evidence.trials import Ledger, Trial
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, GpuFacts, Release, Rule, Spec
@@ -69,7 +71,7 @@ class Page:
     grids: tuple[Grid, ...]
     cells: tuple[Mapping[str, Any], ...]
     """One per combination that has a cell: `id`, `versions`, `rules` and those of them by which somebody tested this torch
-    with this te (`together`), `standing`, `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
+    with this te (`together`), `standing`, `pairs` (text, `tried`, `stated` or `neither`, and its verdict), `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
     reasons: tuple[tuple[Mapping[str, str], ...], ...]
     """Why there is no cell: steps of `text`, `rule` and `source`."""
     gpus: tuple[Release, ...]
@@ -135,6 +137,7 @@ def build_page(
     stacks: Sequence[Stack] = (),
     records: Sequence[Evidence] = (),
     evidence: Sequence[EvidenceRef] = (),
+    trials: Iterable[Trial] = (),
     suite: Suite | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
@@ -145,6 +148,7 @@ def build_page(
         stacks: shown with the cell that each resolves to.
         records: evidence, as `load_evidence` returns it.
         evidence: the same as the solver ranks by it.
+        trials: what was tried of pairs of releases.
         suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
         note: told how far it is: this takes some seconds.
 
@@ -155,6 +159,7 @@ def build_page(
     where = _where(matrix, gpus, pythons)
     reasons = _Reasons(matrix=matrix)
     cells: list[Mapping[str, Any]] = []
+    ledger = Ledger(trials)
 
     def entry(cuda: str, torch: str, te: str) -> int:
         pins = {"cuda": cuda, "torch": torch, "te": te}
@@ -173,6 +178,12 @@ def build_page(
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
                 "standing": _standings(records, pins, suite),
+                "pairs": [
+                    [str(pair), pair.known, pair.verdict or ""]
+                    for pair in standing_of_pairs(
+                        matrix, solution.cell.versions, (*solution.rules, *solution.tested_with), ledger
+                    )
+                ],
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU

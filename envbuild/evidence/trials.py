@@ -189,6 +189,17 @@ def _same(axis: AxisName, tried: str, version: str) -> bool:
     return one.release[:2] == other.release[:2]
 
 
+def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]]:
+    """Return per component, what it was tried with and kind how the last trial of each pair ended."""
+    last = {(*trial.pair.items(), trial.kind): trial for trial in trials}
+    found: dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]] = {}
+    for trial in sorted(last.values(), key=lambda each: (*each.pair, KINDS.index(each.kind))):
+        component, other = trial.pair
+        counts = found.setdefault((component, other, trial.kind), {"passed": 0, "failed": 0, "undecided": 0})
+        counts[trial.verdict] += 1
+    return found
+
+
 class Ledger:
     """Trials by pair.
 

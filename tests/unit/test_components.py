@@ -38,6 +38,10 @@ NAMED = {
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may bring both"),
     "stacks.py": ({"deepspeed"}, "the launcher of that name"),
     "verify/audit.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
+    "curate/trials/names.py": ({"torch"}, "a module that names are looked up in"),
+    "curate/trials/subject.py": ({"torch"}, "of torch, one release stands for a minor"),
+    "evidence/pairs.py": ({"te", "torch"}, "what the other components are compiled against, or import"),
+    "evidence/trials.py": ({"torch"}, "of torch, one release stands for a minor"),
     "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
 }
 

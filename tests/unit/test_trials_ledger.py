@@ -4,9 +4,13 @@ import datetime as dt
 import json
 
 import pytest
+from pydantic import ValidationError
+from small_matrix import requires, small_matrix, with_rules
 
+from envbuild.curate.checks import check_matrix
 from envbuild.errors import DataError
-from envbuild.evidence.trials import Ledger, Trial, add_trial, load_trials, read_trials
+from envbuild.evidence.pairs import standing_of_pairs
+from envbuild.evidence.trials import Ledger, Trial, add_trial, load_trials, read_trials, trials_folder
 
 INPUTS = "ab" * 32
 
@@ -89,3 +93,36 @@ def test_the_last_trial_of_a_kind_counts_and_the_worst_verdict_is_the_pairs():
 )
 def test_which_cells_a_trial_speaks_for(versions, known):
     assert (Ledger([trial()]).of(versions) is not None) == known
+
+
+def test_each_pair_of_a_cell_is_tried_stated_or_neither():
+    matrix = with_rules(small_matrix(), requires("apex-torch", when={"apex": "25.08"}, needs={"torch": ">=2.7"}))
+    versions = {"torch": "2.8.0+cu126", "te": "2.6.0", "apex": "25.08", "python": "3.12"}
+    found = standing_of_pairs(matrix, versions, matrix.rules, Ledger([failed(te="2.6.0", torch="2.8.0").sealed()]))
+    told = {tuple(pair.versions): (pair.known, pair.verdict) for pair in found}
+    assert told == {
+        ("te", "torch"): ("tried", "failed"),
+        ("apex", "torch"): ("stated", None),
+        ("apex", "te"): ("neither", None),
+    }
+    assert str(found[0]) == "te 2.6.0 with torch 2.8.0+cu126: tried: names failed (a.py:1: torch.gone)"
+    assert found[0].source.startswith("trial:")
+    assert found[1].source == "https://example.org/page"
+
+
+def test_a_rule_may_cite_a_trial_and_a_missing_one_is_an_error():
+    source = "trial:0123456789abcdef"
+    assert requires("x", when={"te": "any"}, needs={"torch": ">=2.7"}, source=source).source == source
+    with pytest.raises(ValidationError, match="not of a known form"):
+        requires("x", when={"te": "any"}, needs={"torch": ">=2.7"}, source="trial:short")
+    matrix = with_rules(small_matrix(), requires("x", when={"te": "any"}, needs={"torch": ">=2.7"}, source=source))
+    texts = [str(finding) for finding in check_matrix(matrix, online=False)]
+    assert f"error: rule x: rests on {source}, which is not there" in texts
+
+
+def test_the_trials_of_this_installation_load_and_have_ids_of_their_own():
+    trials = load_trials(trials_folder())
+    assert len(trials) > 1000
+    assert len({trial.id for trial in trials}) == len(trials)
+    held = Ledger(trials).of({"te": "2.17.0", "torch": "2.10.0+cu128"})
+    assert "nccl_dev_cap.hpp" in held.describe()

@@ -1,6 +1,6 @@
 """Which pairs of releases are tried, and which of them some cell holds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from envbuild.components import COMPONENTS
@@ -101,16 +101,3 @@ def _versions(files: Files, matrix: Matrix, axis: AxisName, spec: str | None) ->
         return list(dict.fromkeys(plain(release.version) for release in wanted))
     minors = {_stand_in(axis, release.version) for release in wanted}
     return [patch for patch in newest_patches(files, matrix, axis) if _stand_in(axis, patch) in minors]
-
-
-def held_count(pairs: Sequence[Pair]) -> int:
-    """Return how many of `pairs` some cell holds."""
-    return sum(bool(pair.pythons) for pair in pairs)
-
-
-def by_axes(versions: Mapping[AxisName, str]) -> Iterator[tuple[dict[AxisName, str], str]]:
-    """Yield each pair of a chosen cell that trials speak of: a component and torch, or a component and Transformer Engine."""
-    for axis in COMPONENTS:
-        for other in (TORCH, "te"):
-            if axis in versions and other in versions and COMPONENTS[axis].place > COMPONENTS[other].place:
-                yield {axis: versions[axis], other: versions[other]}, f"{axis} with {other}"
