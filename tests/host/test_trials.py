@@ -1,8 +1,12 @@
 """Trials end to end: an index on this machine, uv, compiled libraries, and the ledger that is written."""
 
 import dataclasses
+import io
 import json
+import os
 import subprocess
+import sys
+import tarfile
 
 import pytest
 from index_server import Index, wheel
@@ -11,6 +15,7 @@ from small_matrix import release, small_matrix
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
 from envbuild.curate.trials.run import Runner
+from envbuild.curate.trials.subject import find
 from envbuild.errors import UsageError
 from envbuild.evidence.trials import load_trials
 from envbuild.matrix.model import BaseFacts
@@ -169,35 +174,69 @@ def test_pairs_are_a_component_and_what_it_is_used_with(matrix, tmp_path):
         read_axes(matrix, ("te=nonsense", "torch"))
 
 
-def test_an_sdist_gives_its_python_and_what_it_asks_for(index, tmp_path):
-    import io
-    import tarfile
+def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp_path):
+    header = "namespace torch { struct Tensor { int dim(); }; }\n"
+    for version, text in (("2.8.0", header), ("2.9.0", header.replace("dim", "ndim"))):
+        members = {
+            "torch/__init__.py": "",
+            "torch/include/torch/extension.h": text,
+            "torch/include/ATen/ATen.h": "#pragma once\n",
+            "torch/utils/cpp_extension.py": "flag = '-std=c++17'\n",
+        }
+        index.add("torch", version, wheel("torch", version, f"cp311-cp311-{LINUX}", members=members))
+    unit = '#include <torch/extension.h>\n#include "own.h"\nint f(torch::Tensor t) { return t.dim() + own; }\n'
+    sdist = {
+        "PKG-INFO": "Metadata-Version: 2.1\nRequires-Dist: torch\n",
+        "csrc/a.cpp": unit,
+        "csrc/b.cpp": "#include <torch/extension.h>\n",
+        "csrc/c.cpp": "#include <torch/extension.h>\nstatic_assert(__cplusplus == 201703L);\n",
+        "csrc/own.h": "static int own = 1;\n",
+        "csrc/kernel.cu": "__global__ void k() {}\n",
+    }
+    index.add("transformer-engine-torch", "2.5.0", tar("transformer_engine_torch-2.5.0", sdist))
+    with index.served() as url:
+        outcome, _ = run(matrix, tmp_path, url, "te=2.5", "torch", kinds=("headers", "sources"))
+    found = {(t.pair["torch"], t.kind): t for t in load_trials(tmp_path / "records")}
+    assert {key: trial.verdict for key, trial in found.items()} == {
+        ("2.9.0", "headers"): "passed",
+        ("2.9.0", "sources"): "failed",
+        ("2.8.0", "headers"): "passed",
+        ("2.8.0", "sources"): "passed",
+    }
+    assert "csrc/a.cpp" in found["2.9.0", "sources"].first
+    assert "has no member named" in found["2.9.0", "sources"].first
+    assert found["2.8.0", "sources"].counts == {"units": 3, "failed": 0, "standard": 17, "cuda_files": 1}
+    assert any("te 2.5.0 with torch 2.9.0: csrc/a.cpp" in text for text in outcome.contradictions)
 
+
+def tar(stem, files):
+    """Return (filename, bytes) of an sdist."""
     body = io.BytesIO()
-    with tarfile.open(fileobj=body, mode="w:gz") as tar:
-        for path, text in {
-            "PKG-INFO": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
-            "flash_attn.egg-info/requires.txt": "torch\neinops\n\n[test]\npytest\n",
-            "flash_attn/__init__.py": "import torch\n",
-            "../outside.py": "",
-        }.items():
-            info = tarfile.TarInfo(f"flash_attn-2.8.3/{path}" if ".." not in path else "flash_attn-2.8.3/a..b.py")
+    with tarfile.open(fileobj=body, mode="w:gz") as archive:
+        for path, text in files.items():
+            info = tarfile.TarInfo(f"{stem}/{path}")
             info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
-    index.add("flash-attn", "2.8.3", ("flash_attn-2.8.3.tar.gz", body.getvalue()))
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return f"{stem}.tar.gz", body.getvalue()
+
+
+def test_an_sdist_gives_its_python_and_what_it_asks_for(index, tmp_path):
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
+        "flash_attn.egg-info/requires.txt": "torch\neinops\n\n[test]\npytest\n",
+        "flash_attn/__init__.py": "import torch\n",
+        "flash_attn/weights.bin": "0000",
+    }
+    index.add("flash-attn", "2.8.3", tar("flash_attn-2.8.3", files))
     with index.served() as url:
         files = Files(settings_of(tmp_path, url))
-        from envbuild.curate.trials.subject import find
-
         found = find(files, small_matrix(), "flash-attn", "2.8.3", cuda="12", trees={})
     assert found.requirements == ("torch", "einops")
     assert (files.source(found.sdists[0]) / "flash_attn/__init__.py").read_text() == "import torch\n"
+    assert not (files.source(found.sdists[0]) / "flash_attn/weights.bin").exists()
 
 
 def test_the_command_lists_tries_and_answers_in_json(tmp_path):
-    import os
-    import sys
-
     environ = {**os.environ, "HOME": str(tmp_path), "ENVBUILD_INDEX_URL": "http://127.0.0.1:9/simple"}
     command = [sys.executable, "-m", "envbuild", "matrix", "try", "te", "torch", "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

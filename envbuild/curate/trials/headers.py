@@ -21,6 +21,10 @@ _HEADER = re.compile(r"<((?:torch|ATen|c10|caffe2|pybind11)/[^>]+)>")
 _DEFINED = re.compile(r"defined\s*\(?\s*(\w+)\s*\)?")
 _STANDARD = re.compile(r"-std=c\+\+(\d\d)\b")
 _DEFINE = re.compile(r"-D\w+(?:=\w+)?")
+UMBRELLA = "ATen/ATen.h"
+"""The header that every extension includes, sooner or later."""
+_REQUIRED = re.compile(r"__cplusplus\s*<\s*(\d{6})L")
+_STANDARDS = {"201103": 11, "201402": 14, "201703": 17, "202002": 20, "202302": 23}
 _WHERE = ("torch/include/", "torch/include/torch/csrc/api/include/")
 
 
@@ -67,7 +71,7 @@ def _defines(body: list[ast.stmt], *, on: bool) -> Iterator[str]:
         inner = getattr(statement, "body", None)
         if isinstance(inner, list):
             yield from _defines(inner, on=on)
-        elif on and isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign):
+        elif on and isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and _DEFINE.fullmatch(node.value):
                     yield node.value
@@ -116,19 +120,31 @@ def _state(word: str, rest: str, defines: Collection[str]) -> str:
     return "off" if name in defines else "on"  # an include guard, or a platform that is not this one
 
 
-def try_headers(folder: Path, sources: HostSources, torch_paths: Collection[str]) -> HeadersFound:
+def required_standard(text: str) -> int | None:
+    """Return the C++ standard that a header of torch refuses to do without, such as 20; None where it names none."""
+    found = _REQUIRED.search(text)
+    return _STANDARDS.get(found[1][:6]) if found else None
+
+
+def try_headers(folder: Path, sources: HostSources, torch_paths: Collection[str], required: int | None) -> HeadersFound:
     """Look up each header of torch that the component's C++ includes.
 
     Args:
         folder: the component's source.
         sources: where its C++ lies.
         torch_paths: the files in torch's wheel.
+        required: the C++ standard without which torch's headers refuse to be compiled.
 
     """
+    stated = stated_flags(folder, sources)[1]
+    missing = []
+    if stated is not None and required is not None and stated < required:
+        # torch's cpp_extension adds its own standard only where a build states none
+        told = f"{sources.flags_in[0]} states -std=c++{stated}"
+        missing.append(f"{told}, and torch's {UMBRELLA} refuses less than C++{required}")
     names = {define.removeprefix("-D").partition("=")[0] for define in stated_flags(folder, sources)[0]}
     files = code_files(folder, sources)
     present = guarded = 0
-    missing = []
     for path in files:
         try:
             text = read_text(path)

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.curate.trials.files import Files
-from envbuild.curate.trials.headers import try_headers
+from envbuild.curate.trials.headers import UMBRELLA, required_standard, try_headers
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
 from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
@@ -293,7 +293,10 @@ class Runner:
         if sources is None or not torch.wheels:
             return None
         paths = frozenset(self.files.paths(torch.wheels[0]))
-        every = [try_headers(folder, sources, paths) for folder in self._folders(component)]
+        umbrella = f"torch/include/{UMBRELLA}"
+        text = self.files.text(torch.wheels[0], umbrella) if umbrella in paths else ""
+        required = required_standard(text)
+        every = [try_headers(folder, sources, paths, required) for folder in self._folders(component)]
         missing = [line for each in every for line in each.missing]
         counts = {
             "files": sum(each.files for each in every),

@@ -23,6 +23,8 @@ from envbuild.util.scratch import scratch
 COMPILER = "g++"
 _SECONDS = 1800.0
 _ERROR = re.compile(r"^(?:[^\n]*?)([^/\n]+/[^/\n:]+:\d+(?::\d+)?: (?:fatal )?error: [^\n]*)$", re.MULTILINE)
+_WORTH_PRECOMPILING = 3
+"""Units; torch's headers take longer to parse than all that a unit adds."""
 _PRECOMPILED = "#include <torch/extension.h>\n"
 
 
@@ -89,7 +91,8 @@ def try_sources(
     own = [f"-I{folder / each}" for each in sources.includes]
     failed = []
     with scratch("precompiled") as place:
-        ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if _precompile(place, flags) else []
+        worth = len(units) >= _WORTH_PRECOMPILING and _precompile(place, flags)
+        ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
         for unit in units:
             error = _check(unit, [*ready, *flags, *own])
             if error and ready:  # a unit stands alone: what a precompiled header brings must not decide
