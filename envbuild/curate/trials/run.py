@@ -157,7 +157,7 @@ class Runner:
             outcome.kept += 1
             return known
         try:
-            result = self._result(kind, component, other, cuda, requirements, pythons)
+            result = self._result(kind, pair, component, other, cuda, requirements, pythons)
         except LockError as error:
             result = Result(verdict="undecided", first=error.what)
         if result is None:
@@ -194,6 +194,7 @@ class Runner:
     def _result(
         self,
         kind: Kind,
+        pair: Pair,
         component: Subject,
         other: Subject,
         cuda: str,
@@ -203,7 +204,10 @@ class Runner:
         if kind == "metadata":
             return self._metadata(component, requirements, pythons)
         if kind == "names":
-            return self._names(component, other, self._set(requirements, pythons))
+            # the versions of NumPy and others that come along; they follow from what both ask for, so that most releases
+            # of a component share one resolution
+            asks = requirements_for(self.matrix, pair.versions, (*component.asks, *other.requirements))
+            return self._names(component, other, self._set(asks, pythons))
         if kind == "libraries":
             return self._shared(component, other, cuda, requirements, pythons)
         if other.axis != TORCH or COMPONENTS[component.axis].host_sources is None or not self._folders(component):

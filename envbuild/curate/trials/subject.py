@@ -3,7 +3,7 @@
 import email.parser
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Subject:
     tree: Path | None = None
     requirements: tuple[str, ...] = ()
     """What installs it: its wheels by version, and what its sdists ask for."""
+    asks: tuple[str, ...] = ()
+    """What its wheels and sdists ask for, those of its own aside."""
     entry: str | None = None
     """The module that a program imports."""
 
@@ -82,10 +84,17 @@ def cuda_major(files: Files, torch: str) -> str:
     wheel = files.wheel(TORCH, torch)
     if wheel is None:
         return ""
-    found = files.note(wheel, "requires", lambda: [str(r) for r in metadata_of(files.settings, wheel).requires])
-    names = " ".join(found)
+    names = " ".join(requires_of(files, wheel))
     match = re.search(r"nvidia-[a-z-]+-cu(\d\d)\b|cuda-toolkit\[[^]]*\]==(\d\d)\.", names)
     return (match[1] or match[2]) if match else ""
+
+
+def requires_of(files: Files, wheel: IndexFile) -> list[str]:
+    """Return what the METADATA of `wheel` asks for, extras aside."""
+    found: list[str] = files.note(
+        wheel, "requires", lambda: [str(r) for r in metadata_of(files.settings, wheel).requires]
+    )
+    return found
 
 
 def find(
@@ -111,15 +120,17 @@ def find(
     if axis in trees:
         return Subject(axis=axis, version=version, tree=trees[axis], entry=_entry(matrix, axis, release))
     listed = on_index(release)
-    wheels, sdists, requirements = [], [], []
+    wheels, sdists, requirements, asks = [], [], [], []
     for name in (*component.distributions, *_variants(files, component, listed, cuda)):
         wheel = files.wheel(name, listed)
         if wheel is not None:
             wheels.append(wheel)
             requirements.append(f"{name}=={listed}")
+            asks += _of_others(requires_of(files, wheel))
         elif sdist := files.sdist(name, listed):
             sdists.append(sdist)
             requirements += _asked(files, sdist)
+            asks += _asked(files, sdist)
     if not wheels and not sdists:
         return None
     return Subject(
@@ -128,6 +139,7 @@ def find(
         wheels=tuple(wheels),
         sdists=tuple(sdists),
         requirements=tuple(dict.fromkeys(requirements)),
+        asks=tuple(dict.fromkeys(asks)),
         entry=_entry(matrix, axis, release),
     )
 
@@ -162,8 +174,13 @@ def _asked(files: Files, sdist: IndexFile) -> list[str]:
             lines = read_text(found[0]).partition("[")[0].split("\n") if found else []
     except OSError:
         return []
+    return _of_others(filter(None, map(str.strip, lines)))
+
+
+def _of_others(lines: Iterable[str]) -> list[str]:
+    """Return the requirements that are no component, but for torch."""
     kept = []
-    for line in filter(None, map(str.strip, lines)):
+    for line in lines:
         try:
             name = canonicalize_name(Requirement(line).name)
         except InvalidRequirement:
