@@ -35,6 +35,7 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/utils/lazy.py": "def __getattr__(name):\n    if name == 'Known':\n        return 1\n    raise AttributeError(name)\n",
     "torch/utils/broken.py": "def (:\n",
     "torch/plain/inner.py": "x = 1\n",
+    "torch/dtypes.py": "def _add(kind):\n    from torch import dtypes\n    setattr(dtypes, kind.__name__, kind)\n",
     "torch/share/data.json": "",
 }
 
@@ -68,6 +69,7 @@ def torch():
         ("torch.onnx._type_utils", "JitScalarType", "no"),
         ("torch.utils.lazy", "Known", "yes"),
         ("torch.utils.lazy", "Other", "unknown"),
+        ("torch.dtypes", "UInt32", "unknown"),  # filled by a function that something else calls
         ("torch.utils.broken", "x", "unknown"),
         ("torch.utils", "lazy", "yes"),
         ("torch.plain", "inner", "yes"),
@@ -142,6 +144,17 @@ def states(source, missing=("torch.gone",)):
 )
 def test_what_is_missing_counts_by_where_it_stands(source, state):
     assert states(source).get("torch.gone", states(source).get("torch.gone.x")) == state
+
+
+def test_what_is_unknown_behind_a_guard_decides_nothing():
+    def has(need):
+        return "unknown"
+
+    source = (
+        "try:\n    import torch.a\nexcept ImportError:\n    import torch.b\nif x:\n    import torch.c\nimport torch.d\n"
+    )
+    found = {str(need): state for need, state in judged(needs_of(source, "m", is_package=False), has)}
+    assert found == {"torch.a": "guarded", "torch.b": "guarded", "torch.c": "guarded", "torch.d": "unknown"}
 
 
 def test_where_the_first_try_fails_its_handler_is_looked_at():

@@ -43,6 +43,7 @@ class Files:
         self.settings = settings.model_copy(update={"find_links": (), "extra_index_urls": ()})
         self.folder = settings.cache_dir / "trials"
         self._listings: dict[str, Listing] = {}
+        self._versions: dict[str, dict[Version, tuple[IndexFile, ...]]] = {}
         self._kept: dict[str, tuple[str, ...]] = {}
 
     def listing(self, distribution: str) -> Listing:
@@ -67,8 +68,14 @@ class Files:
 
     def of_version(self, distribution: str, version: str) -> tuple[IndexFile, ...]:
         """Return the files of one version, of whatever platform."""
-        wanted = Version(version)
-        return tuple(file for file in self.listing(distribution) if parse_filename(file.filename) == wanted)
+        name = canonicalize_name(distribution)
+        if name not in self._versions:
+            grouped: dict[Version, list[IndexFile]] = {}
+            for file in self.listing(name):
+                if (parsed := parse_filename(file.filename)) is not None:
+                    grouped.setdefault(parsed, []).append(file)
+            self._versions[name] = {parsed: tuple(files) for parsed, files in grouped.items()}
+        return self._versions[name].get(Version(version), ())
 
     def wheels(self, distribution: str, version: str) -> tuple[IndexFile, ...]:
         """Return its wheels for Linux on x86_64 and any CPython 3."""

@@ -276,6 +276,8 @@ _STATES: dict[Answer, State] = {"yes": "present", "no": "missing", "unknown": "u
 
 
 def _softened(state: State, to: State) -> State:
+    if state == "unknown":
+        return "guarded"  # whether it is there does not decide
     return to if state == "missing" else state
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Answer = Literal["yes", "no", "unknown"]
@@ -66,10 +67,13 @@ class _Reader(ast.NodeVisitor):
             self.open = True
             texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
             self.declared.update(text for text in texts if isinstance(text, str))
-        # `global x` in a function makes a name of the module
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Global):
+            if isinstance(inner, ast.Global):  # it makes a name of the module
                 self.bound.update(inner.names)
+            elif isinstance(inner, ast.Call):
+                self.open |= self._fills(inner)
+            elif isinstance(inner, ast.Assign):
+                self.open |= any(_writes_modules(target) for target in inner.targets)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - as ast names it
 
@@ -132,6 +136,14 @@ class _Reader(ast.NodeVisitor):
             self.open = True
         self.generic_visit(node)
 
+    def _fills(self, call: ast.Call) -> bool:
+        """Return whether a call in a function gives the module names: numpy.dtypes is filled by C so."""
+        called = ast.unparse(call.func)
+        if called in {"globals().update", "__all__.append", "__all__.extend"}:
+            return True
+        first = ast.unparse(call.args[0]) if called == "setattr" and call.args else ""
+        return first == self.module.rpartition(".")[2] or "sys.modules" in first
+
     def _bind(self, name: str) -> None:
         self.bound.add(name)
 
@@ -152,8 +164,7 @@ def _last_text(node: ast.expr) -> str:
 def _writes_modules(target: ast.expr) -> bool:
     if not isinstance(target, ast.Subscript):
         return False
-    text = ast.unparse(target.value)
-    return text in {"globals()", "vars()", "locals()", "sys.modules"}
+    return ast.unparse(target.value) in {"globals()", "vars()", "sys.modules"}
 
 
 def names_of(source: str, module: str, *, is_package: bool) -> Names:
@@ -199,7 +210,7 @@ class Library:
                 self._compiled.add("/".join([*parts[:-1], match["stem"]]))
         self._names: dict[str, Names | None] = {}
 
-    @property
+    @cached_property
     def roots(self) -> frozenset[str]:
         """The names under which its top modules are imported."""
         tops = {path.partition("/")[0].removesuffix(".py") for path in self._paths if path.endswith(".py")}

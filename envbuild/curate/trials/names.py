@@ -58,6 +58,11 @@ class Consumer:
 
     def reached(self, entries: Iterable[str]) -> set[str]:
         """Return the modules that are imported, without a guard, when any of `entries` is."""
+        own = self.roots
+
+        def of_its_own(need: Need) -> Answer | None:
+            return "no" if need.module.partition(".")[0] in own else None
+
         waiting = [entry for entry in entries if entry in self.modules]
         found: set[str] = set()
         while waiting:
@@ -67,15 +72,12 @@ class Consumer:
             found.add(name)
             parts = name.split(".")
             waiting += [".".join(parts[:n]) for n in range(1, len(parts))]
-            for need, state in judged(self.modules[name].items, self._own):
-                # `missing` is what stands in the open here: `_own` answers no for every module of its own
+            for need, state in judged(self.modules[name].items, of_its_own):
+                # `missing` is what stands in the open here: the answer is no for every module of its own
                 if state == "missing" and not need.attribute:
                     waiting.append(need.module)
                     waiting += [f"{need.module}.{each}" for each in need.names[:1]]
         return found
-
-    def _own(self, need: Need) -> Answer | None:
-        return "no" if need.module.partition(".")[0] in self.roots else None
 
 
 def read_consumer(files: Files, subject: Subject) -> Consumer:
@@ -138,9 +140,11 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
 
     """
 
+    own = consumer.roots
+
     def has(need: Need) -> Answer | None:
         root = need.module.partition(".")[0]
-        if root not in libraries or root in consumer.roots:
+        if root not in libraries or root in own:
             return None
         return _met(libraries[root], need)
 

@@ -344,9 +344,6 @@ def _contradictions(pair: Pair, trial: Trial) -> list[str]:
     if not pair.pythons:
         return []
     if trial.kind == "metadata":
-        return [
-            f"{pair} on Python {python}: {trial.first}"
-            for python in pair.pythons
-            if trial.pythons.get(python) == "failed"
-        ]
+        failed = [python for python in pair.pythons if trial.pythons.get(python) == "failed"]
+        return [f"{pair} on Python {', '.join(failed)}: {trial.first}"] if failed else []
     return [f"{pair}: {trial.first}"] if trial.verdict == "failed" else []
