@@ -194,6 +194,17 @@ def test_only_what_the_entry_leads_to_fails(torch):
     assert found.counts == {"present": 1, "missing": 3}
 
 
+def test_what_a_function_imports_counts_where_the_entry_leads_to_the_function(torch):
+    text = "def f():\n    from torch.onnx import _type_utils\nfrom torch import whatever\n"
+    made = consumer(pkg__init="from . import core\n", pkg__core=text, pkg__extra=text)
+    found = try_names(made, entry="pkg", libraries={"torch": torch}, of="torch")
+    assert found.missing == ()
+    assert found.doubtful == (
+        "pkg/core.py:2: torch.onnx._type_utils is missing, and imported when a function is called",
+        "pkg/core.py:3: torch.whatever is in no source that can be read",
+    )
+
+
 def test_a_guarded_import_of_its_own_is_no_way_in(torch):
     made = consumer(
         pkg__init="try:\n    from . import extra\nexcept ImportError:\n    extra = None\n",

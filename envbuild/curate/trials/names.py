@@ -139,7 +139,6 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
         of: the top module that the trial is about: what imports it in the open counts as an entry, unless it is torch.
 
     """
-
     own = consumer.roots
 
     def has(need: Need) -> Answer | None:
@@ -163,9 +162,9 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
                 missing.append(line)
             elif state == "missing":
                 doubtful.append(f"{line} is missing, and importing {entry} does not lead there")
-            elif state == "late":
+            elif state == "late" and name in reached:
                 doubtful.append(f"{line} is missing, and imported when a function is called")
-            elif state == "unknown":
+            elif state == "unknown" and name in reached:
                 doubtful.append(f"{line} is in no source that can be read")
     return NamesFound(counts=counts, missing=tuple(dict.fromkeys(missing)), doubtful=tuple(dict.fromkeys(doubtful)))
 
