@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
@@ -39,6 +40,10 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
         _list(as_json=as_json)
     elif as_json:  # said before the subcommand, it means that one's answer
         ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
+
+
+matrix.add_command(try_pairs)
+matrix.add_command(list_trials)
 
 
 @matrix.command("list")

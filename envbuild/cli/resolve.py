@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from envbuild.evidence.claims import Claim
+    from envbuild.evidence.pairs import PairStanding
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
@@ -70,7 +71,8 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
     from envbuild.errors import NoCellError
-    from envbuild.evidence.refs import evidence_refs
+    from envbuild.evidence.pairs import standing_of_pairs
+    from envbuild.evidence.refs import committed_trials, evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
     from envbuild.solver.asked import read_request
@@ -87,15 +89,18 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             error.hint = error.conflict.nearest_text()
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
+    applied = (*solution.rules, *solution.tested_with)
+    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, committed_trials())
     verdict = driver_verdict(matrix, solution.cell)
     claim = _claim(solution, lock)
     emit(
         {
             **_answer(solution, verdict, claim),
             "choices": [_choice_answer(choice) for choice in choices],
+            "pairs": [pair.as_json() for pair in pairs],
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict, claim),
+        human=lambda: _explained(solution, choices, verdict, claim, pairs),
     )
 
 
@@ -227,6 +232,7 @@ def _explained(
     choices: "tuple[Choice, ...]",
     verdict: "DriverVerdict | None",
     claim: "Claim",
+    pairs: "Sequence[PairStanding]",
 ) -> str:
     from envbuild.solver.order import ORDER_IN_WORDS
 
@@ -246,5 +252,6 @@ def _explained(
     lines += [
         f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
     ]
+    lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
     lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *_left_out_lines(solution)]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """flash-attention 2, compiled from PyPI's sdist."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
 from envbuild.util.model import Model
 
 
@@ -18,6 +18,9 @@ class FlashAttention(Component):
     label = "fa"
     facts = FlashAttnFacts
     distributions = ("flash-attn",)
+    host_sources = HostSources(
+        folders=("csrc/flash_attn",), includes=("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
+    )
     upstream = Upstream(
         distribution="flash-attn",
         facts=("pypi",),

@@ -1,6 +1,6 @@
 """mamba-ssm, compiled from PyPI's sdist; the fused paths of its layers take causal-conv1d, which is a component too."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
 
 
 class MambaSsm(Component):
@@ -11,6 +11,7 @@ class MambaSsm(Component):
     switches = ("MAMBA_",)
     label = "mamba"
     distributions = ("mamba-ssm",)
+    host_sources = HostSources(folders=("csrc/selective_scan",), includes=("csrc/selective_scan",))
     upstream = Upstream(
         distribution="mamba-ssm",
         to_fill_in=(

@@ -11,9 +11,11 @@ from typing import Any
 
 from envbuild.curate.page_reasons import Reasons, pins_of
 from envbuild.errors import NoCellError
-from envbuild.evidence.claims import Trials, tried_word
+from envbuild.evidence.claims import tried_word
+from envbuild.evidence.pairs import standing_of_pairs
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Suite, standing_for, summaries, summary
+from envbuild.evidence.trials import Ledger
 from envbuild.matrix.cell import NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, Release, Spec
@@ -50,7 +52,8 @@ class Page:
     grids: tuple[Grid, ...]
     cells: tuple[Mapping[str, Any], ...]
     """One per combination that has a cell: `id`, `versions`, `rules` and those of them by which somebody tested this torch
-    with this te (`together`), `standing`, `tried` (the word that trials alone give it), `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
+    with this te (`together`), `standing`, `tried` (the word that trials alone give it), `pairs` (text, `tried`, `stated` or
+    `neither`, and its verdict), `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
     reasons: tuple[tuple[Mapping[str, str], ...], ...]
     """Why there is no cell: steps of `text`, `rule` and `source`."""
     gpus: tuple[Release, ...]
@@ -73,7 +76,7 @@ def build_page(
     records: Sequence[Evidence] = (),
     evidence: Sequence[EvidenceRef] = (),
     suite: Suite | None = None,
-    trials: Trials | None = None,
+    trials: Ledger | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
     """Work out what the page shows.
@@ -94,6 +97,7 @@ def build_page(
     where = _where(matrix, gpus, pythons)
     reasons = Reasons(matrix=matrix)
     cells: list[Mapping[str, Any]] = []
+    ledger = trials or Ledger(())
 
     def entry(cuda: str, torch: str, te: str) -> int:
         pins = {"cuda": cuda, "torch": torch, "te": te}
@@ -112,7 +116,13 @@ def build_page(
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
                 "standing": summaries(records, pins, solution.cell.versions, suite),
-                "tried": tried_word(solution.cell.versions, trials).value,
+                "tried": tried_word(solution.cell.versions, ledger).value,
+                "pairs": [
+                    [str(pair), pair.known, pair.verdict or ""]
+                    for pair in standing_of_pairs(
+                        matrix, solution.cell.versions, (*solution.rules, *solution.tested_with), ledger
+                    )
+                ],
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU

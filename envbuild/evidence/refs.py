@@ -9,8 +9,8 @@ from envbuild.paths import data_dir
 from envbuild.solver.proof import EvidenceRef, Level
 
 if TYPE_CHECKING:
-    from envbuild.evidence.claims import Trials
     from envbuild.evidence.records import Evidence
+    from envbuild.evidence.trials import Ledger
 
 
 @cache
@@ -54,6 +54,14 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
     return tuple(found)
 
 
-def committed_trials() -> "Trials | None":
-    """Return the ledger of trials that `claim_of` asks, by pair of releases; None where this installation has none."""
-    return None
+@cache
+def committed_trials() -> "Ledger":
+    """Return the ledger of trials that `claim_of` and the page ask, by pair of releases.
+
+    Raises:
+        DataError: a record was edited.
+
+    """
+    from envbuild.evidence import trials
+
+    return trials.Ledger(trials.committed_trials())

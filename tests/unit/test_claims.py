@@ -190,7 +190,7 @@ class _Trials:
 
     def of(self, versions):
         verdict = self.verdicts.get(frozenset(versions))
-        return verdict and SimpleNamespace(verdict=verdict, describe=lambda: f"tried: names {verdict}")
+        return verdict and SimpleNamespace(verdict=verdict, trials=(), describe=lambda: f"tried: names {verdict}")
 
 
 def test_a_trial_is_tried_without_a_gpu() -> None:

@@ -14,6 +14,7 @@ from envbuild.curate.page_html import page_data, page_path, render_page, write_p
 from envbuild.errors import HostError
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import evidence_for, summary
+from envbuild.evidence.trials import Ledger, Trial
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
@@ -68,6 +69,22 @@ def matrix():
 def page(matrix):
     records = [record(), record(verdict="failed", reason="boom\nmore", date=datetime(2026, 11, 16, tzinfo=UTC))]
     return build_page(matrix, stacks=[load_stack("megatron-gpt3")], records=records, suite="sha256:22")
+
+
+def test_a_combination_says_which_of_its_pairs_were_tried(matrix):
+    tried = Trial(
+        date=datetime(2026, 11, 23, tzinfo=UTC).date(),
+        kind="names",
+        pair={"te": "2.12.0", "torch": "2.11.0"},
+        verdict="passed",
+        command="envbuild matrix try te=2.12.0 torch=2.11.0 --kind names",
+        inputs="ab" * 32,
+    )
+    cells = build_page(matrix, trials=Ledger([tried])).cells
+    (cell,) = [c for c in cells if (c["torch"], c["te"]) == ("2.11.0+cu130", "2.12.0")]
+    assert ["te 2.12.0 with torch 2.11.0+cu130: tried: names passed", "tried", "passed"] in cell["pairs"]
+    assert {known for _, known, _ in cell["pairs"]} <= {"tried", "stated", "neither"}
+    assert all(c["te"] == "none" or len(c["pairs"]) >= 1 for c in cells)
 
 
 def entries(page):

@@ -192,6 +192,10 @@
         parts.push(element("p", {}, "Tested together upstream: ",
           ...cell.together.flatMap((number, n) => [n ? ", " : "", element("a", { href: `#rule-${data.rules[number][0]}` }, element("code", {}, data.rules[number][0]))])));
       }
+      if (cell.pairs.length) {
+        parts.push(element("h4", {}, "Its pairs of releases"), element("ul", { class: "tried" },
+          ...cell.pairs.map(([text, known, verdict]) => element("li", { class: `${known} ${verdict}` }, text))));
+      }
       const all = bits(cell);
       const list = element("dl", { class: "pairs" });
       for (const [axis, version] of Object.entries(cell.versions)) list.append(element("dt", {}, axis), element("dd", {}, version));
