@@ -241,7 +241,8 @@ def test_a_tag_that_moves_in_between_is_not_followed(make, image, settings, monk
 
 def test_a_proof_runs_the_image_that_was_looked_up_past_its_entry_point(make, image, settings):
     tag = make(image, 'ENTRYPOINT ["/bin/false"]')
-    shown = stack_proof.show(settings, tag, (Use(name="a", run="echo yes; echo oh no >&2; exit 3"),), "cpu")
+    # the two streams of a container come by themselves, and near each other in any order
+    shown = stack_proof.show(settings, tag, (Use(name="a", run="echo yes; sleep 0.5; echo oh no >&2; exit 3"),), "cpu")
     assert [(s.outcome, s.reason) for s in shown] == [("failed", "exit 3: oh no")]
 
 
