@@ -14,7 +14,7 @@ from fault_server import FaultServer
 from road import complete, inputs_for
 
 from envbuild.cli import main
-from envbuild.curate import update, wheels
+from envbuild.curate import ranges, upstreams, wheels
 from envbuild.errors import HostError, LockError
 from envbuild.lock import apt, python
 from envbuild.lock.files import write_lock
@@ -22,7 +22,8 @@ from envbuild.lock.index import IndexFile, files_of
 from envbuild.lock.inputs import PythonGroup, Tree
 from envbuild.lock.sources import SourceStore
 from envbuild.net import download as downloads
-from envbuild.net import http, registry
+from envbuild.net import exchange, registry
+from envbuild.net import fetch as pages
 from envbuild.settings import load_settings
 from envbuild.verify.wheels import Wheels
 
@@ -74,16 +75,16 @@ def _settle(monkeypatch, tmp_path, url):
     }.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "config.toml").write_text("")
-    page, file = (dataclasses.replace(bounds, **QUICK) for bounds in (http.PAGE, downloads.FILE))
-    monkeypatch.setitem(http.fetch.__kwdefaults__, "bounds", page)
+    page, file = (dataclasses.replace(bounds, **QUICK) for bounds in (exchange.PAGE, downloads.FILE))
+    monkeypatch.setitem(pages.fetch.__kwdefaults__, "bounds", page)
     monkeypatch.setitem(downloads.download.__kwdefaults__, "bounds", file)
-    monkeypatch.setattr(wheels, "PAGE", page)
+    monkeypatch.setattr(ranges, "PAGE", page)
     monkeypatch.setattr(registry, "_bounds", lambda: dataclasses.replace(page, size=4 << 20))
     monkeypatch.setattr(apt, "_APT_SECONDS", 1)
     monkeypatch.setattr(python, "_UV_SECONDS", 1)
     monkeypatch.setattr(python, "_UV_RETRIES", 0)
     monkeypatch.setitem(SourceStore.__init__.__kwdefaults__, "patience_s", 1)
-    monkeypatch.setattr(update, "_GIT_TIMEOUT_S", 2)
+    monkeypatch.setattr(upstreams, "_GIT_TIMEOUT_S", 2)
 
 
 @pytest.fixture
