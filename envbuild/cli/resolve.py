@@ -127,6 +127,7 @@ def _answer(
     return {
         "cell": dict(solution.cell.versions),
         "id": solution.cell.id,
+        "arch": solution.cell.arch,
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [{"id": ref.id, "level": ref.level, "versions": dict(ref.versions)} for ref in solution.evidence],
