@@ -27,6 +27,8 @@ class _Inspected(BaseModel):
     descriptor: _Descriptor | None = Field(None, alias="Descriptor")
     size: int = Field(0, alias="Size", ge=0)
     repo_digests: list[str] | None = Field(None, alias="RepoDigests")
+    os: str = Field("", alias="Os", max_length=64)
+    architecture: str = Field("", alias="Architecture", max_length=64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Image:
     """Paths where a container gets a volume instead of what the image has there."""
     repo_digests: tuple[str, ...]
     """`repository@digest` of each registry that the engine knows it from."""
+    platform: str = ""
+    """The platform that it is for, e.g. linux/arm64; empty where it states none."""
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -72,4 +76,5 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         labels=config.labels or {},
         volumes=tuple(sorted(config.volumes or ())),
         repo_digests=tuple(facts.repo_digests or ()),
+        platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
     )

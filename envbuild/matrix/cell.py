@@ -22,6 +22,9 @@ X86_64 = "x86_64"
 ARCHITECTURE = "arch"
 """The axis of the host's architecture."""
 
+DEBIAN_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Debian's and Docker's name of each architecture."""
+
 _BESIDE = frozenset({"board", "driver", "flavor"})
 """What is stated beside a cell, so that rules can judge it, and is no part of the cell's identity."""
 
