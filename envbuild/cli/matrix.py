@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
@@ -39,6 +40,10 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
         _list(as_json=as_json)
     elif as_json:  # said before the subcommand, it means that one's answer
         ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
+
+
+matrix.add_command(try_pairs)
+matrix.add_command(list_trials)
 
 
 @matrix.command("list")
@@ -245,7 +250,7 @@ def page(folder: Path, as_json: bool) -> None:
     """
     from envbuild.curate.page import build_page
     from envbuild.curate.page_html import page_path, render_page, write_page
-    from envbuild.evidence.refs import committed_evidence, evidence_refs
+    from envbuild.evidence.refs import committed_evidence, committed_trials, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.suite import suite_of
@@ -257,6 +262,7 @@ def page(folder: Path, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
+        trials=committed_trials(),
         suite=suite_of,
         note=note,
     )
@@ -292,10 +298,11 @@ def page(folder: Path, as_json: bool) -> None:
 )
 @json_option
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
-    """Propose new releases of AXES, read from the package index and upstream tags.
+    """Propose new releases of AXES, read from package indexes and upstream tags.
 
-    Prints TOML with what a person has to fill in; nothing is written without --write. Where a git server does not answer,
-    the answer is without what its tags say, and the command exits with 8.
+    torch is asked for on PyPI and on PyTorch's index of each CUDA variant. Prints TOML with what a person has to fill in;
+    nothing is written without --write. Where an upstream does not answer, the answer is without what it has, and the command
+    exits with 8; where none does, it says that nobody was asked.
     """
     from envbuild.curate.proposals import append
     from envbuild.curate.update import propose
@@ -309,6 +316,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
             for p in proposals.found
         ],
+        "asked": proposals.asked,
         "unreachable": proposals.unreachable,
     }
     if write:
@@ -317,14 +325,14 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
 
     def human() -> str:
         if not proposals.found:
-            return "nothing new"
+            return "nothing new at " + ", ".join(proposals.asked)
         blocks = [f"# {p.axis}.toml\n{p.toml()}" for p in proposals.found]
         return "\n".join(blocks) + f"\n# {len(blocks)} proposals" + (", appended" if write else "")
 
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so their tags and commits are left to fill in",
+            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
         )

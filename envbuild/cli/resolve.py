@@ -9,8 +9,10 @@ from envbuild.cli.axes import axis_options, axis_order, request_from
 from envbuild.cli.output import emit, json_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from envbuild.evidence.claims import Claim
+    from envbuild.evidence.pairs import PairStanding
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
@@ -53,11 +55,11 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
         flavor: Any = solution.cell.versions.get("flavor", "runtime")
         inputs_of(matrix, solution.cell, stack=stack, flavor=flavor)
     verdict = driver_verdict(matrix, solution.cell)
-    standing = _standing(solution, lock)
+    claim = _claim(solution, lock)
     emit(
-        _answer(solution, verdict, standing),
+        _answer(solution, verdict, claim),
         as_json=as_json,
-        human=lambda: _told(matrix, solution, verdict, standing),
+        human=lambda: _told(matrix, solution, verdict, claim),
     )
 
 
@@ -69,7 +71,8 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
     from envbuild.errors import NoCellError
-    from envbuild.evidence.refs import evidence_refs
+    from envbuild.evidence.pairs import standing_of_pairs
+    from envbuild.evidence.refs import committed_trials, evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
     from envbuild.solver.asked import read_request
@@ -86,15 +89,18 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             error.hint = error.conflict.nearest_text()
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
+    applied = (*solution.rules, *solution.tested_with)
+    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, committed_trials())
     verdict = driver_verdict(matrix, solution.cell)
-    standing = _standing(solution, lock)
+    claim = _claim(solution, lock)
     emit(
         {
-            **_answer(solution, verdict, standing),
+            **_answer(solution, verdict, claim),
             "choices": [_choice_answer(choice) for choice in choices],
+            "pairs": [pair.as_json() for pair in pairs],
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict, standing),
+        human=lambda: _explained(solution, choices, verdict, claim, pairs),
     )
 
 
@@ -121,17 +127,18 @@ def _rule_answer(rule: "Rule") -> dict[str, Any]:
     }
 
 
-def _answer(
-    solution: "Solution", verdict: "DriverVerdict | None", standing: "Mapping[str, str | None]"
-) -> dict[str, Any]:
+def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> dict[str, Any]:
     return {
         "cell": dict(solution.cell.versions),
         "id": solution.cell.id,
         "arch": solution.cell.arch,
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
-        "evidence": [{"id": ref.id, "level": ref.level, "versions": dict(ref.versions)} for ref in solution.evidence],
-        "standing": dict(standing),
+        "evidence": [
+            {"id": ref.id, "level": ref.level, "versions": dict(ref.versions), "place": dict(ref.place)}
+            for ref in solution.evidence
+        ],
+        "standing": claim.as_json(),
         "left_out": dict(solution.left_out),
         "matrix": solution.matrix_digest,
     }
@@ -169,21 +176,26 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
     return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
 
 
-def _standing(solution: "Solution", lock: "Lock | None") -> dict[str, str | None]:
-    """Return what the records say of the cell: status, words, date of the record. With a lock, one of another is stale."""
-    from envbuild.evidence.refs import committed_evidence
-    from envbuild.evidence.standing import claim_of
+def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
+    """Return what may be said of the cell. With a lock, a record of another one is stale."""
+    from envbuild.evidence.claims import claim_of
+    from envbuild.evidence.refs import committed_evidence, committed_trials
     from envbuild.verify.suite import suite_of
 
-    claim = claim_of(
+    return claim_of(
         solution.cell,
         solution.evidence,
         committed_evidence(),
         suite=suite_of,
         lock_digest=lock.digest if lock else None,
+        trials=committed_trials(),
     )
-    date = f"{claim.record.date:%Y-%m-%dT%H:%M:%SZ}" if claim.record else None
-    return {"status": claim.status, "text": claim.text, "date": date}
+
+
+def _why(solution: "Solution", claim: "Claim", name: str) -> str:
+    """Return why an axis has its version, and what may be said of it where it is software that runs."""
+    component = claim.components.get(name)
+    return f"{component.text}; {solution.reasons[name]}" if component else solution.reasons[name]
 
 
 def _left_out_lines(solution: "Solution") -> list[str]:
@@ -196,15 +208,13 @@ def _left_out_lines(solution: "Solution") -> list[str]:
     return lines
 
 
-def _told(
-    matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", standing: "Mapping[str, str | None]"
-) -> str:
+def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> str:
     versions = solution.cell.versions
     rows = []
     for name in _sorted_axes(list(versions)):
         release = matrix.release(name, versions[name]) if matrix.has(name, versions[name]) else None
         commit = f" ({release.commit[:8]})" if release and release.commit else ""
-        rows.append((name, versions[name] + commit, solution.reasons[name]))
+        rows.append((name, versions[name] + commit, _why(solution, claim, name)))
     return "\n".join(
         [
             solution.cell.id,
@@ -212,7 +222,7 @@ def _told(
             *_table(rows),
             "",
             _verdict_line(verdict),
-            f"evidence   {standing['text']}",
+            f"evidence   {claim.text}",
             *_left_out_lines(solution),
         ]
     )
@@ -222,7 +232,8 @@ def _explained(
     solution: "Solution",
     choices: "tuple[Choice, ...]",
     verdict: "DriverVerdict | None",
-    standing: "Mapping[str, str | None]",
+    claim: "Claim",
+    pairs: "Sequence[PairStanding]",
 ) -> str:
     from envbuild.solver.order import ORDER_IN_WORDS
 
@@ -231,7 +242,7 @@ def _explained(
     by_axis = {choice.axis: choice for choice in choices}
     for name in _sorted_axes(list(by_axis)):
         choice = by_axis[name]
-        lines += ["", f"{name} {choice.version}: {choice.why}", f"    source: {choice.source}"]
+        lines += ["", f"{name} {choice.version}: {_why(solution, claim, name)}", f"    source: {choice.source}"]
         if choice.next_best:
             lines.append(f"    next best, {choice.next_best.version}: {choice.next_best.why}")
         if choice.newest:
@@ -242,5 +253,6 @@ def _explained(
     lines += [
         f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
     ]
-    lines += ["", _verdict_line(verdict), f"evidence   {standing['text']}", *_left_out_lines(solution)]
+    lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
+    lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *_left_out_lines(solution)]
     return "\n".join(lines)

@@ -1,34 +1,71 @@
 """`envbuild audit` and `envbuild reproduce`: an image held against its lock, and against its own rebuild."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from envbuild.cli.output import emit, json_option, note
 
+if TYPE_CHECKING:
+    from envbuild.verify.binaries.local import LocalAudit
+    from envbuild.verify.checks import Audit
+
 
 @click.command()
-@click.argument("tag")
+@click.argument("tag", metavar="IMAGE|WHEEL|FOLDER")
 @click.option(
     "--deep",
     is_flag=True,
     help="Fetch the locked wheels that this machine has not seen yet, to hold the installed files against them.",
 )
+@click.option(
+    "--gpu", metavar="GPU", help="Of a wheel or a folder: the GPU that its code is to run on, such as h100 or sm_90."
+)
 @json_option
-def audit(tag: str, deep: bool, as_json: bool) -> None:
-    """Look into an image, without a GPU: versions, files, imports, extensions, no compiler, one CUDA, nothing left over.
+def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
+    """Look into an image, a wheel or a folder, without a GPU and without running what is in a wheel or a folder.
 
-    Every installed file is held against its RECORD, and that against the locked wheel where its RECORD is known here.
+    Of an image: versions, files, imports, extensions, no compiler, one CUDA, nothing left over. Every installed file is
+    held against its RECORD, and that against the locked wheel where its RECORD is known here.
+
+    Of all three, the binaries: libraries and symbols that the loader would not find, versions of libc, GPU code for the
+    GPU, the C++ ABI, copies of CUDA's libraries, search paths of a build machine. A folder is named with a slash (./lib).
+
     Exits with 6 when it finds a defect.
     """
     from envbuild.cli.show import table
+    from envbuild.errors import UsageError
     from envbuild.settings import load_settings
-    from envbuild.verify.audit import audit as look
+    from envbuild.verify.binaries.local import audit_local, local_path
 
-    found = look(load_settings(), tag, deep=deep, note=note)
+    found: Audit | LocalAudit
+    if (path := local_path(tag)) is not None:
+        if deep:
+            raise UsageError("a wheel or a folder has no lock", where="--deep", hint="leave the flag out")
+        found = audit_local(path, (_sm_of(gpu),) if gpu else ())
+    else:
+        if gpu:
+            text = "an image is held against the GPU of its own cell"
+            raise UsageError(text, where="--gpu", hint="leave the flag out")
+        from envbuild.verify.audit import audit as look
+
+        found = look(load_settings(), tag, deep=deep, note=note)
     word = {"passed": "ok", "failed": "DEFECT", "unproven": "?"}
-    emit(
-        found.as_json(), as_json=as_json, human=lambda: table([(word[c.verdict], c.name, c.text) for c in found.checks])
-    )
+    checks = found.checks
+    emit(found.as_json(), as_json=as_json, human=lambda: table([(word[c.verdict], c.name, c.text) for c in checks]))
     found.raise_for_defects()
+
+
+def _sm_of(gpu: str) -> int:
+    from envbuild.errors import UsageError
+    from envbuild.matrix.load import load_matrix
+
+    releases = load_matrix().releases["gpu"]
+    for release in releases:
+        if gpu.lower() in {release.version, *release.aliases}:
+            return int(release.version.removeprefix("sm_"))
+    known = ", ".join(release.version for release in releases)
+    raise UsageError(f"{gpu} is no GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them")
 
 
 @click.command()

@@ -34,12 +34,14 @@ class Apex(Component):
 
     axis = "apex"
     place = 20
+    switches = ("APEX_",)
     label = "apex"
     facts = ApexFacts
     in_ngc = True
     needs_commit = True
     runtime = ("packaging",)
     upstream = Upstream(repository=_URL)
+    extensions = {"apex": _EXTENSIONS}
 
     def module(self, view: View) -> str:
         del view

@@ -145,6 +145,22 @@ class Wheel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostSources:
+    """The C++ of a component that an ordinary compiler reads, for trials without a build.
+
+    Attributes:
+        folders: where it lies below the source; every C++ file there counts.
+        includes: folders that its build adds to the search for headers.
+        flags_in: the files in which its build states compiler flags.
+
+    """
+
+    folders: tuple[str, ...]
+    includes: tuple[str, ...]
+    flags_in: tuple[str, ...] = ("setup.py",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Upstream:
     """Where new releases appear, for `matrix update` and `matrix check --online`.
 
@@ -189,6 +205,12 @@ class Component:
     variants: ClassVar[tuple[str, ...]] = ()
     """Beginnings of distributions' names whose version follows from its own, one per CUDA version."""
     upstream: ClassVar[Upstream] = Upstream()
+    extensions: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """By the name of a distribution: extension modules without which it is not what it is used for, in every release."""
+    switches: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the environment variables that its setup.py reads, by which its compile is another one."""
+    host_sources: ClassVar[HostSources | None] = None
+    """The C++ of its source distribution."""
 
     def module(self, view: View) -> str | None:
         """Return a module that imports where the component is installed."""

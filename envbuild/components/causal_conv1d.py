@@ -1,6 +1,6 @@
 """causal-conv1d, compiled from PyPI's sdist: the short convolution in front of a Mamba layer."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
 
 
 class CausalConv1d(Component):
@@ -8,12 +8,15 @@ class CausalConv1d(Component):
 
     axis = "causal-conv1d"
     place = 70
+    switches = ("CAUSAL_CONV1D_",)
     label = "conv1d-"
     distributions = ("causal-conv1d",)
+    host_sources = HostSources(folders=("csrc",), includes=("csrc",))
     upstream = Upstream(
         distribution="causal-conv1d",
         to_fill_in=("whether its sdist holds csrc", "CUDA versions and architectures of setup.py's list"),
     )
+    extensions = {"causal-conv1d": ("causal_conv1d_cuda",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

@@ -1,6 +1,6 @@
 """DeepSpeed, from PyPI's sdist."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel
 
 
 class DeepSpeed(Component):
@@ -8,8 +8,15 @@ class DeepSpeed(Component):
 
     axis = "deepspeed"
     place = 60
+    switches = ("DS_",)
     label = "ds"
     distributions = ("deepspeed",)
+    # the two ops that a training run compiles by default: the fused optimisers of GPU and CPU
+    host_sources = HostSources(
+        folders=("csrc/adam", "csrc/utils"),
+        includes=("csrc/includes", "csrc/adam"),
+        flags_in=("op_builder/builder.py",),
+    )
     upstream = Upstream(
         distribution="deepspeed", to_fill_in=("whether its requirements changed (requirements/requirements.txt)",)
     )

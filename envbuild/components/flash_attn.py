@@ -1,6 +1,6 @@
 """flash-attention 2, compiled from PyPI's sdist."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
 from envbuild.util.model import Model
 
 
@@ -14,14 +14,19 @@ class FlashAttention(Component):
 
     axis = "flash-attn"
     place = 30
+    switches = ("FLASH_ATTENTION_", "FLASH_ATTN_")
     label = "fa"
     facts = FlashAttnFacts
     distributions = ("flash-attn",)
+    host_sources = HostSources(
+        folders=("csrc/flash_attn",), includes=("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")
+    )
     upstream = Upstream(
         distribution="flash-attn",
         facts=("pypi",),
         to_fill_in=("facts.cxx_standard (setup.py)", "whether TE's cap takes it in"),
     )
+    extensions = {"flash-attn": ("flash_attn_2_cuda",)}
 
     def sources(self, view: View) -> Sources:
         release = view.release("flash-attn")

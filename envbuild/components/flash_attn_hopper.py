@@ -53,6 +53,7 @@ class FlashAttentionHopper(Component):
 
     axis = "flash-attn-hopper"
     place = 40
+    switches = ("FLASH_ATTENTION_", "FAHOPPER_")
     label = "fa3-"
     facts = Fa3Facts
     needs_commit = True

@@ -8,12 +8,14 @@ class GroupedGemm(Component):
 
     axis = "grouped-gemm"
     place = 72
+    switches = ("GROUPED_GEMM_",)
     label = "ggemm"
     distributions = ("nv-grouped-gemm",)
     upstream = Upstream(
         distribution="nv-grouped-gemm",
         to_fill_in=("whether its sdist holds third_party/cutlass", "the C++ standard that setup.py gives nvcc"),
     )
+    extensions = {"grouped-gemm": ("grouped_gemm_backend",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

@@ -1,6 +1,6 @@
 """mamba-ssm, compiled from PyPI's sdist; the fused paths of its layers take causal-conv1d, which is a component too."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
 
 
 class MambaSsm(Component):
@@ -8,8 +8,10 @@ class MambaSsm(Component):
 
     axis = "mamba-ssm"
     place = 74
+    switches = ("MAMBA_",)
     label = "mamba"
     distributions = ("mamba-ssm",)
+    host_sources = HostSources(folders=("csrc/selective_scan",), includes=("csrc/selective_scan",))
     upstream = Upstream(
         distribution="mamba-ssm",
         to_fill_in=(
@@ -18,6 +20,7 @@ class MambaSsm(Component):
             "the C++ standard of setup.py, and the triton that it requires",
         ),
     )
+    extensions = {"mamba-ssm": ("selective_scan_cuda",)}
 
     def sources(self, view: View) -> Sources:
         version = view.release(self.axis).version

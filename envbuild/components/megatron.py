@@ -8,6 +8,8 @@ from envbuild.util.model import Model
 
 class MegatronFacts(Model):
     pypi: str | None = None
+    imports: tuple[str, ...] = ()
+    """Distributions that it imports and does not ask for."""
 
 
 class Megatron(Component):
@@ -28,7 +30,7 @@ class Megatron(Component):
         if view.repository:
             return ()
         release = view.release("megatron")
-        return (f"megatron-core=={release.facts.pypi or release.version}",)
+        return (f"megatron-core=={release.facts.pypi or release.version}", *release.facts.imports)
 
     def expected(self, view: View) -> dict[str, Any] | None:
         if view.repository:

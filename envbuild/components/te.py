@@ -2,7 +2,18 @@
 
 from typing import Literal
 
-from envbuild.components.base import Component, Sdist, Sources, Tree, Upstream, View, Wheel, commit_of, sm_of
+from envbuild.components.base import (
+    Component,
+    HostSources,
+    Sdist,
+    Sources,
+    Tree,
+    Upstream,
+    View,
+    Wheel,
+    commit_of,
+    sm_of,
+)
 from envbuild.errors import UsageError
 from envbuild.util.model import Model
 
@@ -25,12 +36,19 @@ class TransformerEngine(Component):
 
     axis = "te"
     place = 10
+    switches = ("NVTE_",)
     label = "te"
     facts = TeFacts
     distributions = ("transformer-engine", "transformer-engine-torch")
     variants = ("transformer-engine-cu",)
     in_ngc = True
+    host_sources = HostSources(
+        folders=("csrc",),
+        includes=("common_headers", "common_headers/common", "common_headers/common/include", "csrc"),
+        flags_in=("setup.py", "build_tools/pytorch.py"),
+    )
     upstream = Upstream(distribution="transformer-engine", repository=_URL, chosen=False)
+    extensions = {"transformer-engine-torch": ("transformer_engine_torch",)}
 
     def module(self, view: View) -> str:
         return "transformer_engine" if self.is_brought(view) else "transformer_engine.pytorch"

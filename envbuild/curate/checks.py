@@ -15,6 +15,7 @@ from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
 from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
+from envbuild.evidence.trials import load_trials
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
@@ -134,9 +135,11 @@ def _releases(matrix: Matrix) -> Iterator[Finding]:
 def _evidence_sources(matrix: Matrix) -> Iterator[Finding]:
     folder = data_dir("matrices") / "evidence"
 
+    tried = {trial.id for trial in load_trials(data_dir("matrices") / "trials")}
+
     def missing(source: Source) -> bool:
         kind, _, name = source.partition(":")
-        return kind == "evidence" and not list(folder.glob(f"{name}*"))
+        return (kind == "evidence" and not list(folder.glob(f"{name}*"))) or (kind == "trial" and name not in tried)
 
     for rule in matrix.rules:
         if missing(rule.source):

@@ -16,7 +16,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import public_version, version_key
 from envbuild.solver.enumerate import enumerate_cells
-from envbuild.solver.order import EvidenceRef
+from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import solve
 
 AXES = ("cuda", "torch", "te")

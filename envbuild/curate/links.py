@@ -10,7 +10,7 @@ _PYPI = re.compile(r"^PyPI:(?P<name>[^=\s]+)(?:==(?P<version>[^:\s]+))?(?::\S+)?
 def source_url(source: str) -> str | None:
     """Return the address at which `source` (as `model.Source` allows it) can be read; None for what has none.
 
-    A run has no address. Evidence is linked within the page that shows it, as `#evidence-ID`.
+    A run and a trial have no address. Evidence is linked within the page that shows it, as `#evidence-ID`.
     """
     if source.startswith(("https://", "http://")):
         return source

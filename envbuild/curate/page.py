@@ -11,14 +11,17 @@ from typing import Any
 
 from envbuild.curate.page_reasons import Reasons, pins_of
 from envbuild.errors import NoCellError
+from envbuild.evidence.claims import tried_word
+from envbuild.evidence.pairs import standing_of_pairs
 from envbuild.evidence.records import Evidence
-from envbuild.evidence.standing import Suite, evidence_for, summaries, summary
-from envbuild.matrix.cell import NONE, Pin, Request
+from envbuild.evidence.standing import Suite, standing_for, summaries, summary
+from envbuild.evidence.trials import Ledger
+from envbuild.matrix.cell import NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, CudaFacts, Release, Spec
 from envbuild.matrix.spec import matches
 from envbuild.solver.enumerate import enumerate_cells
-from envbuild.solver.order import EvidenceRef
+from envbuild.solver.proof import EvidenceRef, Proof
 from envbuild.solver.solve import Solution, solve
 from envbuild.stacks.model import Stack
 
@@ -49,7 +52,8 @@ class Page:
     grids: tuple[Grid, ...]
     cells: tuple[Mapping[str, Any], ...]
     """One per combination that has a cell: `id`, `versions`, `rules` and those of them by which somebody tested this torch
-    with this te (`together`), `standing`, `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
+    with this te (`together`), `standing`, `tried` (the word that trials alone give it), `pairs` (text, `tried`, `stated` or
+    `neither`, and its verdict), `on` (GPU -> Pythons, as bits), `no_gpu` and `no_python` (number -> reason)."""
     reasons: tuple[tuple[Mapping[str, str], ...], ...]
     """Why there is no cell: steps of `text`, `rule` and `source`."""
     gpus: tuple[Release, ...]
@@ -59,6 +63,11 @@ class Page:
     stacks: tuple[Mapping[str, Any], ...]
     evidence: tuple[Evidence, ...]
 
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The four words of what was proven: as JSON has them -> as people read them."""
+        return {proof.value: proof.words for proof in Proof}
+
 
 def build_page(
     matrix: Matrix,
@@ -67,6 +76,7 @@ def build_page(
     records: Sequence[Evidence] = (),
     evidence: Sequence[EvidenceRef] = (),
     suite: Suite | None = None,
+    trials: Ledger | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
     """Work out what the page shows.
@@ -77,6 +87,7 @@ def build_page(
         records: evidence, as `load_evidence` returns it.
         evidence: the same as the solver ranks by it.
         suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
+        trials: the ledger of trials; a cell that never ran is shown as tried where it says so.
         note: told how far it is: this takes some seconds.
 
     """
@@ -86,6 +97,7 @@ def build_page(
     where = _where(matrix, gpus, pythons)
     reasons = Reasons(matrix=matrix)
     cells: list[Mapping[str, Any]] = []
+    ledger = trials or Ledger(())
 
     def entry(cuda: str, torch: str, te: str) -> int:
         pins = {"cuda": cuda, "torch": torch, "te": te}
@@ -103,7 +115,14 @@ def build_page(
                 "versions": {a: solution.cell.versions[a] for a in _SHOWN if a in solution.cell.versions},
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
-                "standing": summaries(records, pins, suite),
+                "standing": summaries(records, pins, solution.cell.versions, suite),
+                "tried": tried_word(solution.cell.versions, ledger).value,
+                "pairs": [
+                    [str(pair), pair.known, pair.verdict or ""]
+                    for pair in standing_of_pairs(
+                        matrix, solution.cell.versions, (*solution.rules, *solution.tested_with), ledger
+                    )
+                ],
                 "on": on,
                 "no_gpu": {}
                 if cuda == _CPU
@@ -237,5 +256,10 @@ def _stack(
         "cell": cell,
         "versions": dict(solution.cell.versions) if solution else {},
         "why": why,
-        "standing": summary(evidence_for(records, cell_id=cell, suite=suite), cell) if cell else None,
+        "standing": _standing(solution.cell, records, suite) if solution else None,
     }
+
+
+def _standing(cell: Cell, records: Sequence[Evidence], suite: Suite | None) -> Mapping[str, str]:
+    own = [record for record in records if record.cell_id == cell.id]
+    return summary(standing_for(own, cell.versions, suite=suite), cell.id, cell.versions)

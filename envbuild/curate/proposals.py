@@ -35,9 +35,10 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposals:
-    """Everything that was found, and the upstreams that could not be asked."""
+    """Everything that was found, the upstreams that answered, and those that could not be asked."""
 
     found: tuple[Proposal, ...]
+    asked: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
 
 

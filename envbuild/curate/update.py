@@ -13,9 +13,10 @@ from packaging.version import Version
 
 from envbuild.components import COMPONENTS
 from envbuild.curate.proposals import Proposal, Proposals
+from envbuild.curate.torch_builds import torch_builds
 from envbuild.curate.upstreams import Asking
-from envbuild.curate.wheels import Metadata, distributions, member, metadata_of, python_tags
-from envbuild.errors import UsageError
+from envbuild.curate.wheels import metadata_of
+from envbuild.errors import HostError, UsageError
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.settings import Settings
@@ -26,69 +27,14 @@ MEGATRON_REPOSITORY = "https://github.com/NVIDIA/Megatron-LM.git"
 _APEX_TAG = re.compile(r"[0-9]{2}\.(?:0[1-9]|1[0-2])(?:\.[0-9]{2})?")
 
 
-def _cuda_of(metadata: Metadata) -> str | None:
-    """Return the CUDA major.minor that a torch wheel pins, from its runtime or its toolkit."""
-    for prefix in ("cuda-toolkit", "nvidia-cuda-runtime"):
-        pinned = metadata.pin(prefix)
-        if pinned is not None:
-            return ".".join(pinned.split(".")[:2])
-    return None
-
-
-def _torch_builds(asking: Asking) -> Iterator[Proposal]:
-    for distribution, day in asking.newer("torch", "torch"):
-        public = str(distribution.version)
-        if not distribution.wheels:
-            continue
-        wheel = distribution.wheels[-1]
-        metadata = metadata_of(asking.settings, wheel)
-        cuda = _cuda_of(metadata)
-        if cuda is None:
-            continue
-        standard = re.findall(r"-std=c\+\+([0-9]{2})\b", member(asking.settings, wheel, "torch/utils/cpp_extension.py"))
-        platform = next((m[0] for m in re.finditer(r"manylinux(?:_\d+_\d+|\d+)", wheel.filename)), None)
-        pythons = sorted(python_tags(distribution), key=Version)
-        fixes = {axis: metadata.pin(f"nvidia-{axis}-cu") for axis in ("cudnn", "nccl")}
-        toolkit = metadata.pin("cuda-toolkit")
-        remarks = [f"wheels for Python {', '.join(pythons)}: a rule of topic python-range says so"]
-        remarks += [
-            f"requires {r.name}{r.specifier}: a cap says so"
-            for r in metadata.requires
-            if r.name in {"setuptools", "numpy"} and r.specifier
-        ]
-        yield Proposal(
-            axis="torch",
-            version=f"{public}+cu{cuda.replace('.', '')}",
-            release={
-                "version": f"{public}+cu{cuda.replace('.', '')}",
-                "source": f"PyPI:torch=={public}",
-                "date": day,
-                "needs": {"cuda": cuda},
-                "fixes": fixes,
-                "facts": {
-                    "index": "pypi",
-                    "toolkit": toolkit,
-                    "manylinux": platform,
-                    "cxx_standard": int(min(standard)) if standard else None,
-                },
-            },
-            to_fill_in=(
-                "facts.archs, the SM numbers of its kernels (RELEASE.md, or cuobjdump on libtorch_cuda.so)",
-                "the builds for other CUDA versions, and the CPU's, from PyTorch's own indexes",
-                *(() if day else ("date",)),
-            ),
-            remarks=tuple(remarks),
-        )
-
-
 def _torch(asking: Asking) -> Iterator[Proposal]:
     if asking.torch is None:
-        asking.torch = tuple(_torch_builds(asking))
+        asking.torch = tuple(torch_builds(asking))
     yield from asking.torch
 
 
 def _te(asking: Asking) -> Iterator[Proposal]:
-    cores = {major: set(distributions(asking.settings, f"transformer-engine-cu{major}")) for major in ("12", "13")}
+    cores = {major: set(asking.releases(f"transformer-engine-cu{major}")) for major in ("12", "13")}
     for distribution, day in asking.newer("te", "transformer-engine"):
         version = distribution.version
         tag = "v" + str(version).removesuffix(".0") if version.micro == 0 else f"v{version}"
@@ -174,7 +120,7 @@ def _megatron(asking: Asking) -> Iterator[Proposal]:
 
 
 def _nvcc(asking: Asking) -> Iterator[Proposal]:
-    compilers = distributions(asking.settings, "nvidia-cuda-nvcc")
+    compilers = asking.releases("nvidia-cuda-nvcc")
     listed = {Version(r.version): r for r in asking.matrix.releases["nvcc"]}
     for distribution, day in asking.newer("nvcc", "cuda-toolkit"):
         # the toolkits of CUDA 12 have no nvcc on PyPI, so only those of CUDA 13 and newer are releases here
@@ -254,9 +200,11 @@ _AXES: dict[AxisName, Callable[[Asking], Iterator[Proposal]]] = dict(sorted((_OW
 def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Proposals:
     """Return the releases of `axes` (all that can be asked by default) that upstream has and `matrix` has not.
 
+    An upstream that cannot be reached is listed in the answer, which is then without what it has.
+
     Raises:
         UsageError: an axis has no upstream to ask.
-        HostError: the package index cannot be reached. A git host that cannot be reached is listed in the answer.
+        HostError: no upstream can be reached, so that there is no answer at all.
         LockError: the index does not have a distribution, or its answer is no page of an index.
 
     """
@@ -271,4 +219,10 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
     found: list[Proposal] = []
     for axis in axes or tuple(axis for axis in _AXES if axis in matrix.axes):
         found += _AXES[axis](asking)
-    return Proposals(found=tuple(found), unreachable=tuple(asking.unreachable))
+    if not asking.answered:
+        raise HostError(
+            "the upstreams cannot be reached, so nobody was asked and nothing is known of new releases",
+            where=", ".join(asking.unreachable),
+            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+        )
+    return Proposals(found=tuple(found), asked=tuple(asking.answered), unreachable=tuple(asking.unreachable))

@@ -7,34 +7,21 @@ read with range requests: a few tens of kilobytes of a file of a gigabyte.
 import datetime as dt
 import email.parser
 import email.policy
-import io
 import re
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
+from envbuild.curate.ranges import RemoteWheel
 from envbuild.errors import HostError, LockError
 from envbuild.lock.index import IndexFile, files_of
-from envbuild.net.address import login_for, place_of, read_address
+from envbuild.net.address import place_of
 from envbuild.net.data import read_object, table
-from envbuild.net.exchange import PAGE, Answer
-from envbuild.net.failures import BadAnswerError, NoAnswerError, failure_of, refusal_of
 from envbuild.net.fetch import fetch
-from envbuild.net.http import Client
 from envbuild.settings import Settings
-from envbuild.util.names import shown
-
-_CHUNK = 1 << 16
-_HTTP_PARTIAL = 206
-_LONGEST_MEMBER = 64 << 20
-"""Bytes of a file within a wheel, and of the wheel's own directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +82,16 @@ def python_tags(distribution: Distribution) -> set[str]:
     return found
 
 
-def distributions(settings: Settings, name: str) -> dict[Version, Distribution]:
-    """Return every final release of `name` that the index lists, oldest first.
+def distributions(
+    settings: Settings, name: str, *, index: str | None = None, prereleases: bool = False
+) -> dict[Version, Distribution]:
+    """Return every final release of `name` that an index lists, oldest first.
+
+    Args:
+        settings: the index by default, proxies, CA bundle, logins.
+        name: the distribution.
+        index: another index than the settings'.
+        prereleases: whether betas and the like are returned too.
 
     Raises:
         HostError: the index cannot be reached.
@@ -104,9 +99,9 @@ def distributions(settings: Settings, name: str) -> dict[Version, Distribution]:
 
     """
     grouped: dict[Version, list[IndexFile]] = {}
-    for file in files_of(settings, name):
+    for file in files_of(settings, name, index=index):
         version = parse_filename(file.filename)
-        if version is not None and not version.is_prerelease:
+        if version is not None and (prereleases or not version.is_prerelease):
             grouped.setdefault(version, []).append(file)
     return {
         version: Distribution(name=canonicalize_name(name), version=version, files=tuple(grouped[version]))
@@ -195,88 +190,6 @@ def _specifiers(stated: object) -> str | None:
     return text or None
 
 
-class _Ranges(io.RawIOBase):
-    """A remote file, read in chunks as zipfile asks for them."""
-
-    def __init__(self, client: Client, settings: Settings, url: str) -> None:
-        self._client = client
-        self._url = url
-        self._login = login_for(settings, read_address(url))
-        self._at = 0
-        self._held = (0, b"")
-        _, self._size = self._part(0, 0)
-
-    def _part(self, first: int, last: int) -> tuple[bytes, int]:
-        """Return the bytes from `first` to `last`, both included, and the size of the whole file."""
-        asked = last - first + 1
-
-        def take(answer: Answer, chunks: Iterator[bytes]) -> tuple[bytes, int]:
-            if answer.status != _HTTP_PARTIAL:
-                raise OSError("the index does not answer range requests")
-            stated = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", answer.headers.get("content-range", ""))
-            if not stated or int(stated[1]) != first:
-                raise OSError("the index answers another range than the one asked for")
-            return b"".join(chunks), int(stated[3])
-
-        answer, taken = self._client.ask(
-            self._url,
-            take,
-            bounds=replace(PAGE, size=asked),
-            headers={"Range": f"bytes={first}-{last}"},
-            login=self._login,
-        )
-        if taken is None:
-            raise refusal_of(answer, self._url)
-        if len(taken[0]) != asked:
-            raise OSError("the index answers another range than the one asked for")
-        return taken
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        size = min(size if size >= 0 else self._size, self._size - self._at)
-        if size <= 0:
-            return b""
-        start, held = self._held
-        if not (start <= self._at and self._at + size <= start + len(held)):
-            if size > _LONGEST_MEMBER:
-                raise OSError(f"it holds a part of more than {_LONGEST_MEMBER >> 20} MiB")
-            end = min(self._size, self._at + max(size, _CHUNK)) - 1
-            body, whole = self._part(self._at, end)
-            if whole != self._size:
-                raise OSError("it changed while it was read")
-            start, held = self._held = (self._at, body)
-        data = held[self._at - start : self._at - start + size]
-        self._at += len(data)
-        return data
-
-
-# What zipfile raises for an archive that is damaged, or made to confuse it.
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
 def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
     """Return the text of the file in `wheel` whose path ends with `suffix`.
 
@@ -285,23 +198,10 @@ def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
         LockError: the wheel has no such file, or the index serves no ranges of it.
 
     """
-    try:
-        with Client(settings) as client, zipfile.ZipFile(_Ranges(client, settings, wheel.url)) as archive:
-            for name in archive.namelist():
-                if name.endswith(suffix):
-                    with archive.open(name) as file:
-                        body = file.read(_LONGEST_MEMBER + 1)
-                    if len(body) > _LONGEST_MEMBER:
-                        raise OSError(f"its {suffix} has more than {_LONGEST_MEMBER >> 20} MiB")
-                    return body.decode("utf-8", "replace")
-    except NoAnswerError as error:
-        raise failure_of(error, wheel.url) from None
-    except (BadAnswerError, *_UNREADABLE) as error:
-        raise LockError(
-            f"{wheel.filename} cannot be looked into: {shown(str(error) or type(error).__name__)}",
-            where=place_of(wheel.url),
-            hint="try again, or with an index that answers range requests",
-        ) from None
+    with RemoteWheel(settings, wheel) as archive:
+        for name in archive.names:
+            if name.endswith(suffix):
+                return archive.read(name).decode("utf-8", "replace")
     raise LockError(f"{wheel.filename} holds no {suffix}", where=place_of(wheel.url), hint="look at the wheel by hand")
 
 

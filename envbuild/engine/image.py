@@ -15,6 +15,7 @@ LIMIT = 16 << 20
 class _Config(BaseModel):
     labels: dict[str, str] | None = Field(None, alias="Labels")
     volumes: dict[str, Any] | None = Field(None, alias="Volumes")
+    environment: list[str] | None = Field(None, alias="Env")
 
 
 class _Descriptor(BaseModel):
@@ -46,6 +47,8 @@ class Image:
     labels: dict[str, str]
     volumes: tuple[str, ...]
     """Paths where a container gets a volume instead of what the image has there."""
+    environment: tuple[str, ...]
+    """Variables of its processes, each `NAME=value`."""
     repo_digests: tuple[str, ...]
     """`repository@digest` of each registry that the engine knows it from."""
     platform: str = ""
@@ -75,6 +78,7 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         size=facts.size,
         labels=config.labels or {},
         volumes=tuple(sorted(config.volumes or ())),
+        environment=tuple(config.environment or ()),
         repo_digests=tuple(facts.repo_digests or ()),
         platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
     )

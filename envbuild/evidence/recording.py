@@ -1,6 +1,7 @@
 """Make the record of a run: what it keeps, and that it names no host, user or path."""
 
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -90,6 +91,8 @@ def from_report(
         "adopted": dict(adopted or {}),
         "built_with": dict(built_with or {}),
         "keyword": keyword or "",
+        # every image is for x86_64; an environment of this host is for this host
+        "architecture": platform.machine() if report.target["kind"] == "host" else "x86_64",
     }
     record = _plain(record)
     record |= redacted({key: record[key] for key in ("reason", "tests")}, nodes)

@@ -81,6 +81,8 @@ class Evidence(_Model):
     """Build switches that the lock does not state: they leave something out of what was compiled."""
     keyword: str = ""
     """The run's `-k`: only tests that match it ran."""
+    architecture: str = "x86_64"
+    """The host's processor, as `uname -m` says it. The records without this field are all of x86_64."""
     id: str = ""
 
     @property
@@ -90,31 +92,22 @@ class Evidence(_Model):
 
     @property
     def where(self) -> str:
-        """The machine in a few words: `2x H200, driver 580.159.04` or `CPU`."""
+        """The machine, and the `-k`, in a few words: `2x H200, driver 580` or `CPU`."""
+        return f"{self.machine}, only -k {self.keyword!r}" if self.keyword else self.machine
+
+    @property
+    def machine(self) -> str:
+        """The machine in a few words: `2x H200, driver 580` or `CPU`."""
         if not self.gpus or self.device == "cpu":
-            text = "CPU"
-        else:
-            name = re.sub(r"^NVIDIA ", "", self.gpus[0].name)
-            text = name if self.ranks <= 1 else f"{self.ranks}x {name}"
-            text = f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
-        return f"{text}, only -k {self.keyword!r}" if self.keyword else text
+            return "CPU"
+        name = re.sub(r"^NVIDIA ", "", self.gpus[0].name)
+        text = name if self.ranks <= 1 else f"{self.ranks}x {name}"
+        return f"{text}, driver {self.driver.partition('.')[0]}" if self.driver else text
 
     @property
     def ranks(self) -> int:
         """On how many ranks the run went: below `distributed` a test runs on one, whatever the machine has."""
         return self.nproc if self.level in ("distributed", "bench") else 1
-
-    @property
-    def caveat(self) -> str:
-        """What of the lock did not run as it is, in words; empty when all of it did."""
-        parts = []
-        if self.adopted:
-            parts.append(f"{'torch' if 'torch' in self.adopted else 'packages'} adopted from the host")
-        if self.built_with:
-            parts.append(
-                f"compiled with {len(self.built_with)} switch{'es' * (len(self.built_with) > 1)} beside the lock's"
-            )
-        return " and ".join(parts)
 
     @property
     def depth(self) -> int:

@@ -1,14 +1,16 @@
-"""The committed evidence as the solver ranks by it: how far each proof went, and the versions that it ran."""
+"""The committed evidence as the solver ranks by it: how far each proof went, the versions that it ran, and on what."""
 
 from functools import cache
 from typing import TYPE_CHECKING
 
 from envbuild.components import SOFTWARE
+from envbuild.evidence.place import altered_of, place_of
 from envbuild.paths import data_dir
-from envbuild.solver.order import EvidenceRef, Level
+from envbuild.solver.proof import EvidenceRef, Level
 
 if TYPE_CHECKING:
     from envbuild.evidence.records import Evidence
+    from envbuild.evidence.trials import Ledger
 
 
 @cache
@@ -26,12 +28,13 @@ def committed_evidence() -> tuple["Evidence", ...]:
 
 @cache
 def evidence_refs() -> tuple[EvidenceRef, ...]:
-    """Return what the records that passed prove.
+    """Return what the records that passed prove, and for which GPU, host architecture, Python, MPI and OS.
 
     Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
     nothing of a cell.
 
-    A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say that it is stale.
+    A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say
+    that it is stale.
 
     Raises:
         DataError: a record was edited.
@@ -43,5 +46,22 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
             continue
         versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis)}
         level: Level = "built" if not record.to_step else "gpu" if record.device == "cuda" else "cpu"
-        found.append(EvidenceRef(id=record.id, level=level, versions=versions))
+        found.append(
+            EvidenceRef(
+                id=record.id, level=level, versions=versions, place=place_of(record), altered=altered_of(record)
+            )
+        )
     return tuple(found)
+
+
+@cache
+def committed_trials() -> "Ledger":
+    """Return the ledger of trials that `claim_of` and the page ask, by pair of releases.
+
+    Raises:
+        DataError: a record was edited.
+
+    """
+    from envbuild.evidence import trials
+
+    return trials.Ledger(trials.committed_trials())

@@ -1,14 +1,14 @@
-"""What the records say of a cell: whether it was proven, where, when, and by how much of it."""
+"""What the records of a cell say of it: the one that it stands on, and whether that is stale; the same for the page."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
-from envbuild.components import SOFTWARE
+from envbuild.evidence.place import differences, place_of, proof_of
 from envbuild.evidence.records import Evidence
-from envbuild.matrix.cell import NONE, Cell
-from envbuild.solver.order import EvidenceRef
+from envbuild.matrix.cell import NONE
+from envbuild.matrix.model import AxisName
+from envbuild.solver.proof import Proof
 
 Suite = str | Callable[[Collection[str]], str]
 """The hash of the smoke suite, or what gives it for the axes of a cell."""
@@ -25,29 +25,6 @@ class Standing:
     record: Evidence | None = None
     """The record that the status rests on."""
     why_stale: str = ""
-
-    def describe(self, now: datetime | None = None) -> str:
-        """Return it in words: `verified on H200, driver 580, 3 days ago`, `never verified`."""
-        if self.record is None:
-            return "never verified"
-        when = age(self.record.date, now or datetime.now(UTC))
-        level = "" if self.record.to_step else f" ({self.record.level})"
-        how = f"{f'verified{level}' if self.record.passed else 'failed'} on {self.record.where}, {when}"
-        if self.status == "stale":
-            return f"stale: {how}, but {self.why_stale}"
-        if self.record.passed and self.record.caveat:
-            how += f" ({self.record.caveat})"
-        return how if self.record.passed else f"{how}: {self.record.reason.partition(chr(10))[0]}"
-
-
-def age(then: datetime, now: datetime) -> str:
-    """Return how long ago `then` was, in one unit."""
-    seconds = max(0, int((now - then).total_seconds()))
-    for unit, size in (("year", 31557600), ("month", 2629800), ("day", 86400), ("hour", 3600), ("minute", 60)):
-        count = seconds // size
-        if count:
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
 
 
 def evidence_for(
@@ -97,6 +74,29 @@ def evidence_for(
     return Standing(status="stale", record=stale[0], why_stale=stale[1])
 
 
+def standing_for(
+    own: Sequence[Evidence],
+    versions: Mapping[AxisName, str],
+    *,
+    suite: Suite | None = None,
+    lock_digest: str | None = None,
+) -> Standing:
+    """Return what the records of one cell say of `versions`: those that count for it, and only where none does, the others.
+
+    Args:
+        own: records of one cell.
+        versions: the cell that it is told of, axis -> version; that one, or another with its software.
+        suite: as for `evidence_for`.
+        lock_digest: likewise.
+
+    """
+    standing = Standing(status="never")
+    for some in ([record for record in own if not differences(record, versions)], own):
+        if some and standing.status == "never":
+            standing = evidence_for(some, cell_id=some[0].cell_id, suite=suite, lock_digest=lock_digest)
+    return standing
+
+
 def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
     now = suite(record.cell) if callable(suite) else suite
     if now is not None and record.suite != now:
@@ -106,80 +106,68 @@ def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What may be said of a cell from its own records, or else from those of another cell with its software."""
-
-    status: Status
-    text: str
-    """The same in words."""
-    record: Evidence | None = None
-    """The record that the status rests on."""
-
-
-def claim_of(
-    cell: Cell,
-    proven: Iterable[EvidenceRef],
-    records: Collection[Evidence],
-    *,
-    suite: Suite | None = None,
-    lock_digest: str | None = None,
-) -> Claim:
-    """Return what the records say of the cell, or else of another with its software.
+def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) -> dict[str, str]:
+    """Return a standing as JSON values.
 
     Args:
-        cell: the cell.
-        proven: the records that the solver found for its software.
-        records: every record.
-        suite: as for `evidence_for`.
-        lock_digest: the cell's lock; a record of the cell with another one is stale.
+        standing: what the records of a cell say.
+        cell_id: that cell.
+        versions: the cell that it is told of, axis -> version.
+
+    Returns:
+        `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `date`, `why` and
+        `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
 
     """
-    standing = evidence_for(records, cell_id=cell.id, suite=suite, lock_digest=lock_digest)
-    if standing.status != "never":
-        return Claim(status=standing.status, text=standing.describe(), record=standing.record)
-    ids = {ref.id for ref in proven}
-    others = [record for record in records if record.id in ids]  # of cells that hold what was left open
-    if not others:
-        return Claim(status="never", text=standing.describe())
-
-    def missing(record: Evidence) -> list[str]:
-        return [axis for axis in SOFTWARE if axis in cell.versions and record.cell.get(axis) != cell.versions[axis]]
-
-    record = min(others, key=lambda other: (len(missing(other)), other.device == "cpu", -other.date.timestamp()))
-    there = evidence_for(records, cell_id=record.cell_id, suite=suite)
-    text = f"{there.describe()}, in {record.cell_id}"
-    if missing(record):
-        return Claim(status="never", text=f"never verified; all but {', '.join(missing(record))}: {text}")
-    return Claim(status=there.status, text=f"{text}, whose software is this cell's", record=there.record)
-
-
-def summary(standing: Standing, cell_id: str) -> dict[str, str]:
-    """Return a standing as JSON values: `status`, `cell` and, of the record it rests on, `where`, `date`, `why`, `record`."""
     record = standing.record
     if record is None:
-        return {"status": standing.status, "cell": cell_id}
+        return {"status": standing.status, "claim": Proof.STATED.value, "cell": cell_id}
+    found = differences(record, versions)
     reason = record.reason.partition("\n")[0]
     level = "" if record.to_step else f"level {record.level} alone"
-    why = [standing.why_stale, *((level, record.caveat) if record.passed else (reason,))]
+    why = [standing.why_stale, *((level, *found.values()) if record.passed else (reason,))]
     return {
         # What is called stale is a proof; a failed run stays one when it is stale.
-        "status": standing.status if record.passed else "failed",
+        "status": "failed" if not record.passed else "never" if found else standing.status,
+        "claim": (proof_of(record, versions) if record.passed else Proof.STATED).value,
         "cell": cell_id,
         "where": record.where,
+        "gpu": place_of(record)["gpu"],
         "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "why": "; ".join(each for each in why if each),
         "record": record.id,
     }
 
 
+_CLAIMS_BEST_FIRST = (Proof.HERE, Proof.ELSEWHERE, Proof.TRIED, Proof.STATED)
+
+
 def summaries(
-    records: Collection[Evidence], versions: Mapping[str, str], suite: Suite | None = None
+    records: Collection[Evidence],
+    pins: Mapping[AxisName, str],
+    versions: Mapping[AxisName, str],
+    suite: Suite | None = None,
 ) -> list[dict[str, str]]:
-    """Return the summaries of the cells with these versions, the best first; nothing when none was ever run."""
-    ids = sorted(
-        {r.cell_id for r in records if all((r.cell.get(axis) or NONE) == version for axis, version in versions.items())}
+    """Return the summaries of the cells with these pins, the best first; nothing when none was ever run.
+
+    Args:
+        records: every record.
+        pins: what a cell must have to be one of them, axis -> version.
+        versions: the cell that they are told of, axis -> version.
+        suite: as for `evidence_for`.
+
+    """
+    mine = [r for r in records if all((r.cell.get(axis) or NONE) == version for axis, version in pins.items())]
+    known = []
+    for cell_id in sorted({record.cell_id for record in mine}):
+        standing = standing_for([r for r in mine if r.cell_id == cell_id], versions, suite=suite)
+        if standing.record is not None:
+            known.append(summary(standing, cell_id, versions))
+    return sorted(
+        known,
+        key=lambda each: (
+            _CLAIMS_BEST_FIRST.index(Proof(each["claim"])),
+            _BEST_FIRST.index(each["status"]),
+            each["cell"],
+        ),
     )
-    found = [(cell_id, evidence_for(records, cell_id=cell_id, suite=suite)) for cell_id in ids]
-    known = [summary(standing, cell_id) for cell_id, standing in found if standing.record is not None]
-    return sorted(known, key=lambda each: (_BEST_FIRST.index(each["status"]), each["where"] == "CPU", each["cell"]))

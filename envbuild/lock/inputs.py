@@ -33,7 +33,7 @@ _BUILDER_PACKAGES = ("ccache", "g++", "git", "make")
 _DEVEL_PACKAGES = ("g++", "make")
 
 # setuptools 82 removed pkg_resources, which apex's and TE's setup.py still import.
-_SETUPTOOLS = "setuptools<82"
+SETUPTOOLS = "setuptools<82"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def inputs_of(
         groups = [PythonGroup(name="torch", requirements=(requirement, *beside), index=index)]
     tools = sorted({tool for c in components for tool in c.tools})
     if components:
-        groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", _SETUPTOOLS)))
+        groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", SETUPTOOLS)))
     if toolchain and components:
         groups.append(PythonGroup(name="toolchain", requirements=toolchain))
     groups.append(PythonGroup(name="env", requirements=tuple(env)))

@@ -28,6 +28,7 @@ _SOURCE = re.compile(
       | NGC:\S+                            # an NGC image's release notes, NGC:pytorch:25.03-py3
       | image:\S+                          # a fact read from an image's own configuration
       | evidence:\S+                       # a record under matrices/evidence
+      | trial:[0-9a-f]{16}                 # a record under matrices/trials
       | run:\S.*                           # a command that was run, and on what
     )$""",
     re.VERBOSE,
@@ -38,7 +39,7 @@ def _check_source(value: str) -> str:
     if not _SOURCE.match(value):
         raise ValueError(
             f"source {value!r} is not of a known form: a URL, owner/repo@ref:path, owner/repo#number, PyPI:name==version, "
-            "Debian:suite/package, NGC:image:tag, image:reference, evidence:id or run:command"
+            "Debian:suite/package, NGC:image:tag, image:reference, evidence:id, trial:id or run:command"
         )
     return value
 

@@ -12,8 +12,8 @@ from envbuild.matrix.cell import NONE, Pin
 from envbuild.solver.asked import Asked
 from envbuild.solver.clauses import Clauses
 from envbuild.solver.nearest import Near, nearest
-from envbuild.solver.order import EvidenceRef
 from envbuild.solver.program import Program, any_cell, solvable
+from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.propagation import propagate
 from envbuild.solver.sentences import Step, steps_of
 

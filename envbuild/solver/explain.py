@@ -7,7 +7,8 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.conflict import explain_conflict
-from envbuild.solver.order import EvidenceRef, Score, best_values, score_of
+from envbuild.solver.order import Score, best_values, score_of
+from envbuild.solver.proof import RANKS, EvidenceRef
 from envbuild.solver.solve import Solution
 
 
@@ -127,12 +128,11 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
         ),
     ]
     if asked.request.prefer == "proven":
-        levels = ("never verified", "built only", "proven on CPU", "proven on GPU")
         steps += [
             (
                 chosen.evidence,
                 other.evidence,
-                f"evidence: {levels[-other.evidence]}, against {levels[-chosen.evidence]}",
+                f"evidence: {RANKS[-other.evidence]}, against {RANKS[-chosen.evidence]}",
             ),
             (
                 chosen.untested_pairs,

@@ -9,8 +9,9 @@ from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.clauses import UNUSED, Clauses, bits
-from envbuild.solver.order import EvidenceRef, add_order
+from envbuild.solver.order import add_order
 from envbuild.solver.program import Program
+from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.propagation import propagate
 
 

@@ -4,7 +4,8 @@ The order, each step deciding only among the cells that the steps before leave e
 
 0. with a driver given, a cell that it starts comes before one that needs the cuda-compat package;
 1. as many `default` axes in use as possible;
-2. evidence of the highest level for the axes that the request left open;
+2. proof of the highest rank (`proof.RANKS`) for the axes that the request left open: run on this GPU, run elsewhere, tried
+   without a GPU, run in part;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
 4. season: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
@@ -22,14 +23,12 @@ preferred in 8, so the order is total and the answer is one cell.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from envbuild.components import SOFTWARE
 from envbuild.matrix.driver import needs_compat
-from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.asked import Asked
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.program import Program
+from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of
 from envbuild.solver.propagation import propagate
 from envbuild.solver.season import months_of, untagged_of
 
@@ -40,29 +39,11 @@ _NEWEST = (
 ORDER_IN_WORDS = {
     "newest": _NEWEST.format(""),
     "proven": _NEWEST.format(
-        " evidence of the highest level for what was left open, then versions tested together, then the smallest spread "
-        "of release dates in months, then tags before commits between them, then"
+        " what ran on this GPU, then what ran elsewhere, then what ran on a CPU, then versions tested together, then the "
+        "smallest spread of release dates in months, then tags before commits between them, then"
     ),
 }
 """The stated order in one line, by what the request prefers."""
-
-LEVELS = ("built", "cpu", "gpu")
-"""What evidence can show, the weakest first."""
-
-Level = Literal["gpu", "cpu", "built"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvidenceRef:
-    """One recorded proof: how far it went, and the versions that it ran.
-
-    It speaks for a cell when every software axis that it names and the cell uses has the version it names, and it names
-    every software axis that the cell uses and the request left open.
-    """
-
-    id: str
-    level: Level
-    versions: Mapping[AxisName, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,31 +59,6 @@ class Score:
     age: int
     untested_undated_pairs: int
     preference: tuple[int, ...]
-
-
-def _evidence_masks(asked: Asked, ref: EvidenceRef) -> list[tuple[int, int]] | None:
-    """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""
-    compiled = asked.compiled
-    if not any(name in ref.versions for name in SOFTWARE):
-        return None
-    settled = {pin.axis for pin in asked.request.pins if not is_open_pin(pin)}
-    result = []
-    for name in SOFTWARE:
-        axis = compiled.number.get(name)
-        if axis is None:
-            continue
-        if name in ref.versions:
-            place = compiled.position[axis].get(ref.versions[name])
-            result.append((axis, UNUSED if place is None else UNUSED | 1 << place))
-        elif name not in settled:
-            result.append((axis, UNUSED))
-    return result
-
-
-def speaks_for(asked: Asked, ref: EvidenceRef, values: Sequence[int]) -> bool:
-    """Return whether `ref` speaks for the cell of `values` (index per axis)."""
-    masks = _evidence_masks(asked, ref)
-    return masks is not None and all(mask >> values[axis] & 1 for axis, mask in masks)
 
 
 def _pair_axes(compiled: Clauses) -> list[bool]:
@@ -161,10 +117,6 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
     """Return the place of a cell (value index per axis) in the stated order."""
     compiled = asked.compiled
     counted = _pair_axes(compiled)
-    level = 0
-    for ref in evidence:
-        if speaks_for(asked, ref, values):
-            level = max(level, LEVELS.index(ref.level) + 1)
     tested: set[tuple[int, int]] = set()
     for together in compiled.tested:
         if all(mask >> values[axis] & 1 for axis, mask in together.literals):
@@ -176,7 +128,7 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
     return Score(
         compat=sum(mask >> values[cuda] & 1 for _, (cuda, mask) in _compat_masks(compiled, given)),
         defaults_out=sum(axis.use == "default" and not values[i] for i, axis in enumerate(compiled.axes)),
-        evidence=-level,
+        evidence=-max((rank_of(asked, ref, values) for ref in evidence), default=0),
         untested_pairs=-dated_pairs,
         spread=max(months) - min(months) if months else 0,
         untagged=sum(_untagged(compiled, i)[values[i]] for i in dated),
@@ -200,7 +152,7 @@ def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -
         ],
     )
     if prefer != "newest":
-        _add_evidence(program, asked, evidence)
+        add_evidence(program, asked, evidence, 99)
         _add_season(program)
         untagged = []
         for i, axis in enumerate(compiled.axes):
@@ -215,34 +167,6 @@ def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -
     program.minimize(95, ages)
     for step, i in enumerate(preference_order(compiled)):
         program.minimize(90 - step, program.cost(i, range(0, -len(compiled.values[i]), -1)))
-
-
-def _add_evidence(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
-    shown: dict[str, list[int]] = {}
-    always: set[str] = set()
-    for ref in evidence:
-        masks = _evidence_masks(asked, ref)
-        if masks is None:
-            continue
-        parts = [program.inside(axis, mask) for axis, mask in masks]
-        if all(part is not None for part in parts):
-            body = [part for part in parts if part]
-            if body:
-                shown.setdefault(ref.level, []).append(program.both(body))
-            else:
-                always.add(ref.level)
-    above: int | None = None
-    literals = []
-    for level in reversed(LEVELS):
-        if level in always:
-            break
-        if level in shown or above is not None:
-            atom = program.backend.add_atom()
-            for cause in [*shown.get(level, []), *([above] if above is not None else [])]:
-                program.backend.add_rule([atom], [cause])
-            literals.append((-atom, 1))
-            above = atom
-    program.minimize(99, literals)
 
 
 def _add_pairs(program: Program, *, dated: bool) -> None:

@@ -10,8 +10,9 @@ from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.conflict import explain_conflict
-from envbuild.solver.order import LEVELS, EvidenceRef, Score, best_values, month_of, score_of, speaks_for
+from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.program import solvable
+from envbuild.solver.proof import EvidenceRef, rank_of
 from envbuild.solver.sentences import Step
 
 NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
@@ -31,7 +32,7 @@ class Solution:
     tested_with: tuple[Rule, ...]
     """The tested-with rules that the cell satisfies."""
     evidence: tuple[EvidenceRef, ...]
-    """The evidence of the highest level that speaks for the cell."""
+    """The evidence of the highest rank that speaks for the cell."""
     reasons: Mapping[AxisName, str]
     """Per axis in use, one line on why this version."""
     left_out: Mapping[AxisName, str]
@@ -68,9 +69,7 @@ def _solution(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[in
     applied = [rule for rule in asked.compiled.matrix.rules if rule_applies(compiled, rule, values)]
     tested = tuple(rule for rule in applied if rule.kind == "tested-with")
     score = score_of(asked, evidence, values)
-    proofs = tuple(
-        ref for ref in evidence if LEVELS.index(ref.level) + 1 == -score.evidence and speaks_for(asked, ref, values)
-    )
+    proofs = tuple(ref for ref in evidence if score.evidence and rank_of(asked, ref, values) == -score.evidence)
     return Solution(
         cell=cell,
         request=asked.request,
@@ -124,7 +123,7 @@ def _reasons(
             reason = asked_for.removesuffix("; ") or "the only one that the rules allow"
             asked_for = ""
         elif any(name in proof.versions for proof in proofs):
-            reason = f"proven on {proofs[0].level} by {proofs[0].id}"
+            reason = f"ran with the rest ({proofs[0].id})"
         elif together and asked.request.prefer == "proven":
             others = sorted(
                 {f"{n} {r.version}" for rule in together for n in rule.when if n != name and (r := chosen[n])}

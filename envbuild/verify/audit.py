@@ -17,6 +17,8 @@ from envbuild.lock.model import Lock
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import TarError
+from envbuild.verify.binaries.files import Files
+from envbuild.verify.binaries.image import binary_checks, reader
 from envbuild.verify.checks import Audit
 from envbuild.verify.contents import carried_check, files_check, locked_check, unlisted_check, volumes_check
 from envbuild.verify.installed import CARRIED, Tree, hold_to_records, read_tree
@@ -60,7 +62,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
             hint="audit takes images that envbuild built",
         )
     note("reading the image's files")
-    tree = _tree(settings, found)
+    tree, binaries = _tree(settings, found)
     installed = hold_to_records(tree)
     facts |= {
         "compilers": tree.compilers,
@@ -81,6 +83,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
         files_check(installed, facts),
         unlisted_check(installed, facts["expected"]),
         locked_check(installed, tree, lock, facts, wheels),
+        *binary_checks(binaries, facts, found.environment),
     )
     return Audit(image=image, digest=found.digest, checks=checks, facts=facts)
 
@@ -115,10 +118,10 @@ def _probe(settings: Settings, image: Image) -> dict[str, Any]:
         ) from None
 
 
-def _tree(settings: Settings, image: Image) -> Tree:
+def _tree(settings: Settings, image: Image) -> tuple[Tree, Files]:
     try:
-        with export(settings, image, seconds=_EXPORT_S) as stream:
-            return read_tree(stream)
+        with export(settings, image, seconds=_EXPORT_S) as stream, reader() as binaries:
+            return read_tree(stream, binaries.take), binaries.files
     except TarError as error:
         raise AuditError(f"the image's files cannot be read: {error}", where=image.reference) from None
     except TimeoutError as error:

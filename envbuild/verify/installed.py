@@ -10,7 +10,7 @@ import csv
 import hashlib
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
@@ -74,8 +74,12 @@ class Tree:
     files: int = 0
 
 
-def read_tree(stream: Readable) -> Tree:
+def read_tree(stream: Readable, take: Callable[[Member], Member] = lambda member: member) -> Tree:
     """Read an image's file system from a tar of it.
+
+    Args:
+        stream: the tar.
+        take: somebody else who reads each member; it hands on one that can still be read.
 
     Raises:
         TarError: it is damaged or out of bounds.
@@ -87,6 +91,7 @@ def read_tree(stream: Readable) -> Tree:
         if member.kind == "folder":
             continue
         tree.files += 1
+        member = take(member)  # noqa: PLW2901 - with its content still to be read
         _note(tree, member)
         if member.path.startswith(f"{VENV}/"):
             texts += _installed(tree, member)

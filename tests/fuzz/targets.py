@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -413,8 +414,9 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
+    from envbuild.evidence.claims import claim_of
+    from envbuild.evidence.place import altered_of
     from envbuild.evidence.records import content_id, read_evidence
-    from envbuild.evidence.standing import evidence_for
 
     name = "20261122T101859Z-0000000000000000.json"
     with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a record whose hash is right gets further
@@ -427,8 +429,10 @@ def _read_record(kind: str, body: bytes) -> None:
         record = read_evidence(path)
     finally:
         path.unlink()
-    evidence_for([record], cell_id=record.cell_id, suite=record.suite).describe()
-    _ = record.where, record.caveat
+    for versions in (record.cell, {"cuda": "13.0", "gpu": "sm_90", "python": "3.12"}):
+        cell: Any = SimpleNamespace(id=record.cell_id, versions=versions)
+        json.dumps(claim_of(cell, (), [record], suite=record.suite).as_json(), allow_nan=False)
+    _ = record.where, altered_of(record)
     json.dumps(record.model_dump(mode="json"), allow_nan=False)
 
 
@@ -460,6 +464,33 @@ def _recipe_seeds() -> list[Seed]:
         for path in sorted((ROOT / "tests" / "data" / "recipes").iterdir())
     ]
     return found * 10 + [(f"check {name}", form, body) for name, form, body in found if len(body) < 3000]
+
+
+# -- binaries ---------------------------------------------------------------------------------------------------------
+
+
+def _read_binary(kind: str, body: bytes) -> None:
+    import io
+
+    from envbuild.errors import AuditError
+    from envbuild.verify.binaries.elf import ElfError, read_elf
+
+    try:
+        binary = read_elf(io.BytesIO(body), kind, len(body))
+    except ElfError as error:
+        raise AuditError(str(error)) from None
+    if len(binary.wanted) * 24 > len(body) or len(binary.needed) * 16 > len(body):
+        raise OddAnswerError("more symbols than the file has room for")
+    if binary.gpu is not None:
+        for code in binary.gpu.codes:
+            binary.gpu.support(code.sm)
+
+
+def _binary_seeds() -> list[Seed]:
+    from tests.fuzz.elf import fatbin, library
+
+    gpu = fatbin((2, 80, 0), (1, 90, 0)) + fatbin((2, 90, 1 << 20), (2, 100, 1 << 21))
+    return [("libcudnn.so.9", "text", library(gpu=gpu)), ("one.so", "text", library(needed=(), wanted=("a",) * 40))]
 
 
 _DOCKER = b"FROM ARG ENV RUN pip install git clone --branch cd && || ; | << EOF \\\n ${X} $X CUDA_HOME= TORCH_CUDA_ARCH_LIST= --extra-index-url torch==2.6.0 if then fi for do done () {} [[ ]]".split(
@@ -533,6 +564,20 @@ TARGETS: dict[str, Target] = {
         ),
         Target(name="settings", read=_read_settings, seeds=_settings_seeds, share=0.7),
         Target(name="record", read=_read_record, seeds=_record_seeds, share=1),
+        Target(
+            name="binary",
+            read=_read_binary,
+            seeds=_binary_seeds,
+            words=(
+                b"\x7fELF",
+                b"\xff" * 8,
+                b"\xff" * 4,
+                b"\0" * 8,
+                b"\x50\xed\x55\xba",
+                b"\x01\0\0\0\0\0\0\0",
+                b"\0\0\0\x80",
+            ),
+        ),
         Target(name="recipes", read=_read_recipe, seeds=_recipe_seeds, words=tuple(_DOCKER), share=0.25),
     )
 }

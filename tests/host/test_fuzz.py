@@ -35,6 +35,7 @@ RUNS = {
     "hostfile": 1000,
     "settings": 300,
     "record": 500,
+    "binary": 400,
     "recipes": 150,
 }
 

@@ -124,7 +124,7 @@ def test_a_package_or_version_that_the_archive_lacks(wanted, settings):
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie", "noble", "jammy", "focal"])
 def test_a_mirror_that_does_not_answer_is_named(suite, unanswered):
-    with pytest.raises(LockError, match=r"on 127\.0\.0\.1 cannot be reached"):
+    with pytest.raises(HostError, match=r"on 127\.0\.0\.1 cannot be reached"):
         resolve_os_packages(unanswered, suite=suite, packages=["bash"])
 
 

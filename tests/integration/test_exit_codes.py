@@ -61,14 +61,14 @@ def test_a_registry_that_does_not_answer(engine, env, away, lock, command, to_do
     assert (done.code, away in done.err, to_do in done.err) == (8, True, True), done.err
 
 
-def test_a_push_to_a_registry_that_does_not_answer(engine, away, tmp_path):
+def test_a_push_to_a_registry_that_does_not_answer(client, engine, away, tmp_path):
     reference = f"{away}/team/nothing:1"
     with tarfile.open(tmp_path / "empty.tar", "w"):
         pass
     subprocess.run(["docker", "image", "import", tmp_path / "empty.tar", reference], check=True, capture_output=True)
     try:
         with pytest.raises(HostError) as caught:
-            push(engine, reference)
+            push(client, reference)
     finally:
         engine.image.remove(reference)
     assert away in str(caught.value)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -93,7 +94,10 @@ def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> 
     assert "<testsuite" in (tmp_path / "j.xml").read_text()
     records = load_evidence(tmp_path / "ev")
     standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(axes=()), lock_digest="sha256:1")
-    assert standing.describe().startswith("verified on CPU")
+    assert standing.status == "verified"
+    assert standing.record is not None
+    assert standing.record.where == "CPU"
+    assert standing.record.architecture == platform.machine()
 
 
 @pytest.mark.parametrize(

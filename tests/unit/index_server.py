@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import threading
+import urllib.parse
 import zipfile
 
 
@@ -31,21 +32,31 @@ class Index:
     def __init__(self, *, html=False, sidecars=True, ranges=True):
         self.html, self.sidecars, self.ranges = html, sidecars, ranges
         self.held = {}
+        self.variants = {}
+        """Indexes beside it, by label: /whl/LABEL/ holds what `add(…, at=LABEL)` was given."""
         self.bytes_sent = 0
+        self.asked = []
+        """The paths that were asked for, in order."""
         self.login = None
         """What whoever asks must send as Authorization."""
         self.moved = None
         """A path whose content is found without it."""
 
-    def add(self, name, version, *files, day="2026-10-01", yanked=False):
-        self.held.setdefault(name, {})[version] = (files, day, yanked)
+    def add(self, name, version, *files, day="2026-10-01", yanked=False, at=None):
+        held = self.held if at is None else self.variants.setdefault(at, {})
+        held.setdefault(name, {})[version] = (files, day, yanked)
 
     def files(self):
         return {
-            filename: body for each in self.held.values() for files, _, _ in each.values() for filename, body in files
+            filename: body
+            for held in (self.held, *self.variants.values())
+            for each in held.values()
+            for files, _, _ in each.values()
+            for filename, body in files
         }
 
-    def simple(self, name):
+    def simple(self, name, held=None):
+        held = self.held if held is None else held
         entries = [
             {
                 "filename": filename,
@@ -53,7 +64,7 @@ class Index:
                 "hashes": {"sha256": hashlib.sha256(body).hexdigest()},
                 "upload-time": f"{day}T10:00:00Z",
             }
-            for files, day, _ in self.held[name].values()
+            for files, day, _ in held[name].values()
             for filename, body in files
         ]
         if not self.html:
@@ -91,7 +102,8 @@ class Index:
                 self.do_GET()
 
             def do_GET(self):
-                parts = self.path.strip("/").split("/")
+                index.asked.append(self.path)
+                parts = urllib.parse.unquote(self.path).strip("/").split("/")
                 files = index.files()
                 if index.login and self.headers.get("Authorization") != index.login:
                     self.send("text/plain", b"who are you?", 401)
@@ -99,6 +111,8 @@ class Index:
                     self.send("text/plain", b"", 301, [("Location", self.path.removeprefix(index.moved))])
                 elif parts[0] == "simple" and parts[1] in index.held:
                     self.send(*index.simple(parts[1]))
+                elif parts[0] == "whl" and parts[2] in index.variants.get(parts[1], {}):
+                    self.send(*index.simple(parts[2], index.variants[parts[1]]))
                 elif parts[0] == "pypi" and parts[1] in index.held:
                     self.send(*index.api(parts[1]))
                 elif parts[0] == "files" and parts[1] in files:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from envbuild.matrix.model import Release
 from envbuild.matrix.spec import matches, version_key
 
-LEVELS = {"gpu": 3, "cpu": 2, "built": 1}
+LEVELS = {"here": 4, "gpu": 3, "cpu": 2, "built": 1}
 SOFTWARE = ["cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed"]
 
 
@@ -201,7 +201,8 @@ class Naive:
         if prefer == "newest":
             return (compat, out, age, others, *preference)
         settled = {pin.axis for pin in pins if pin.spec not in {"auto", "any"}}
-        level = max((LEVELS[ref.level] for ref in evidence if self.speaks_for(cell, ref, settled)), default=0)
+        speak = (ref for ref in evidence if self.speaks_for(cell, ref, settled))
+        level = max((LEVELS["here" if self.is_here(cell, ref) else ref.level] for ref in speak), default=0)
         return (compat, out, -level, pairs, spread, untagged, age, others, *preference)
 
     def speaks_for(self, cell, ref, settled):
@@ -217,6 +218,12 @@ class Naive:
             elif axis not in settled:
                 return False
         return True
+
+    def is_here(self, cell, ref):
+        """Whether the run was on a GPU, on what the cell is for, with nothing of the cell made otherwise."""
+        if ref.level != "gpu" or any(cell.get(axis) is not None for axis in ref.altered):
+            return False
+        return all((cell[a] or "none") == version for a, version in ref.place.items() if a in self.matrix.axes)
 
     def needs_compat(self, cell):
         if cell.get("driver") is None or cell.get("cuda") is None:

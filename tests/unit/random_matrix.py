@@ -5,7 +5,7 @@ import datetime as dt
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, Release, Rule
-from envbuild.solver.order import EvidenceRef
+from envbuild.solver.proof import EvidenceRef
 
 # names of real software axes, so that evidence applies
 SHAPES = [
@@ -116,6 +116,13 @@ def random_evidence(random, matrix):
                 for name in names
                 if random.random() < 0.7
             },
+            # a GPU and a Python in the real matrix; here, axes that are no software
+            place={
+                name: random.choice([*(r.version for r in matrix.releases[name]), "none", "x-nine"])
+                for name in ("base", "cudnn", "unlisted")
+                if name in matrix.axes and random.random() < 0.5
+            },
+            altered=frozenset(name for name in names if random.random() < 0.15),
         )
         for number in range(random.choice([0, 0, 1, 3]))
     )

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from index_server import Index
 
 from envbuild.cli import main
 
@@ -105,3 +106,22 @@ def test_update_of_an_axis_without_an_upstream(run):
     assert code == 2
     assert out == ""
     assert "axes with one: apex" in err
+
+
+def test_update_without_a_network_says_that_nobody_was_asked(run, monkeypatch):
+    monkeypatch.setenv("ENVBUILD_INDEX_URL", "http://127.0.0.1:9/simple")
+    code, out, err = run("update", "deepspeed", "flash-attn")
+    assert code == 8
+    assert out == ""  # least of all that there is nothing new
+    assert "nobody was asked" in err
+    assert "http://127.0.0.1:9/simple" in err
+
+
+def test_update_says_who_was_asked_where_there_is_nothing_new(run, monkeypatch):
+    index = Index()
+    index.add("deepspeed", "0.5.1", ("deepspeed-0.5.1.tar.gz", b"x"))
+    with index.served() as url:
+        monkeypatch.setenv("ENVBUILD_INDEX_URL", url)
+        assert run("update", "deepspeed") == (0, f"nothing new at {url}\n", "")
+        found = answer(run("update", "deepspeed", "--json"))
+    assert found == {"proposals": [], "asked": [url], "unreachable": []}

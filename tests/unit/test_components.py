@@ -30,6 +30,7 @@ NAMED = {
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
     "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
+    "curate/torch_builds.py": ({"torch"}, "its builds are on several indexes"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
@@ -43,7 +44,11 @@ NAMED = {
     "verify/contents.py": ({"torch"}, "the set of Python packages"),
     "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),
     "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
-    "evidence/records.py": ({"torch"}, "the torch of a host that a run adopted"),
+    "evidence/place.py": ({"mpi", "torch"}, "the MPI that a run was on; the torch of a host that it adopted"),
+    "curate/trials/names.py": ({"torch"}, "a module that names are looked up in"),
+    "curate/trials/subject.py": ({"torch"}, "of torch, one release stands for a minor"),
+    "evidence/pairs.py": ({"te", "torch"}, "what the other components are compiled against, or import"),
+    "evidence/trials.py": ({"torch"}, "of torch, one release stands for a minor"),
 }
 
 

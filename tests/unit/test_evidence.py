@@ -11,25 +11,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from envbuild.cli.resolve import _standing
+from envbuild.cli.resolve import _claim
 from envbuild.errors import DataError, HostError
 from envbuild.evidence import refs as evidence_refs
+from envbuild.evidence.claims import claim_of
 from envbuild.evidence.recording import from_report
 from envbuild.evidence.records import Evidence, content_id, load_evidence, read_evidence, record_evidence
 from envbuild.evidence.report import Outcome, SmokeReport
-from envbuild.evidence.standing import age, claim_of, evidence_for
-from envbuild.matrix.cell import Cell
-from envbuild.verify.suite import suite_hash, suite_of
+from envbuild.evidence.standing import evidence_for
+from envbuild.verify.suite import suite_hash
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CELL = "cu130-py312-torch2.11.0-te2.12.0-3f9a21c7"
+VERSIONS = {"cuda": "13.0", "gpu": "sm_90", "os": "ubuntu24.04", "python": "3.12"}
 
 
 def report(**changes) -> SmokeReport:
     fields = {
         "target": {"kind": "image", "reference": "registry.example/me/img:1", "digest": "sha256:aa"},
         "cell_id": CELL,
-        "cell": {"cuda": "13.0"},
+        "cell": VERSIONS,
         "lock_digest": "sha256:11",
         "level": "step",
         "device": "cuda",
@@ -64,6 +65,11 @@ def report(**changes) -> SmokeReport:
 def record(**changes) -> Evidence:
     when, keyword = changes.pop("now", NOW), changes.pop("keyword", None)
     return from_report(report(**changes), now=when, keyword=keyword)
+
+
+def said(*records: Evidence, **more) -> str:
+    """Return what is said of the cell that the records are of."""
+    return claim_of(SimpleNamespace(id=CELL, versions=VERSIONS), (), records, **more).text
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -158,33 +164,37 @@ def test_a_bare_host_is_described_without_its_interpreter() -> None:
     assert record(target=target).target == {"kind": "host", "os": "Ubuntu 24.04", "python": "3.12.3"}
 
 
-def test_never_verified() -> None:
-    standing = evidence_for([record()], cell_id="another")
-    assert (standing.status, standing.describe()) == ("never", "never verified")
+def test_a_cell_that_never_ran() -> None:
+    assert evidence_for([record()], cell_id="another").status == "never"
+    assert said() == "stated only: no run of it is recorded"
 
 
-def test_verified_in_words() -> None:
-    standing = evidence_for([record()], cell_id=CELL, suite="sha256:22", lock_digest="sha256:11")
-    assert standing.describe(NOW + timedelta(days=3, hours=5)) == "verified on H200, driver 580, 3 days ago"
-    eight = evidence_for([record(nproc=8, level="bench")], cell_id=CELL)
-    assert eight.describe(NOW) == "verified on 8x H200, driver 580, just now"
-    step = evidence_for([record(nproc=8, level="step")], cell_id=CELL)  # no test of it uses more than one
-    assert step.describe(NOW) == "verified on H200, driver 580, just now"
-    some = evidence_for([record(device="cpu", machine={"gpus": []}, keyword="te")], cell_id=CELL)
-    assert some.describe(NOW) == "verified on CPU, only -k 'te', just now"
-    told = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
-    words = evidence_for([told], cell_id=CELL).describe(NOW)
-    assert words.endswith("just now (torch adopted from the host and compiled with 1 switch beside the lock's)")
-    cpu = evidence_for([record(device="cpu", machine={"gpus": []})], cell_id=CELL)
-    assert cpu.describe(NOW + timedelta(minutes=1)) == "verified on CPU, 1 minute ago"
+def test_a_run_in_words() -> None:
+    assert said(record(), suite="sha256:22", lock_digest="sha256:11") == (
+        "run on this GPU: H200, driver 580, 2026-11-20"
+    )
+    assert said(record(nproc=8, level="bench")) == "run on this GPU: 8x H200, driver 580, 2026-11-20"
+    # below `distributed` no test uses more than one
+    assert said(record(nproc=8, level="step")) == "run on this GPU: H200, driver 580, 2026-11-20"
+    machine = {"gpus": [], "python": "3.12.3"}
+    some = record(device="cpu", machine=machine, keyword="te")
+    assert said(some) == "stated only; run in part: CPU, 2026-11-20, with only -k 'te'"
+    altered = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
+    assert said(altered) == (
+        "run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with torch adopted from the host, "
+        "1 switch of a compile that the lock does not state"
+    )
+    assert said(record(device="cpu", machine=machine)) == "tried without a GPU: CPU, 2026-11-20"
 
 
 def test_another_suite_or_lock_makes_stale() -> None:
     suite = evidence_for([record()], cell_id=CELL, suite="sha256:new")
     assert suite.status == "stale"
-    assert suite.describe(NOW).endswith("but the smoke suite has changed since")
-    lock = evidence_for([record()], cell_id=CELL, suite="sha256:22", lock_digest="sha256:new")
-    assert lock.describe(NOW).endswith("but the lock has changed since")
+    assert said(record(), suite="sha256:new") == (
+        "stale: run on this GPU: H200, driver 580, 2026-11-20, but the smoke suite has changed since"
+    )
+    lock = said(record(), suite="sha256:22", lock_digest="sha256:new")
+    assert lock.endswith("but the lock has changed since")
 
 
 def test_the_newest_run_that_is_not_stale_decides() -> None:
@@ -192,7 +202,7 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
     bad = record(verdict="failed", reason="test_x: TE ran its unfused attention\nmore", now=NOW + timedelta(hours=1))
     failed = evidence_for([good, bad], cell_id=CELL, suite="sha256:22")
     assert failed.status == "failed"
-    assert failed.describe(NOW + timedelta(hours=1)).endswith("just now: test_x: TE ran its unfused attention")
+    assert said(good, bad) == "failed on sm_90: H200, driver 580, 2026-11-20: test_x: TE ran its unfused attention"
     later = record(now=NOW + timedelta(hours=2))
     assert evidence_for([good, bad, later], cell_id=CELL).status == "verified"
     # An older run of the present suite beats a newer run of another one.
@@ -257,57 +267,16 @@ def test_a_host_that_lacks_something_says_nothing_of_the_cell() -> None:
     assert evidence_for([record(verdict="host", reason="no GPU")], cell_id=CELL).status == "never"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(5, "just now"), (60, "1 minute ago"), (7300, "2 hours ago"), (86400 * 40, "1 month ago"), (-5, "just now")],
-)
-def test_age(seconds: int, words: str) -> None:
-    assert age(NOW, NOW + timedelta(seconds=seconds)) == words
-
-
-@pytest.mark.parametrize(
-    ("versions", "says", "ends"),
-    [
-        ({}, "verified on", ", whose software is this cell's"),
-        ({"te": "2.11.0"}, "never verified; all but te: verified on", ""),
-        ({"te": "2.11.0", "deepspeed": "0.18"}, "never verified; all but te, deepspeed: verified on", ""),
-    ],
-)
-def test_no_more_is_claimed_than_a_record_of_another_cell_shows(versions, says, ends) -> None:
-    record = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and r.cell.get("te"))
-    record = record.model_copy(update={"suite": suite_hash(axes=())})
-    cell = Cell(
-        versions={axis: v for axis, v in record.cell.items() if isinstance(v, str)} | {"os": "debian13"} | versions
-    )
-    claim = claim_of(cell, [SimpleNamespace(id=record.id)], [record], suite=suite_of)
-    assert claim.text.startswith(says)
-    assert claim.text.endswith(f"in {record.cell_id}{ends}")
-    assert (claim.status, claim.record) == (("never", None) if versions else ("verified", record))
-
-
-def test_a_pass_of_another_cell_that_failed_since_is_not_claimed() -> None:
-    good = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
-    good = good.model_copy(update={"suite": suite_hash(axes=())})
-    bad = good.model_copy(
-        update={"verdict": "failed", "reason": "test_x: slow", "date": good.date + timedelta(hours=1), "id": "b"}
-    )
-    cell = Cell(versions={axis: v for axis, v in good.cell.items() if isinstance(v, str)} | {"os": "debian13"})
-    claim = claim_of(cell, [SimpleNamespace(id=good.id)], [good, bad], suite=suite_of)
-    assert claim.status == "failed"
-    assert "test_x: slow" in claim.text
-
-
 def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
-    kept = kept.model_copy(update={"suite": suite_hash(axes=()), "date": NOW})
+    kept = kept.model_copy(update={"suite": suite_hash(axes=()), "date": NOW, "adopted": {}, "built_with": {}})
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (kept,))
-    solution = SimpleNamespace(cell=SimpleNamespace(id=kept.cell_id), evidence=[])
-    standings = [
-        _standing(solution, lock and SimpleNamespace(digest=lock)) for lock in (None, kept.lock_digest, "other")
-    ]
-    assert [each["status"] for each in standings] == ["verified", "verified", "stale"]
-    assert standings[2]["text"].endswith("but the lock has changed since")
-    assert standings[2]["date"] == "2026-11-20T12:00:00Z"
+    versions = {axis: version for axis, version in kept.cell.items() if isinstance(version, str)}
+    solution = SimpleNamespace(cell=SimpleNamespace(id=kept.cell_id, versions=versions), evidence=[])
+    claims = [_claim(solution, lock and SimpleNamespace(digest=lock)) for lock in (None, kept.lock_digest, "other")]
+    assert [each.status for each in claims] == ["verified", "verified", "stale"]
+    assert claims[2].text.endswith("but the lock has changed since")
+    assert claims[2].as_json()["date"] == "2026-11-20T12:00:00Z"
 
 
 def test_a_full_disk_leaves_no_half_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,10 +352,11 @@ def test_an_address_of_a_node_is_left_out_wherever_it_stands(monkeypatch: pytest
 
 
 def test_a_run_of_less_than_a_step_says_its_level() -> None:
-    imported, kernels, whole = (record(level=level) for level in ("import", "kernels", "bench"))
-    assert evidence_for([imported], cell_id=CELL).describe(NOW) == "verified (import) on H200, driver 580, just now"
-    assert evidence_for([kernels], cell_id=CELL).describe(NOW) == "verified (kernels) on H200, driver 580, just now"
-    assert evidence_for([whole], cell_id=CELL).describe(NOW) == "verified on H200, driver 580, just now"
+    for level in ("import", "kernels"):
+        assert said(record(level=level)) == (
+            f"run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with level {level} alone"
+        )
+    assert said(record(level="bench")) == "run on this GPU: H200, driver 580, 2026-11-20"
 
 
 def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
@@ -398,10 +368,9 @@ def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
 
 
 def test_a_stale_failure_is_told() -> None:
-    standing = evidence_for([record(verdict="failed", reason="x")], cell_id=CELL, suite="sha256:new")
-    assert standing.status == "stale"
-    said = "stale: failed on H200, driver 580, just now, but the smoke suite has changed since"
-    assert standing.describe(NOW) == said
+    assert said(record(verdict="failed", reason="x"), suite="sha256:new") == (
+        "stale: failed on sm_90: H200, driver 580, 2026-11-20: x, but the smoke suite has changed since"
+    )
 
 
 def test_what_a_record_ranks_as(monkeypatch: pytest.MonkeyPatch) -> None:

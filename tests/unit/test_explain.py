@@ -179,7 +179,7 @@ def test_resolve_prints_the_answer_alone():
     answer = json.loads(done.stdout)
     assert answer.pop("arch") == "x86_64"
     assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "left_out", "matrix"}
-    assert set(answer["standing"]) == {"status", "text", "date"}
+    assert {"status", "text", "date", "claim"} <= set(answer["standing"])
     assert answer["driver_verdict"] == "full"
     assert answer["left_out"]["megatron"] == "only when asked for (--AXIS auto takes what fits)"
     assert answer["cell"]["torch"] == "2.8.0+cu126"

@@ -269,15 +269,123 @@ def test_tags_are_read_and_a_git_host_out_of_reach_is_remarked(matrix_folder, mo
         monkeypatch.setattr(update, "APEX_REPOSITORY", f"{served.url}/apex/.git")
         proposals = update.propose(load_matrix(matrix_folder), ("apex",), asking)
         assert [(p.version, p.release["commit"]) for p in proposals.found] == [("25.10", commit)]
+        assert (proposals.asked, proposals.unreachable) == ((f"{served.url}/apex/.git",), ())
         for away in (f"{served.url}/nowhere/.git", str(upstream)):  # a folder is no upstream
             monkeypatch.setattr(update, "APEX_REPOSITORY", away)
-            proposals = update.propose(load_matrix(matrix_folder), ("apex",), asking)
-            assert (proposals.found, proposals.unreachable) == ((), (away,))
+            with pytest.raises(HostError, match="nobody was asked") as error:
+                update.propose(load_matrix(matrix_folder), ("apex",), asking)
+            assert away in str(error.value)
 
 
 def test_an_axis_without_an_upstream(matrix_folder):
     with pytest.raises(UsageError, match="no upstream to ask"):
         propose(matrix_folder, "http://127.0.0.1:9/simple", "cuda")
+
+
+WHL = "https://download.pytorch.org/whl"
+CU12 = (
+    "nvidia-cuda-runtime-cu12==12.6.77; platform_system == 'Linux'",
+    "nvidia-cudnn-cu12==9.10.2.21; platform_system == 'Linux'",
+    "nvidia-nccl-cu12==2.29.3; platform_system == 'Linux'",
+)
+
+
+@pytest.fixture
+def with_variants(matrix_folder, index):
+    """A matrix that names three indexes of PyTorch, and those indexes with a torch that it does not list."""
+    facts = {
+        "2.8.0+cpu": f"{WHL}/cpu",
+        "2.8.0+cu126": f"{WHL}/cu126",
+        "2.10.0+cu128": "pypi",
+        "2.10.0+cu130": f"{WHL}/cu130",
+    }
+    blocks = [
+        f'[[release]]\nversion = "{v}"\nsource = "PyPI:x=={v}"\nfacts = {{ index = "{i}" }}\n' for v, i in facts.items()
+    ]
+    image = '[[release]]\nversion = "1.5.0a0+8f84ded"\nsource = "NGC:x:20.03"\nfacts = { index = "base" }\n'
+    text = AXIS.format(name="torch", scheme="pep440", use="always")
+    (matrix_folder / "torch.toml").write_text("\n".join([text, image, *blocks]))
+    cuda = AXIS.format(name="cuda", scheme="pep440", use="always")
+    releases = (f'[[release]]\nversion = "{v}"\nsource = "PyPI:x=={v}"\n' for v in ("12.6", "13.0", "13.2", "13.4"))
+    (matrix_folder / "cuda.toml").write_text("\n".join([cuda, *releases]))
+    for label, requires in (("cu126", CU12), ("cpu", ()), ("cu130", TORCH), ("cu132", TORCH)):
+        for version in ("1.4.0", "2.8.0", "2.11.0"):
+            local = f"{version}+{label}"
+            index.add("torch", local, *torch_wheels(local, requires), at=label)
+    index.add("torch", "2.11.0+cu126.with.pypi.cudnn", *torch_wheels("2.11.0+cu126.with.pypi.cudnn"), at="cu126")
+    return matrix_folder
+
+
+def ask(folder, url, *axes, torch_index=None):
+    root = url.removesuffix("/simple")
+    asking = Settings(index_url=url, torch_index=torch_index or f"{root}/whl", cache_dir=Path("/nowhere"))
+    return update.propose(load_matrix(folder), axes, asking)
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_every_variants_index_is_asked_for_torch(index, with_variants, html):
+    """Those that the matrix names, and CUDA 13.2's, which it lists and names no torch of; CUDA 13.4 has none."""
+    index.html = html
+    with index.served() as url:
+        proposals = ask(with_variants, url, "torch")
+    assert {p.version for p in proposals.found} == {
+        "2.11.0+cu126", "2.11.0+cpu", "2.8.0+cu130", "2.11.0+cu130", "2.8.0+cu132", "2.11.0+cu132",
+    }  # fmt: skip
+    assert {path for path in index.asked if path.startswith("/whl/")} == {
+        f"/whl/{label}/torch/" for label in ("cpu", "cu126", "cu130", "cu132", "cu134")
+    }
+    root = url.removesuffix("/simple")
+    assert set(proposals.asked) == {url, *(f"{root}/whl/{x}" for x in ("cpu", "cu126", "cu130", "cu132", "cu134"))}
+    text = next(p for p in proposals.found if p.version == "2.11.0+cu126").toml()
+    for line in (
+        'version = "2.11.0+cu126"',
+        f'source = "{WHL}/cu126/torch/"',
+        "date = 2026-",
+        'needs = { cuda = "12.6" }',
+        'fixes = { cudnn = "9.10.2.21", nccl = "2.29.3" }',
+        f'facts = {{ index = "{WHL}/cu126", manylinux = "manylinux_2_28", cxx_standard = 20 }}',
+    ):
+        assert line in text, text
+    cpu = next(p for p in proposals.found if p.version == "2.11.0+cpu")
+    assert cpu.release["needs"] == {"cuda": "cpu"}
+    assert cpu.to_fill_in == ()
+
+
+def test_cudnn_and_nccl_follow_from_variants_too(index, with_variants):
+    with index.served() as url:
+        found = ask(with_variants, url, "cudnn", "nccl").found
+    assert {(p.axis, p.version) for p in found} == {("cudnn", "9.19.0.56"), ("nccl", "2.28.9"), ("nccl", "2.29.3")}
+
+
+def test_an_index_that_does_not_answer_is_listed_and_the_others_are_asked(index, with_variants):
+    with index.served() as url:
+        index.add("deepspeed", "0.19.8", ("deepspeed-0.19.8.tar.gz", b"x"))
+        proposals = ask(with_variants, url, "torch", "deepspeed", torch_index="http://127.0.0.1:9/whl")
+    assert [p.version for p in proposals.found] == ["2.11.0+cu130", "0.19.8"]  # PyPI's own
+    assert proposals.asked == (url,)
+    assert set(proposals.unreachable) == {
+        f"http://127.0.0.1:9/whl/{label}" for label in ("cpu", "cu126", "cu130", "cu132", "cu134")
+    }
+
+
+def test_an_axis_of_betas_alone_is_asked_for_betas(index, matrix_folder):
+    text = AXIS.format(name="flash-attn-4", scheme="pep440", use="asked")
+    release = '[[release]]\nversion = "4.0.0b11"\nsource = "PyPI:flash-attn-4==4.0.0b11"\n'
+    (matrix_folder / "flash-attn-4.toml").write_text(f"{text}\n{release}")
+    for version in ("4.0.0b8", "4.0.0b11", "4.0.0b37"):
+        index.add("flash-attn-4", version, wheel("flash-attn-4", version, "py3-none-any"))
+    with index.served() as url:
+        assert [p.version for p in propose(matrix_folder, url, "flash-attn-4", "torch").found] == [
+            "4.0.0b37",
+            "2.11.0+cu130",  # and no 2.12.0rc1
+        ]
+
+
+def test_offline_it_says_that_nobody_was_asked(matrix_folder):
+    nowhere = "http://127.0.0.1:9/simple"
+    with pytest.raises(HostError, match="nobody was asked") as error:
+        propose(matrix_folder, nowhere, "torch", "flash-attn", "deepspeed")
+    assert str(error.value).count("http://127.0.0.1:9/simple") == 1  # and it is not tried again for each axis
 
 
 def test_an_index_out_of_reach(matrix_folder):

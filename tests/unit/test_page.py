@@ -14,6 +14,7 @@ from envbuild.curate.page_html import page_data, page_path, render_page, write_p
 from envbuild.errors import HostError
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import evidence_for, summary
+from envbuild.evidence.trials import Ledger, Trial
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
@@ -33,7 +34,7 @@ def record(**changes):
     fields = {
         "date": datetime(2026, 11, 17, 9, 0, tzinfo=UTC),
         "cell_id": "cu130-py311-torch2.11.0-te2.12.0-x",
-        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0"},
+        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0", "gpu": "sm_90", "os": "debian12"},
         "lock_digest": None,
         "target": {"kind": "image", "digest": "sha256:aa"},
         "suite": "sha256:22",
@@ -43,7 +44,7 @@ def record(**changes):
         "nodes": 1,
         "gpus": ({"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8, "count": 1},),
         "driver": "580.95.05",
-        "software": {},
+        "software": {"python": "3.11.2"},
         "launchers": (),
         "seed": 7,
         "verdict": "passed",
@@ -68,6 +69,22 @@ def matrix():
 def page(matrix):
     records = [record(), record(verdict="failed", reason="boom\nmore", date=datetime(2026, 11, 16, tzinfo=UTC))]
     return build_page(matrix, stacks=[load_stack("megatron-gpt3")], records=records, suite="sha256:22")
+
+
+def test_a_combination_says_which_of_its_pairs_were_tried(matrix):
+    tried = Trial(
+        date=datetime(2026, 11, 23, tzinfo=UTC).date(),
+        kind="names",
+        pair={"te": "2.12.0", "torch": "2.11.0"},
+        verdict="passed",
+        command="envbuild matrix try te=2.12.0 torch=2.11.0 --kind names",
+        inputs="ab" * 32,
+    )
+    cells = build_page(matrix, trials=Ledger([tried])).cells
+    (cell,) = [c for c in cells if (c["torch"], c["te"]) == ("2.11.0+cu130", "2.12.0")]
+    assert ["te 2.12.0 with torch 2.11.0+cu130: tried: names passed", "tried", "passed"] in cell["pairs"]
+    assert {known for _, known, _ in cell["pairs"]} <= {"tried", "stated", "neither"}
+    assert all(c["te"] == "none" or len(c["pairs"]) >= 1 for c in cells)
 
 
 def entries(page):
@@ -125,8 +142,10 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     assert proven["standing"] == [
         {
             "status": "verified",
+            "claim": "run-on-this-gpu",
             "cell": "cu130-py311-torch2.11.0-te2.12.0-x",
             "where": "H200, driver 580",
+            "gpu": "sm_90",
             "date": "2026-11-17T09:00:00Z",
             "why": "",
             "record": "sha256:0123",
@@ -142,6 +161,12 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     ("changes", "status", "why"),
     [
         ({"level": "import"}, "verified", "level import alone"),
+        ({"adopted": {"torch": "2.11.0"}}, "never", "torch adopted from the host"),
+        (
+            {"gpus": ({"name": "NVIDIA B200", "sm": "100", "memory_gib": 180.0, "count": 1},)},
+            "never",
+            "sm_100 (here sm_90); compiled for sm_90",
+        ),
         (
             {"verdict": "failed", "reason": "test_x\nmore", "suite": "sha256:0"},
             "failed",
@@ -150,7 +175,8 @@ def test_evidence_stands_beside_what_it_proves(matrix, page):
     ],
 )
 def test_a_run_that_proves_less_says_so(changes, status, why):
-    shown = summary(evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22"), record().cell_id)
+    standing = evidence_for([record(**changes)], cell_id=record().cell_id, suite="sha256:22")
+    shown = summary(standing, record().cell_id, {"gpu": "sm_90", "python": "3.11", "os": "debian12"})
     assert (shown["status"], shown["why"]) == (status, why)
 
 

@@ -61,6 +61,12 @@ AXES = {
     "toolchain": ({"toolchain": "base", "base": None, "os": None, "python": None}, {"wheel-apex", "wheel-te"}, set()),
     "megatron": ({"megatron": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
     "deepspeed": ({"deepspeed": "auto"}, {"env", "image"}, {"base", "runtime", "torch", *WHEELS}),
+    # TE before 2.15 never looks for it. It is pure Python: no wheel is built.
+    "flash-attn-4": (
+        {"flash-attn-4": "auto", "te": "2.15"},
+        {"env", "image"},
+        {"base", "runtime", "torch", "wheel-apex"},
+    ),
     "mpi": ({"mpi": "openmpi"}, {"runtime"}, {"base"}),
     "base": (
         {"base": "nvidia-cuda-13.0.2-ubuntu24.04", "os": None, "python": None},

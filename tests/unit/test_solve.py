@@ -9,8 +9,8 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
-from envbuild.solver.order import EvidenceRef
 from envbuild.solver.program import runs
+from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import NOT_ASKED, solve
 
 

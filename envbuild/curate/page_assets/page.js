@@ -5,10 +5,12 @@
   const panel = document.getElementById("panel");
   const tip = document.getElementById("tip");
   const grids = [...document.querySelectorAll(".grid")];
-  const glyph = { gpu: "●", cpu: "◐", stale: "◌", failed: "!", tested: "◎", open: "○", no: "·" };
+  const glyph = { ran: "●", elsewhere: "◑", tried: "◐", stale: "◌", failed: "!", tested: "◎", open: "○", no: "·" };
+  const proofs = JSON.parse(document.querySelector("main").dataset.words);
   const words = {
-    gpu: "verified on a GPU", cpu: "verified on a CPU", stale: "proof is stale", failed: "failed",
-    tested: "tested together upstream, never verified here", open: "possible, never verified", no: "no such cell", out: "not with these filters",
+    ran: proofs["run-on-this-gpu"], elsewhere: proofs["run-elsewhere"], tried: proofs.tried,
+    stale: "stale: the smoke tests have changed since", failed: "failed", tested: `${proofs.stated}, tested together upstream`,
+    open: proofs.stated, no: "no such cell", out: "not with these filters",
   };
   document.body.classList.add("scripted");
   form.hidden = false;
@@ -61,12 +63,20 @@
     return chosen.python === null ? mask !== 0 : (mask >> chosen.python & 1) === 1;
   };
 
+  // A run counts for the GPU and the Python that it was on: with another of them chosen, it was elsewhere.
+  const differs = (cell) =>
+    (chosen.gpu !== null && data.gpus[chosen.gpu][0] !== cell.versions.gpu) ||
+    (chosen.python !== null && data.pythons[chosen.python] !== cell.versions.python);
+  const claimed = (cell, found) => (found.claim === "run-on-this-gpu" && differs(cell) ? "run-elsewhere" : found.claim);
+  const counted = ({ kind, cell }) =>
+    (kind === "ran" || kind === "stale") && claimed(cell, cell.standing[0]) !== cell.standing[0].claim ? "elsewhere" : kind;
+
   function filter() {
     for (const key of ["gpu", "python"]) chosen[key] = form[key].value === "" ? null : Number(form[key].value);
     const cuda = form.elements.cuda.value;
     const counts = {};
     for (const place of buttons) {
-      const shown = place.cell === null ? "no" : fits(place.cell) ? place.kind : "out";
+      const shown = place.cell === null ? "no" : fits(place.cell) ? counted(place) : "out";
       counts[place.cuda] = (counts[place.cuda] || 0) + (shown !== "no" && shown !== "out");
       place.shown = shown;
       if (!place.button.classList.contains(shown) || place.button.dataset.shown !== shown) {
@@ -137,9 +147,14 @@
         known ? element("a", { href: `#rule-${step.rule}` }, element("code", {}, step.rule)) : null,
         ...step.source.flatMap(([text, url], n) => [known || n ? " · " : "", source(text, url)]));
     }));
-  const told = (found) => {
-    const text = found.status === "stale" ? "stale: verified" : found.status;
-    const line = element("li", { class: `standing ${found.status}` }, element("b", {}, text), ` on ${found.where}, ${age(found.date)}`,
+  const said = (cell, found) => {
+    const claim = proofs[claimed(cell, found)];
+    const how = found.status === "failed" ? "failed" : found.status === "stale" ? `stale: ${claim}` : claim;
+    return [how, `${found.status === "failed" ? " on" : ":"} ${found.where}${found.gpu.startsWith("sm_") ? ` (${found.gpu})` : ""}, ${age(found.date)}`];
+  };
+  const told = (cell) => (found) => {
+    const [how, where] = said(cell, found);
+    const line = element("li", { class: `standing ${found.status}` }, element("b", {}, how), where,
       found.why ? ` (${found.why})` : "", element("br"));
     line.append(element("a", { href: `#evidence-${found.record}` }, element("code", {}, found.cell)));
     return line;
@@ -171,11 +186,15 @@
         parts.push(command(`envbuild explain ${flags(place, true)}`), element("h4", {}, "Without the filters"));
       }
       parts.push(cell.standing.length
-        ? element("ul", {}, ...cell.standing.map(told))
-        : element("p", { class: "standing never" }, "Never verified: the rules allow it, and no run is recorded."));
+        ? element("ul", {}, ...cell.standing.map(told(cell)))
+        : element("p", { class: "standing never" }, `${proofs[cell.tried]}: the rules allow it, ${cell.tried === "tried" ? "trials of its components with each other passed, " : ""}and no run is recorded.`));
       if (cell.together.length) {
         parts.push(element("p", {}, "Tested together upstream: ",
           ...cell.together.flatMap((number, n) => [n ? ", " : "", element("a", { href: `#rule-${data.rules[number][0]}` }, element("code", {}, data.rules[number][0]))])));
+      }
+      if (cell.pairs.length) {
+        parts.push(element("h4", {}, "Its pairs of releases"), element("ul", { class: "tried" },
+          ...cell.pairs.map(([text, known, verdict]) => element("li", { class: `${known} ${verdict}` }, text))));
       }
       const all = bits(cell);
       const list = element("dl", { class: "pairs" });
@@ -220,8 +239,7 @@
       const reason = data.reasons[number];
       text = reason.length ? reason[reason.length - 1].text : text;
     } else if (place.shown !== "out" && place.cell.standing.length) {
-      const best = place.cell.standing[0];
-      text = `${best.status} on ${best.where}, ${age(best.date)}`;
+      text = said(place.cell, place.cell.standing[0]).join("");
     }
     tip.replaceChildren(element("b", {}, named(place)), text.length > 220 ? `${text.slice(0, 220)}…` : text);
     tip.hidden = false;

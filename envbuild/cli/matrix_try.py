@@ -1,0 +1,162 @@
+"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import emit, json_option, note, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envbuild.curate.trials.pairs import Pair
+    from envbuild.curate.trials.run import Outcome
+
+_KINDS = ("metadata", "names", "libraries", "headers", "sources")
+
+
+@click.command("try")
+@click.argument("axes", nargs=2, metavar="COMPONENT[=SPEC] OTHER[=SPEC]")
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(_KINDS),
+    multiple=True,
+    help="What to try; may be given again. [default: all but sources]",
+)
+@click.option("--all", "every", is_flag=True, help="Try pairs that no cell holds, too.")
+@click.option("--again", is_flag=True, help="Try again what was tried with the same files.")
+@click.option("--list", "only_list", is_flag=True, help="List the pairs and what is known of them; try nothing.")
+@click.option(
+    "--tree", "trees", multiple=True, metavar="AXIS=PATH", help="A source tree of a component that no index has."
+)
+@click.option(
+    "--records",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of trials. [default: this installation's]",
+)
+@json_option
+def try_pairs(
+    axes: tuple[str, ...],
+    kinds: tuple[str, ...],
+    every: bool,
+    again: bool,
+    only_list: bool,
+    trees: tuple[str, ...],
+    records: Path | None,
+    as_json: bool,
+) -> None:
+    r"""Try pairs of releases without a GPU and without a whole build, and record what came of each.
+
+    `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch:
+
+    \b
+    metadata   what both ask for, resolved together by uv for each Python
+    names      each name that the component's Python imports is there
+    libraries  each library that its binaries need is in the set
+    headers    each of torch's headers that the component's C++ includes is in torch's wheel
+    sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
+
+    A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
+    """
+    from envbuild.curate.trials.pairs import pairs_of, read_axes
+    from envbuild.curate.trials.run import Runner
+    from envbuild.evidence.trials import trials_folder
+    from envbuild.matrix.load import load_matrix
+    from envbuild.settings import load_settings
+
+    matrix = load_matrix()
+    asked = read_axes(matrix, axes)
+    runner = Runner(matrix, tell(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again)
+    pairs = list(pairs_of(runner.files, matrix, asked, every=every))
+    if only_list:
+        _list(pairs, runner.ledger.of, as_json=as_json)
+        return
+    chosen: Any = kinds or _KINDS[:4]
+    outcome = runner.run(pairs, chosen, note=note)
+    emit(_answer(outcome), as_json=as_json, human=lambda: _table(outcome))
+
+
+@click.command("trials")
+@json_option
+def list_trials(as_json: bool) -> None:
+    """Count the trials that are recorded: by pair of axes and kind, the last of each pair."""
+    from envbuild.cli.show import table
+    from envbuild.evidence.trials import committed_trials, counted
+
+    found = counted(committed_trials())
+    answer = {
+        "trials": [
+            {"component": c, "other": o, "kind": kind, "pairs": sum(counts.values()), **counts}
+            for (c, o, kind), counts in found.items()
+        ]
+    }
+
+    def human() -> str:
+        rows: list[tuple[str, ...]] = [("component", "with", "kind", "pairs", "passed", "failed", "not decided")]
+        rows += [(*key, str(sum(counts.values())), *map(str, counts.values())) for key, counts in found.items()]
+        return table(rows, indent="")
+
+    emit(answer, as_json=as_json, human=human)
+
+
+def _trees(texts: "Sequence[str]") -> dict[str, Path]:
+    from envbuild.components import COMPONENTS
+    from envbuild.errors import UsageError
+
+    found = {}
+    for text in texts:
+        axis, _, path = text.partition("=")
+        if axis not in COMPONENTS or not path or not Path(path).is_dir():
+            raise UsageError(
+                f"{text!r} names no component and folder", where="--tree", hint="such as --tree apex=/src/apex"
+            )
+        found[axis] = Path(path)
+    return found
+
+
+def _list(pairs: "Sequence[Pair]", known: Any, *, as_json: bool) -> None:
+    from envbuild.cli.show import table
+
+    rows: list[tuple[str, ...]] = [("pair", "in a cell", "known")]
+    for pair in pairs:
+        tried = known(pair.versions)
+        rows.append((str(pair), "yes" if pair.pythons else "no", tried.describe() if tried else "not tried"))
+    answer = {"pairs": [{"pair": pair.versions, "held": bool(pair.pythons)} for pair in pairs]}
+    emit(answer, as_json=as_json, human=lambda: table(rows, indent=""))
+
+
+def _answer(outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "pairs": outcome.pairs,
+        "held": outcome.held,
+        "tried": outcome.complete,
+        "made": outcome.made,
+        "kept": outcome.kept,
+        "absent": outcome.absent,
+        "kinds": {kind: dict(counts) for kind, counts in outcome.verdicts.items()},
+        "contradictions": outcome.contradictions,
+    }
+
+
+def _table(outcome: "Outcome") -> str:
+    from envbuild.cli.show import table
+
+    rows: list[tuple[str, ...]] = [("kind", "tried", "passed", "failed", "not decided")]
+    rows += [
+        (kind, str(counts.total()), *(str(counts[v]) for v in ("passed", "failed", "undecided")))
+        for kind, counts in outcome.verdicts.items()
+    ]
+    parts = [
+        table(rows, indent=""),
+        (
+            f"\n{outcome.pairs} pairs, {outcome.held} of them in some cell; {outcome.complete} tried, "
+            f"{outcome.made} trials made now, {outcome.kept} known before"
+        ),
+    ]
+    if outcome.absent:
+        parts.append(f"not on the index, so not tried: {', '.join(outcome.absent)}")
+    if outcome.contradictions:
+        parts += ["\na cell holds these, and a trial shows that they do not fit:", *outcome.contradictions]
+    return "\n".join(parts)

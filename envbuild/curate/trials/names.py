@@ -1,0 +1,197 @@
+"""Trials of names: whether what a component's Python imports from other packages is there."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild.curate.trials.files import Files
+from envbuild.curate.trials.imports import Item, Need, State, judged, needs_of
+from envbuild.curate.trials.modules import Answer, Library
+from envbuild.curate.trials.subject import Subject
+from envbuild.util.bounded import read_text
+from envbuild.util.names import shown
+
+ROOTS = frozenset({"torch", "numpy", "onnx", "transformer_engine", "setuptools"})
+"""What is asked about; of another package no release belongs to a pair."""
+
+_NOT_INSTALLED = re.compile(r"(?:^|/)(?:tests?|testing|examples?|benchmarks?|docs?|csrc|3rdparty|third_party)/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One Python file of the component."""
+
+    name: str
+    path: str
+    is_package: bool
+    items: tuple[Item, ...]
+
+
+@dataclass(kw_only=True)
+class Consumer:
+    """The Python of a component, by module."""
+
+    modules: dict[str, Module] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    """Files that are no Python of this interpreter."""
+
+    def add(self, path: str, text: str) -> None:
+        """Take one file, whose path is relative to where modules are imported from."""
+        parts = path.removesuffix(".py").split("/")
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        if not name or name in self.modules:
+            return
+        try:
+            items = needs_of(text, name, is_package=is_package)
+        except (SyntaxError, ValueError, RecursionError):
+            self.unread.append(path)
+            return
+        self.modules[name] = Module(name=name, path=path, is_package=is_package, items=items)
+
+    @property
+    def roots(self) -> frozenset[str]:
+        """The top names of its modules."""
+        return frozenset(name.partition(".")[0] for name in self.modules)
+
+    def reached(self, entries: Iterable[str]) -> set[str]:
+        """Return the modules that are imported, without a guard, when any of `entries` is."""
+        own = self.roots
+
+        def of_its_own(need: Need) -> Answer | None:
+            return "no" if need.module.partition(".")[0] in own else None
+
+        waiting = [entry for entry in entries if entry in self.modules]
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in found or name not in self.modules:
+                continue
+            found.add(name)
+            parts = name.split(".")
+            waiting += [".".join(parts[:n]) for n in range(1, len(parts))]
+            for need, state in judged(self.modules[name].items, of_its_own):
+                # `missing` is what stands in the open here: the answer is no for every module of its own
+                if state == "missing" and not need.attribute:
+                    waiting.append(need.module)
+                    waiting += [f"{need.module}.{each}" for each in need.names[:1]]
+        return found
+
+
+def read_consumer(files: Files, subject: Subject) -> Consumer:
+    """Return the Python of `subject`: of its tree, its wheels, and of sdists what wheels do not have.
+
+    Raises:
+        LockError: a file cannot be read.
+        HostError: the index cannot be reached.
+
+    """
+    consumer = Consumer()
+    for wheel in subject.wheels:
+        paths = [p for p in files.paths(wheel) if p.endswith(".py") and not _NOT_INSTALLED.search(p)]
+        for path, text in sorted(files.texts(wheel, paths).items()):
+            consumer.add(path, text)
+    for folder in (*(files.source(sdist) for sdist in subject.sdists), *((subject.tree,) if subject.tree else ())):
+        for path in sorted(folder.rglob("*.py")):
+            relative = path.relative_to(folder).as_posix()
+            if not _NOT_INSTALLED.search(relative):
+                consumer.add(relative, _text(path))
+    return consumer
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError):
+        return "("  # no Python: it counts as unread
+
+
+def library_of(files: Files, subject: Subject) -> Library:
+    """Return the modules that `subject` gives to others."""
+    place = {path: wheel for wheel in reversed(subject.wheels) for path in files.paths(wheel)}
+    tree = subject.tree
+    if tree is not None:
+        inside = [p.relative_to(tree).as_posix() for p in tree.rglob("*") if p.suffix in {".py", ".pyi", ".so"}]
+        return Library(inside, lambda path: _text(tree / path))
+    return Library(place, lambda path: files.text(place[path], path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesFound:
+    """What one trial of names found."""
+
+    counts: Mapping[State, int]
+    missing: tuple[str, ...]
+    """`FILE:LINE: NAME` of what is imported as soon as the component is, and is not there."""
+    doubtful: tuple[str, ...]
+    """The same of what could not be decided, or lies where the component's entry does not lead."""
+
+
+def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, Library], of: str) -> NamesFound:
+    """Look up each name that `consumer` asks of `libraries`.
+
+    Args:
+        consumer: the component's Python.
+        entry: the module that a program imports; without one, every module counts as imported.
+        libraries: top module -> its library.
+        of: the top module that the trial is about: what imports it in the open counts as an entry, unless it is torch.
+
+    """
+    own = consumer.roots
+
+    def has(need: Need) -> Answer | None:
+        root = need.module.partition(".")[0]
+        if root not in libraries or root in own:
+            return None
+        return _met(libraries[root], need)
+
+    entries = [entry] if entry else list(consumer.modules)
+    entries += [name for name in consumer.modules if name == "setup"]
+    if of != "torch":
+        entries += [name for name, module in consumer.modules.items() if _imports_in_the_open(module, of)]
+    reached = consumer.reached(entries)
+    counts: Counter[State] = Counter()
+    missing, doubtful = [], []
+    for name, module in sorted(consumer.modules.items()):
+        for need, state in judged(module.items, has):
+            counts[state] += 1
+            line = shown(f"{module.path}:{need.line}: {need}")
+            if state == "missing" and name in reached:
+                missing.append(line)
+            elif state == "missing":
+                doubtful.append(f"{line} is missing, and importing {entry} does not lead there")
+            elif state == "late" and name in reached:
+                doubtful.append(f"{line} is missing, and imported when a function is called")
+            elif state == "unknown" and name in reached:
+                doubtful.append(f"{line} is in no source that can be read")
+    return NamesFound(counts=counts, missing=tuple(dict.fromkeys(missing)), doubtful=tuple(dict.fromkeys(doubtful)))
+
+
+def _imports_in_the_open(module: Module, root: str) -> bool:
+    def has(need: Need) -> Answer | None:
+        return "no" if need.module.partition(".")[0] == root else None
+
+    return any(state == "missing" for _, state in judged(module.items, has))
+
+
+def _met(library: Library, need: Need) -> Answer:
+    there = library.exists(need.module)
+    if there != "yes":
+        # `from a import b` and then `b.c`: b need not be a module
+        return "yes" if need.attribute else there
+    module = need.module
+    for name in need.names:
+        inner = f"{module}.{name}"
+        # a plain folder stands back behind a name of the module: torch.ops is an object, and torch/ops a folder
+        if library.exists(inner) != "yes" or (library.is_plain_folder(inner) and library.binds(module, name)):
+            return library.has(module, name)
+        module = inner
+    return "yes"
+
+
+def lines(found: NamesFound) -> Iterator[str]:
+    """Yield what is wrong, the worst first."""
+    yield from found.missing
+    yield from found.doubtful

@@ -1,0 +1,149 @@
+"""Trials of C++ sources: each translation unit that an ordinary compiler reads, type-checked against torch's own headers.
+
+Nothing is compiled: the compiler parses and checks (`-fsyntax-only`). Headers come from the wheels of the set, torch's and
+NVIDIA's, as pip would install them. torch's are parsed once per set of flags, into a precompiled header.
+"""
+
+import re
+import shutil
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.components.base import HostSources
+from envbuild.curate.trials.files import Files
+from envbuild.curate.trials.headers import CXX, code_files, stated_flags
+from envbuild.errors import HostError
+from envbuild.lock.index import IndexFile
+from envbuild.util.names import shown
+from envbuild.util.processes import bounded
+from envbuild.util.scratch import scratch
+
+COMPILER = "g++"
+_SECONDS = 1800.0
+_ERROR = re.compile(r"^(?:[^\n]*?)([^/\n]+/[^/\n:]+:\d+(?::\d+)?: (?:fatal )?error: [^\n]*)$", re.MULTILINE)
+_WORTH_PRECOMPILING = 3
+"""Units; torch's headers take longer to parse than all that a unit adds."""
+_PRECOMPILED = "#include <torch/extension.h>\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesFound:
+    """What one trial of sources found."""
+
+    units: int
+    failed: tuple[str, ...]
+    """The first error of each unit that does not pass."""
+    standard: int
+    cuda_files: int
+    """Files for nvcc, which this does not look at."""
+
+
+def has_header(path: str) -> bool:
+    """Return whether `path` in a wheel is a header to keep."""
+    return "/include/" in path and not path.endswith((".so", ".a", ".cmake"))
+
+
+def include_folders(files: Files, wheels: Sequence[IndexFile]) -> list[Path]:
+    """Return the folders of headers of torch and CUDA in `wheels`."""
+    found = []
+    for wheel in wheels:
+        if wheel.filename.startswith(("torch-", "nvidia_")):
+            site = files.headers(wheel, has_header)
+            every = (site / "torch/include", site / "torch/include/torch/csrc/api/include")
+            found += [path for path in (*every, *sorted(site.glob("nvidia/*/include"))) if path.is_dir()]
+    return found
+
+
+def torch_standard(files: Files, torch: IndexFile) -> int:
+    """Return the C++ standard that torch's cpp_extension asks for where a build states none."""
+    text = files.text(torch, "torch/utils/cpp_extension.py")
+    return max((int(number) for number in re.findall(r"-std=c\+\+(\d\d)", text)), default=14)
+
+
+def try_sources(
+    files: Files, folder: Path, sources: HostSources, *, torch: IndexFile, includes: Sequence[Path]
+) -> SourcesFound | None:
+    """Type-check every C++ file of a component, until three of them fail; None where it has none.
+
+    Args:
+        files: where headers are kept.
+        folder: the component's source.
+        sources: where its C++ lies.
+        torch: torch's wheel.
+        includes: folders of the headers of torch and CUDA.
+
+    Raises:
+        HostError: there is no C++ compiler here, or it did not end.
+
+    """
+    units = code_files(folder, sources, CXX)
+    if not units:
+        return None
+    if shutil.which(COMPILER) is None:
+        raise HostError(f"there is no {COMPILER} here", hint="install g++, or leave out --kind sources")
+    defines, stated = stated_flags(folder, sources)
+    standard = stated or torch_standard(files, torch)
+    flags = [f"-std=c++{standard}", "-w", "-fPIC", "-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    flags += [*defines, f"-I{sysconfig.get_paths()['include']}"]
+    flags += [f"-isystem{path}" for path in includes]
+    own = [f"-I{folder / each}" for each in sources.includes]
+    failed = []
+    with scratch("precompiled") as place:
+        worth = len(units) >= _WORTH_PRECOMPILING and _precompile(place, flags)
+        ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
+        for unit in units:
+            error = _check(unit, [*ready, *flags, *own])
+            if error and ready:  # a unit stands alone: what a precompiled header brings must not decide
+                error = _check(unit, [*flags, *own])
+            if error:
+                failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))
+            if len(failed) == 3:
+                break
+    cuda = len(code_files(folder, sources, (".cu",)))
+    return SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=cuda)
+
+
+def _precompile(place: Path, flags: Sequence[str]) -> bool:
+    """Write a precompiled header of torch; return False where torch's headers do not pass by themselves."""
+    header = place / "torch_of_a_trial.h"
+    header.write_text(_PRECOMPILED, encoding="utf-8")
+    command = [COMPILER, "-x", "c++-header", *flags, "-o", f"{header}.gch", str(header)]
+    return _run(command) == ""
+
+
+def _check(unit: Path, flags: Sequence[str]) -> str:
+    return _run([COMPILER, "-fsyntax-only", *flags, str(unit)])
+
+
+def _run(command: Sequence[str]) -> str:
+    """Return the first error of the compiler; empty when there is none."""
+    done = bounded(command, seconds=_SECONDS, limit=64 << 20)
+    if done.fault:
+        raise HostError(f"{COMPILER} {done.fault}", hint="try again on a machine with more memory or time")
+    if done.code == 0:
+        return ""
+    text = done.err.decode("utf-8", "replace")
+    found = _ERROR.search(text)
+    return found[1] if found else (text.strip().splitlines() or [f"it ended with {done.code}"])[0]
+
+
+def compiler_version() -> str:
+    """Return the compiler's first line; empty when there is none."""
+    if shutil.which(COMPILER) is None:
+        return ""
+    return (
+        bounded([COMPILER, "--version"], seconds=60.0, limit=1 << 20).out.decode("utf-8", "replace").partition("\n")[0]
+    )
+
+
+def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version)."""
+    for name, version in packages.items():
+        if name.startswith("nvidia-cuda-runtime"):
+            minor = ".".join(version.split(".")[:2])
+            ending = name.removeprefix("nvidia-cuda-runtime")
+            tools = ("nvcc", "cccl") if ending else ("nvcc", "cccl", "crt")
+            return tuple(f"nvidia-cuda-{tool}{ending}=={minor}.*" for tool in tools)
+    return ()

@@ -1,0 +1,249 @@
+"""What may be said of a cell: one of four words for the whole and for each component, and what it rests on.
+
+The words are `Proof`'s: run on this GPU, run elsewhere, tried without a GPU, stated only. A record gives a word no further
+than it counts (`place.differences`).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from envbuild.components import COMPONENTS, SOFTWARE
+from envbuild.evidence.place import differences, parts, place_of, proof_of
+from envbuild.evidence.records import Evidence
+from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, standing_for
+from envbuild.matrix.cell import NONE, Cell
+from envbuild.matrix.model import AxisName
+from envbuild.solver.proof import EvidenceRef, Proof
+
+
+class Tried(Protocol):
+    """What trials of two releases came to."""
+
+    @property
+    def verdict(self) -> str:
+        """`passed`, `failed` or `undecided`."""
+
+    def describe(self) -> str:
+        """Return it in words: `tried: metadata and names passed`."""
+
+
+class Trials(Protocol):
+    """The trials that there are, by pair."""
+
+    def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
+        """Return what is known of two releases, axis -> version; None where they were not tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentClaim:
+    """What may be said of one component of a cell."""
+
+    proof: Proof
+    text: str
+    """The word, with what it is short of "run on this GPU" where little says it: `run elsewhere (sm_90)`."""
+    record: str | None = None
+    """Id of the record that it rests on."""
+    tried: Mapping[AxisName, str] = field(default_factory=dict)
+    """What the trials with each other component of the cell came to, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What may be said of a cell from its own records, or else from those of another cell with its software."""
+
+    status: Status
+    """As `Standing.status`, and `never` where the run does not count for this cell."""
+    proof: Proof
+    text: str
+    """The same in words."""
+    record: Evidence | None = None
+    """The record that it rests on."""
+    differences: Mapping[str, str] = field(default_factory=dict)
+    """What of that run was not as in this cell, in words by kind."""
+    components: Mapping[AxisName, ComponentClaim] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values; `ran_on` is on what the record's run took place, None where there is none."""
+        record = self.record
+        return {
+            "status": self.status,
+            "text": self.text,
+            "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None,
+            "claim": self.proof.value,
+            "record": record.id if record else None,
+            "ran_on": {"machine": record.machine, **place_of(record)} if record else None,
+            "differences": dict(self.differences),
+            "components": {
+                axis: {"claim": each.proof.value} | {k: v for k, v in asdict(each).items() if k != "proof"}
+                for axis, each in self.components.items()
+            },
+        }
+
+
+def claim_of(
+    cell: Cell,
+    proven: Iterable[EvidenceRef],
+    records: Collection[Evidence],
+    *,
+    suite: Suite | None = None,
+    lock_digest: str | None = None,
+    trials: Trials | None = None,
+) -> Claim:
+    """Return what may be said of the cell: from its own records, or else from those of another with its software.
+
+    Args:
+        cell: the cell.
+        proven: the records that the solver found for its software.
+        records: every record.
+        suite: as for `evidence_for`.
+        lock_digest: the cell's lock; a record of the cell with another one is stale.
+        trials: the ledger of trials.
+
+    """
+    versions = cell.versions
+    components = component_claims(versions, records, trials)
+
+    def claim(standing: Standing, cell_id: str | None = None) -> Claim:
+        record = standing.record
+        assert record is not None  # noqa: S101  # asked only where there is one
+        found = differences(record, versions)
+        proof = proof_of(record, versions) if record.passed else Proof.STATED
+        text = _words(standing, record, proof, found, versions)
+        return Claim(
+            # a failure warns wherever it was; a pass is one of this cell only where it counts for it
+            status="never" if record.passed and found else standing.status,
+            proof=proof,
+            text=text if cell_id is None else f"{text}, in {cell_id}",
+            record=record,
+            differences=found,
+            components=components,
+        )
+
+    own = [record for record in records if record.cell_id == cell.id]
+    standing = standing_for(own, versions, suite=suite, lock_digest=lock_digest)
+    if standing.status != "never":
+        return claim(standing)
+    ids = {ref.id for ref in proven}
+    others = [record for record in records if record.id in ids]  # of cells that hold what was left open
+    if not others:
+        tried = _tried(components)
+        text = f"{tried.words}: trials of its components with each other passed" if tried is Proof.TRIED else ""
+        return Claim(
+            status="never", proof=tried, text=text or f"{tried.words}: no run of it is recorded", components=components
+        )
+
+    def missing(record: Evidence) -> list[str]:
+        return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
+
+    nearest = min(
+        others,
+        key=lambda other: (
+            len(missing(other)),
+            other.device == "cpu",
+            len(differences(other, versions)),
+            -other.date.timestamp(),
+        ),
+    )
+    alike = [
+        r
+        for r in records
+        if r.cell_id == nearest.cell_id and differences(r, versions) == differences(nearest, versions)
+    ]
+    found = claim(evidence_for(alike, cell_id=nearest.cell_id, suite=suite), nearest.cell_id)
+    if missing(nearest):
+        return Claim(
+            status="never",
+            proof=min((each.proof for each in components.values()), key=_STRENGTH.index, default=Proof.STATED),
+            text=f"{Proof.STATED.words}; all but {', '.join(missing(nearest))}: {found.text}",
+            components=components,
+        )
+    return found
+
+
+_STRENGTH = (Proof.STATED, Proof.TRIED, Proof.ELSEWHERE, Proof.HERE)
+
+
+def _words(
+    standing: Standing, record: Evidence, proof: Proof, found: Mapping[str, str], versions: Mapping[AxisName, str]
+) -> str:
+    """Return what a standing says of a cell: `run elsewhere: not run on sm_100; run on sm_90: 4x H200, driver 580, …`."""
+    on, here = place_of(record)["gpu"], versions.get("gpu")
+    machine = f"{record.machine}, {record.date:%Y-%m-%d}"
+    but = [*parts(record), *(words for kind, words in found.items() if kind != "gpu")]
+    with_ = f", with {', '.join(but)}" if but else ""
+    if not record.passed:
+        text = f"failed on {'' if on == NONE else f'{on}: '}{machine}{with_}: {record.reason.partition(chr(10))[0]}"
+    elif "gpu" in found:
+        text = f"{proof.words}: not run on {here or 'a CPU'}; run on {on}: {machine}{with_}"
+    elif proof is Proof.STATED:
+        text = f"{proof.words}; run in part: {machine}{with_}"
+    elif proof is Proof.ELSEWHERE:
+        text = f"{proof.words}: run on {on}: {machine}{with_}"
+    else:
+        text = f"{proof.words}: {machine}{with_}"
+    return f"stale: {text}, but {standing.why_stale}" if standing.status == "stale" else text
+
+
+def component_claims(
+    versions: Mapping[AxisName, str], records: Collection[Evidence], trials: Trials | None = None
+) -> dict[AxisName, ComponentClaim]:
+    """Return what may be said of each component of a cell; runs of some tests alone, or below a training step, give none."""
+    whole = [record for record in records if record.passed and not parts(record)]
+    return {axis: _component(axis, versions, whole, trials) for axis in SOFTWARE if axis in versions}
+
+
+def _component(
+    axis: AxisName, versions: Mapping[AxisName, str], whole: Sequence[Evidence], trials: Trials | None
+) -> ComponentClaim:
+    def other(record: Evidence) -> list[str]:
+        """Return what of the cell's other software ran in another version, or not at all."""
+        names = (name for name in SOFTWARE if name in versions and record.cell.get(name) != versions[name])
+        return [f"{name} {record.cell.get(name) or NONE}" for name in names]
+
+    def proof(record: Evidence) -> Proof:
+        word = proof_of(record, versions)
+        return Proof.ELSEWHERE if word is Proof.HERE and other(record) else word
+
+    tried = _tried_with(axis, versions, trials)
+    holding = [record for record in whole if record.cell.get(axis) == versions[axis]]
+    best = max(
+        holding,
+        key=lambda r: (_STRENGTH.index(proof(r)), -len(other(r)), -len(differences(r, versions)), r.date),
+        default=None,
+    )
+    passed = bool(tried) and all(each.verdict == "passed" for each in tried.values())
+    words = {name: each.describe() for name, each in tried.items()}
+    if best is None:
+        word = Proof.TRIED if passed else Proof.STATED
+        return ComponentClaim(proof=word, text=word.words, tried=words)
+    word = proof(best)
+    on = place_of(best)["gpu"]
+    short = [*([on] if "gpu" in differences(best, versions) else []), *(f"with {name}" for name in other(best))]
+    return ComponentClaim(
+        proof=word, text=f"{word.words} ({', '.join(short)})" if short else word.words, record=best.id, tried=words
+    )
+
+
+def _tried_with(axis: AxisName, versions: Mapping[AxisName, str], trials: Trials | None) -> dict[AxisName, Tried]:
+    """Return what the trials of a component with each other of the cell came to."""
+    if trials is None:
+        return {}
+    found = {}
+    for name in SOFTWARE:
+        if name != axis and name in versions:
+            tried = trials.of({axis: versions[axis], name: versions[name]})
+            if tried is not None:
+                found[name] = tried
+    return found
+
+
+def tried_word(versions: Mapping[AxisName, str], trials: Trials | None) -> Proof:
+    """Return the word that trials alone give a cell."""
+    return Proof.STATED if trials is None else _tried(component_claims(versions, (), trials))
+
+
+def _tried(components: Mapping[AxisName, ComponentClaim]) -> Proof:
+    """Return the word for a cell that never ran: tried, where each component was; CUDA is none, and comes with torch."""
+    words = [each.proof for axis, each in components.items() if axis in COMPONENTS]
+    return Proof.TRIED if words and all(word is not Proof.STATED for word in words) else Proof.STATED

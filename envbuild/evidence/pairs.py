@@ -1,0 +1,84 @@
+"""What is known of each pair of releases in a chosen cell: tried, stated by a rule or a release, or neither."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.components import COMPONENTS
+from envbuild.evidence.trials import Ledger, Verdict
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import AxisName, Rule
+
+Known = Literal["tried", "stated", "neither"]
+
+_WITH: tuple[AxisName, ...] = ("torch", "te")
+"""What the other components are compiled against, or imported next to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairStanding:
+    """One pair of a cell."""
+
+    versions: Mapping[AxisName, str]
+    """Both by axis, the component first."""
+    known: Known
+    verdict: Verdict | None = None
+    """The worst of its trials."""
+    text: str
+    source: str = ""
+    """The rule or the trials."""
+
+    def __str__(self) -> str:
+        (one, first), (other, second) = self.versions.items()
+        return f"{one} {first} with {other} {second}: {self.text}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as `--json` prints it."""
+        return {
+            "pair": dict(self.versions),
+            "known": self.known,
+            "verdict": self.verdict,
+            "text": self.text,
+            "source": self.source,
+        }
+
+
+def pairs_in(versions: Mapping[AxisName, str]) -> Iterator[dict[AxisName, str]]:
+    """Yield each pair of a cell that trials speak of: a component and torch, or a component and Transformer Engine."""
+    for other in _WITH:
+        for axis, component in COMPONENTS.items():
+            if axis in versions and other in versions and component.place > COMPONENTS[other].place:
+                yield {axis: versions[axis], other: versions[other]}
+
+
+def standing_of_pairs(
+    matrix: Matrix, versions: Mapping[AxisName, str], rules: Sequence[Rule], ledger: Ledger
+) -> tuple[PairStanding, ...]:
+    """Return what is known of each pair of a cell.
+
+    Args:
+        matrix: the releases.
+        versions: the cell's.
+        rules: those that apply to it.
+        ledger: the trials.
+
+    """
+    return tuple(_standing(matrix, pair, rules, ledger) for pair in pairs_in(versions))
+
+
+def _standing(matrix: Matrix, pair: Mapping[AxisName, str], rules: Sequence[Rule], ledger: Ledger) -> PairStanding:
+    tried = ledger.of(pair)
+    if tried is not None:
+        source = ", ".join(f"trial:{trial.id}" for trial in tried.trials)
+        return PairStanding(versions=pair, known="tried", verdict=tried.verdict, text=tried.describe(), source=source)
+    for rule in rules:
+        named = {*rule.when, *rule.needs, *rule.with_, *rule.same, *(a for alt in rule.any_of for a in alt)}
+        if pair.keys() <= named:
+            return PairStanding(versions=pair, known="stated", text=f"stated by rule {rule.id}", source=rule.source)
+    for axis, version in pair.items():
+        if matrix.has(axis, version):
+            release = matrix.release(axis, version)
+            if release.needs.keys() & (pair.keys() - {axis}):
+                text = f"stated by {axis} {version}"
+                return PairStanding(versions=pair, known="stated", text=text, source=release.source)
+    return PairStanding(versions=pair, known="neither", text="neither tried nor stated: no rule speaks of the two")

@@ -1,0 +1,233 @@
+"""The ledger of trials: what was tried of two releases without a GPU, and what came of it.
+
+One file per component in `matrices/trials`, a record a line. Records are added and never changed: each carries the hash of the
+rest of its line.
+"""
+
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from envbuild.errors import DataError, HostError
+from envbuild.matrix.model import AxisName
+from envbuild.matrix.spec import public_version
+from envbuild.paths import data_dir
+from envbuild.util.bounded import read_text
+from envbuild.util.model import Model
+from envbuild.util.names import Line, SafeName, Sha256, Version, shown
+
+Kind = Literal["metadata", "names", "libraries", "headers", "sources"]
+Verdict = Literal["passed", "failed", "undecided"]
+KINDS: tuple[Kind, ...] = ("metadata", "names", "libraries", "headers", "sources")
+
+
+def _two(pair: dict[str, str]) -> dict[str, str]:
+    if len(pair) != 2:
+        raise ValueError("a trial is of two releases")
+    return pair
+
+
+class Trial(Model):
+    """One trial."""
+
+    id: str = Field("", pattern=r"^([0-9a-f]{16})?$")
+    """The first digits of the sha256 over the rest; a rule cites it as `trial:ID`."""
+    date: dt.date
+    kind: Kind
+    pair: Annotated[dict[SafeName, Version], AfterValidator(_two)]
+    """Axis -> version without a variant; first the component, then what it was tried with."""
+    verdict: Verdict
+    first: Line = ""
+    """The first line of what is wrong, or could not be decided."""
+    counts: dict[SafeName, int] = {}
+    pythons: dict[SafeName, Literal["passed", "failed"]] = {}
+    """Of a trial that differs by Python: what each came to."""
+    command: Line
+    inputs: Sha256
+    """Over names and hashes of the files that were read, and the version of what reads them."""
+
+    @model_validator(mode="after")
+    def _says_why(self) -> Self:
+        if self.verdict != "passed" and not self.first:
+            raise ValueError("a trial that did not pass says why")
+        return self
+
+    def sealed(self) -> "Trial":
+        """Return it with its id."""
+        return self.model_copy(update={"id": _id(_as_json(self))})
+
+
+def _as_json(trial: Trial) -> dict[str, Any]:
+    return trial.model_dump(mode="json", exclude_defaults=True)
+
+
+def _id(record: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in record.items() if key != "id"}
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _line(trial: Trial) -> str:
+    return json.dumps(_as_json(trial), separators=(",", ":"), ensure_ascii=False)
+
+
+def trials_folder() -> Path:
+    """Return where this installation has its trials."""
+    return data_dir("matrices") / "trials"
+
+
+def read_trials(path: Path) -> tuple[Trial, ...]:
+    """Read one file of the ledger, oldest first.
+
+    Raises:
+        DataError: a line is no record, or was edited.
+
+    """
+    found = []
+    number = 0
+    try:
+        for number, line in enumerate(read_text(path).splitlines(), 1):
+            raw = json.loads(line)
+            trial = Trial.model_validate(raw)
+            if trial.id != _id(raw):
+                raise DataError(
+                    "this trial was edited after it was written",
+                    where=f"{path}:{number}",
+                    hint="restore the line from version control; `envbuild matrix try` adds a new one",
+                )
+            found.append(trial)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ValueError as error:
+        problem = str(error)
+    else:
+        return tuple(found)
+    raise DataError(f"this trial does not load: {shown(problem)}", where=f"{path}:{number}", hint="restore the file")
+
+
+def load_trials(folder: Path) -> tuple[Trial, ...]:
+    """Read every file of `folder`; none when there is no such folder.
+
+    Raises:
+        DataError: a line is no record, or was edited.
+
+    """
+    return tuple(trial for path in sorted(folder.glob("*.jsonl")) for trial in read_trials(path))
+
+
+@cache
+def committed_trials() -> tuple[Trial, ...]:
+    """Return the trials of this installation, read once.
+
+    Raises:
+        DataError: one was edited.
+
+    """
+    return load_trials(trials_folder())
+
+
+def add_trial(trial: Trial, folder: Path) -> Trial:
+    """Append a record to the file of its component and return it with its id.
+
+    Raises:
+        HostError: the file cannot be written.
+
+    """
+    trial = trial.sealed()
+    path = folder / f"{next(iter(trial.pair))}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # one write: a run that is killed leaves whole lines
+            os.write(file.fileno(), (_line(trial) + "\n").encode())
+    except OSError as error:
+        raise HostError(f"the trial cannot be written: {error.strerror}", where=str(path)) from None
+    return trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What the newest trials say of two releases."""
+
+    verdict: Verdict
+    kinds: tuple[Kind, ...]
+    trials: tuple[Trial, ...]
+
+    def describe(self) -> str:
+        """Return it in words: `tried: metadata and names passed`."""
+        parts = []
+        for verdict, word in (("failed", "failed"), ("undecided", "not decided"), ("passed", "passed")):
+            kinds = [trial.kind for trial in self.trials if trial.verdict == verdict]
+            if kinds:
+                parts.append(f"{', '.join(kinds)} {word}")
+        wrong = next((trial for trial in self.trials if trial.verdict == "failed"), None)
+        return f"tried: {'; '.join(parts)}" + (f" ({wrong.first})" if wrong else "")
+
+
+def _same(axis: AxisName, tried: str, version: str) -> bool:
+    """Return whether a trial with `tried` speaks for `version`: of torch, one patch of a minor release for the others."""
+    if axis != "torch":
+        return tried == version.partition("+")[0]
+    one, other = public_version(tried), public_version(version)
+    if one is None or other is None or other.is_prerelease:  # an image's own build is no release
+        return False
+    return one.release[:2] == other.release[:2]
+
+
+def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]]:
+    """Return per component, what it was tried with and kind how the last trial of each pair ended."""
+    last = {(*trial.pair.items(), trial.kind): trial for trial in trials}
+    found: dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]] = {}
+    for trial in sorted(last.values(), key=lambda each: (*each.pair, KINDS.index(each.kind))):
+        component, other = trial.pair
+        counts = found.setdefault((component, other, trial.kind), {"passed": 0, "failed": 0, "undecided": 0})
+        counts[trial.verdict] += 1
+    return found
+
+
+class Ledger:
+    """Trials by pair.
+
+    Args:
+        trials: as `load_trials` returns them; a later one of the same kind counts, an earlier one does not.
+
+    """
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        self._by_pair: dict[tuple[tuple[str, str], ...], dict[Kind, Trial]] = {}
+        self._by_axes: dict[frozenset[str], list[dict[Kind, Trial]]] = {}
+        for trial in trials:
+            key = tuple(trial.pair.items())
+            if key not in self._by_pair:
+                self._by_pair[key] = {}
+                self._by_axes.setdefault(frozenset(trial.pair), []).append(self._by_pair[key])
+            self._by_pair[key][trial.kind] = trial
+
+    def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
+        """Return the last trial of this kind of exactly these releases."""
+        return self._by_pair.get(tuple(pair.items()), {}).get(kind)
+
+    def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
+        """Return what is known of two releases, as a cell states them; None where they were not tried."""
+        for kinds in self._by_axes.get(frozenset(versions), ()):
+            trials = tuple(kinds[kind] for kind in KINDS if kind in kinds)
+            if all(_same(axis, trials[0].pair[axis], version) for axis, version in versions.items()):
+                verdicts = [trial.verdict for trial in trials]
+                worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
+                return Tried(verdict=worst, kinds=tuple(t.kind for t in trials), trials=trials)
+        return None

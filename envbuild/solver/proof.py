@@ -1,0 +1,155 @@
+"""What records of runs prove of a cell: the four words, and the step of the order that ranks by them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from envbuild.components import SOFTWARE
+from envbuild.matrix.cell import NONE
+from envbuild.matrix.model import AxisName
+from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.clauses import UNUSED
+from envbuild.solver.program import Program
+
+
+class Proof(StrEnum):
+    """The strongest true word on a cell, or on a component of it; the value is the word in JSON, `words` in text."""
+
+    HERE = "run-on-this-gpu"
+    """All smoke tests to a training step passed on the cell's GPU architecture (SM), host architecture, Python, MPI and
+    OS, with every component compiled as the cell's lock compiles it."""
+    ELSEWHERE = "run-elsewhere"
+    """The same versions passed on a GPU, but something of the run was another: the SM, the host architecture, Python,
+    MPI, the OS, how a component was compiled (switches, a torch of the host), or only a part of the tests ran."""
+    TRIED = "tried"
+    """Tried without a GPU: the smoke tests passed on a CPU, or a trial of these releases with each other passed."""
+    STATED = "stated"
+    """Nothing of it ran here: only upstream and the rules of the matrix state it."""
+
+    @property
+    def words(self) -> str:
+        """The word as people read it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Proof.HERE: "run on this GPU",
+    Proof.ELSEWHERE: "run elsewhere",
+    Proof.TRIED: "tried without a GPU",
+    Proof.STATED: "stated only",
+}
+
+Level = Literal["gpu", "cpu", "built"]
+"""How far a run went, and on what: to a training step on a GPU or on a CPU, or less far (`built`)."""
+
+RANKS = (Proof.STATED.words, "run in part", Proof.TRIED.words, Proof.ELSEWHERE.words, Proof.HERE.words)
+"""What the order compares, the weakest first, in words; a rank is the index."""
+_RANK_OF_LEVEL: Mapping[Level, int] = {"built": 1, "cpu": 2, "gpu": 3}
+_HERE = len(RANKS) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceRef:
+    """One recorded proof: how far it went, the versions that it ran, and on what.
+
+    It speaks for a cell when every software axis that it names and the cell uses has the version it names, and it names
+    every software axis that the cell uses and the request left open. It is "run on this GPU" only for a cell with its
+    `place` and without what it `altered`.
+    """
+
+    id: str
+    level: Level
+    versions: Mapping[AxisName, str]
+    place: Mapping[AxisName, str] = field(default_factory=dict)
+    """The GPU, Python, MPI and so on that it ran on: axis -> version, or `none`."""
+    altered: frozenset[AxisName] = frozenset()
+    """The software that did not run as the lock makes it: adopted from the host, or compiled with other switches."""
+
+
+Masks = tuple[tuple[int, int], ...]
+
+
+def _masks(asked: Asked, ref: EvidenceRef) -> Masks | None:
+    """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""
+    compiled = asked.compiled
+    if not any(name in ref.versions for name in SOFTWARE):
+        return None
+    settled = {pin.axis for pin in asked.request.pins if not is_open_pin(pin)}
+    result = []
+    for name in SOFTWARE:
+        axis = compiled.number.get(name)
+        if axis is None:
+            continue
+        if name in ref.versions:
+            place = compiled.position[axis].get(ref.versions[name])
+            result.append((axis, UNUSED if place is None else UNUSED | 1 << place))
+        elif name not in settled:
+            result.append((axis, UNUSED))
+    return tuple(result)
+
+
+def _masks_here(asked: Asked, ref: EvidenceRef) -> Masks | None:
+    """Return axis -> values that a cell must have, too, for `ref` to be "run on this GPU"; None when no cell has them."""
+    if ref.level != "gpu":
+        return None
+    compiled = asked.compiled
+    result = [(axis, UNUSED) for name in sorted(ref.altered) if (axis := compiled.number.get(name)) is not None]
+    for name, version in ref.place.items():
+        axis = compiled.number.get(name)
+        if axis is None:
+            continue
+        value = 0 if version == NONE else compiled.position[axis].get(version)
+        if value is None:
+            return None
+        result.append((axis, 1 << value))
+    return tuple(result)
+
+
+def _all_hold(masks: Masks, values: Sequence[int]) -> bool:
+    return all(mask >> values[axis] & 1 for axis, mask in masks)
+
+
+def rank_of(asked: Asked, ref: EvidenceRef, values: Sequence[int]) -> int:
+    """Return what `ref` proves of the cell of `values` (index per axis), as an index of RANKS; 0 is nothing."""
+    masks = _masks(asked, ref)
+    if masks is None or not _all_hold(masks, values):
+        return 0
+    here = _masks_here(asked, ref)
+    return _HERE if here is not None and _all_hold(here, values) else _RANK_OF_LEVEL[ref.level]
+
+
+def add_evidence(program: Program, asked: Asked, evidence: Sequence[EvidenceRef], priority: int) -> None:
+    """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`."""
+    wanted: dict[int, set[Masks]] = {}
+    for ref in evidence:
+        masks = _masks(asked, ref)
+        if masks is None:
+            continue
+        wanted.setdefault(_RANK_OF_LEVEL[ref.level], set()).add(masks)
+        here = _masks_here(asked, ref)
+        if here is not None:
+            wanted.setdefault(_HERE, set()).add(masks + here)
+    above: int | None = None
+    literals = []
+    for rank in range(_HERE, 0, -1):
+        shown = []
+        always = False
+        for masks in sorted(wanted.get(rank, ())):
+            parts = [program.inside(axis, mask) for axis, mask in masks]
+            if any(part is None for part in parts):
+                continue
+            body = [part for part in parts if part]
+            if body:
+                shown.append(program.both(body))
+            else:
+                always = True
+        if always:
+            break
+        if shown or above is not None:
+            atom = program.backend.add_atom()
+            for cause in [*shown, *([above] if above is not None else [])]:
+                program.backend.add_rule([atom], [cause])
+            literals.append((-atom, 1))
+            above = atom
+    program.minimize(priority, literals)

@@ -1,0 +1,40 @@
+"""The binaries of a root -> what is wrong with them."""
+
+from collections.abc import Callable
+
+from envbuild.errors import AuditError
+from envbuild.verify.binaries.cuda import check_copies, check_gpu_code, check_opened, check_stubs
+from envbuild.verify.binaries.files import Files
+from envbuild.verify.binaries.findings import Finding, Result, result
+from envbuild.verify.binaries.layout import check_extensions, check_paths, check_tags, check_unread
+from envbuild.verify.binaries.linkage import check_libraries, check_symbols, check_versions
+from envbuild.verify.binaries.loader import TooMuchError
+from envbuild.verify.binaries.process import Asked, Process
+
+_CHECKS: dict[str, Callable[[Process], tuple[list[Finding], str]]] = {
+    "binaries": check_unread,
+    "libraries": check_libraries,
+    "symbols": check_symbols,
+    "versions of symbols": check_versions,
+    "GPU code": check_gpu_code,
+    "copies of CUDA": check_copies,
+    "libraries opened by name": check_opened,
+    "stubs of the driver": check_stubs,
+    "search paths": check_paths,
+    "Python's tags": check_tags,
+    "extension modules": check_extensions,
+}
+
+
+def examine(files: Files, asked: Asked) -> tuple[Result, ...]:
+    """Return the outcome of every check of the binaries in `files`.
+
+    Raises:
+        AuditError: they name each other without an end.
+
+    """
+    try:
+        process = Process(files, asked)
+        return tuple(result(name, *check(process)) for name, check in _CHECKS.items())
+    except TooMuchError as error:
+        raise AuditError(f"the binaries cannot be judged: {error}") from None

@@ -1,0 +1,247 @@
+"""Trials end to end: an index on this machine, uv, compiled libraries, and the ledger that is written."""
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from index_server import Index, wheel
+from small_matrix import release, small_matrix
+
+from envbuild.curate.trials.files import Files
+from envbuild.curate.trials.pairs import pairs_of, read_axes
+from envbuild.curate.trials.run import Runner
+from envbuild.curate.trials.subject import find
+from envbuild.errors import UsageError
+from envbuild.evidence.trials import load_trials
+from envbuild.matrix.model import BaseFacts
+from envbuild.settings import load_settings
+
+LINUX = "manylinux_2_28_x86_64"
+ONNX_OF_28 = {"torch/onnx/__init__.py": "", "torch/onnx/_type_utils.py": "class JitScalarType: ...\n"}
+ONNX_OF_29 = {"torch/onnx/__init__.py": "def export(): ...\n"}
+
+
+def binary(tmp_path, needs):
+    """Return a shared library that needs `needs`."""
+    source = tmp_path / "empty.c"
+    source.write_text("int unused;\n")
+    other, out = tmp_path / needs, tmp_path / "out.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", other, f"-Wl,-soname,{needs}", source], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", out, source, other], check=True)
+    return out.read_bytes()
+
+
+def te_wheels(version, source, library):
+    members = {"transformer_engine/__init__.py": "", "transformer_engine/pytorch/__init__.py": source}
+    return (
+        ("transformer-engine", version, [wheel("transformer_engine", version, "py3-none-any", members=members)]),
+        (
+            "transformer-engine-cu12",
+            version,
+            [
+                wheel(
+                    "transformer_engine_cu12",
+                    version,
+                    f"py3-none-{LINUX}",
+                    members={"transformer_engine/lib.so": library},
+                )
+            ],
+        ),
+    )
+
+
+@pytest.fixture
+def index(tmp_path):
+    made = Index()
+    made.add("setuptools", "80.0", wheel("setuptools", "80.0", "py3-none-any"))
+    runtime = {"nvidia/lib/libcudart.so.12": b""}
+    made.add(
+        "nvidia-cuda-runtime-cu12",
+        "12.8.90",
+        wheel("nvidia_cuda_runtime_cu12", "12.8.90", f"py3-none-{LINUX}", members=runtime),
+    )
+    for version, members, pythons in (("2.8.0", ONNX_OF_28, ("311", "312")), ("2.9.0", ONNX_OF_29, ("311",))):
+        files = {"torch/__init__.py": "class Tensor: ...\n", **members}
+        wheels = (
+            wheel("torch", version, f"cp{p}-cp{p}-{LINUX}", ("nvidia-cuda-runtime-cu12==12.8.90",), members=files)
+            for p in pythons
+        )
+        made.add("torch", version, *wheels)
+    for name, version, files in (
+        *te_wheels("2.5.0", "from torch.onnx import _type_utils\n", binary(tmp_path, "libcudart.so.12")),
+        *te_wheels(
+            "2.6.0",
+            "import torch\ntry:\n    from torch.onnx import _type_utils\nexcept ImportError:\n    pass\nx = torch.Tensor\n",
+            binary(tmp_path, "libnccl.so.2"),
+        ),
+    ):
+        made.add(name, version, *files)
+    return made
+
+
+@pytest.fixture
+def matrix():
+    made = small_matrix()
+    bases = (release("slim", facts=BaseFacts(kind="root")),)
+    pythons = (release("3.11"), release("3.12"))
+    return dataclasses.replace(made, releases={**made.releases, "base": bases, "python": pythons})
+
+
+def settings_of(tmp_path, url):
+    return load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_INDEX_URL": url}, root=tmp_path)
+
+
+def run(matrix, tmp_path, url, *axes, again=False, kinds=("metadata", "names", "libraries")):
+    runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", again=again)
+    notes = []
+    pairs = list(pairs_of(runner.files, matrix, read_axes(matrix, axes), every=False))
+    return runner.run(pairs, kinds, note=notes.append), notes
+
+
+def test_each_kind_finds_what_does_not_fit_and_a_second_run_tries_nothing_again(index, matrix, tmp_path):
+    with index.served() as url:
+        outcome, notes = run(matrix, tmp_path, url, "te", "torch")
+        sent = index.bytes_sent
+        again, _ = run(matrix, tmp_path, url, "te", "torch")
+        assert index.bytes_sent - sent < 40_000  # the listings alone
+    found = {(*t.pair.values(), t.kind): t for t in load_trials(tmp_path / "records")}
+    assert {key: trial.verdict for key, trial in found.items()} == {
+        ("2.6.0", "2.9.0", "metadata"): "passed",
+        ("2.6.0", "2.9.0", "names"): "passed",
+        ("2.6.0", "2.9.0", "libraries"): "failed",
+        ("2.6.0", "2.8.0", "metadata"): "passed",
+        ("2.6.0", "2.8.0", "names"): "passed",
+        ("2.6.0", "2.8.0", "libraries"): "failed",
+        ("2.5.0", "2.9.0", "metadata"): "passed",
+        ("2.5.0", "2.9.0", "names"): "failed",
+        ("2.5.0", "2.9.0", "libraries"): "passed",
+        ("2.5.0", "2.8.0", "metadata"): "passed",
+        ("2.5.0", "2.8.0", "names"): "passed",
+        ("2.5.0", "2.8.0", "libraries"): "passed",
+    }
+    names = found["2.5.0", "2.9.0", "names"]
+    assert names.first == "transformer_engine/pytorch/__init__.py:1: torch.onnx._type_utils"
+    assert names.command == "envbuild matrix try te=2.5.0 torch=2.9.0 --kind names"
+    assert "transformer_engine/lib.so needs libnccl.so.2" in found["2.6.0", "2.8.0", "libraries"].first
+    assert found["2.6.0", "2.9.0", "metadata"].pythons == {"3.11": "passed", "3.12": "failed"}
+    assert found["2.6.0", "2.8.0", "metadata"].pythons == {"3.11": "passed", "3.12": "passed"}
+    assert outcome.absent == ["te 2.9.0"]
+    assert (outcome.pairs, outcome.complete, outcome.made, outcome.kept) == (6, 4, 12, 0)
+    assert (again.made, again.kept) == (0, 12)
+    assert again.contradictions == outcome.contradictions
+    assert "te 2.5.0 with torch 2.9.0: transformer_engine/pytorch/__init__.py:1: torch.onnx._type_utils" in (
+        outcome.contradictions
+    )
+    assert any(text.startswith("te 2.6.0 with torch 2.9.0 on Python 3.12: ") for text in outcome.contradictions)
+    assert notes[-1].startswith("[6/6] te 2.5.0 with torch 2.8.0: metadata passed, names passed")
+
+
+def test_what_changes_on_the_index_is_tried_again_and_the_old_record_stays(index, matrix, tmp_path):
+    with index.served() as url:
+        run(matrix, tmp_path, url, "te=2.5", "torch=2.9", kinds=("names",))
+        files = {"torch/__init__.py": "", **ONNX_OF_28}
+        torch = wheel("torch", "2.9.1", f"cp311-cp311-{LINUX}", ("nvidia-cuda-runtime-cu12==12.8.90",), members=files)
+        index.add("torch", "2.9.0", (torch[0].replace("2.9.1", "2.9.0"), torch[1]))
+        outcome, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.9", kinds=("names",))
+    assert outcome.made == 1
+    assert [trial.verdict for trial in load_trials(tmp_path / "records")] == ["failed", "passed"]
+
+
+def test_a_tree_stands_in_for_what_no_index_has(index, matrix, tmp_path):
+    tree = tmp_path / "src"
+    (tree / "transformer_engine" / "pytorch").mkdir(parents=True)
+    (tree / "transformer_engine" / "__init__.py").write_text("")
+    (tree / "transformer_engine" / "pytorch" / "__init__.py").write_text("from torch import Gone\n")
+    with index.served() as url:
+        runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", trees={"te": tree})
+        pairs = pairs_of(runner.files, matrix, read_axes(matrix, ("te=2.9", "torch=2.8")), every=False)
+        outcome = runner.run(list(pairs), ("metadata", "names", "libraries"))
+    (trial,) = load_trials(tmp_path / "records")
+    assert (trial.kind, trial.verdict, outcome.absent) == ("names", "failed", [])
+    assert trial.first == "transformer_engine/pytorch/__init__.py:1: torch.Gone"
+
+
+def test_pairs_are_a_component_and_what_it_is_used_with(matrix, tmp_path):
+    for axes in (("torch", "te"), ("te", "te"), ("te", "python"), ("nothing", "torch")):
+        with pytest.raises(UsageError):
+            read_axes(matrix, axes)
+    with pytest.raises(UsageError, match="neither a version"):
+        read_axes(matrix, ("te=nonsense", "torch"))
+
+
+def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp_path):
+    header = "namespace torch { struct Tensor { int dim(); }; }\n"
+    for version, text in (("2.8.0", header), ("2.9.0", header.replace("dim", "ndim"))):
+        members = {
+            "torch/__init__.py": "",
+            "torch/include/torch/extension.h": text,
+            "torch/include/ATen/ATen.h": "#pragma once\n",
+            "torch/utils/cpp_extension.py": "flag = '-std=c++17'\n",
+        }
+        index.add("torch", version, wheel("torch", version, f"cp311-cp311-{LINUX}", members=members))
+    unit = '#include <torch/extension.h>\n#include "own.h"\nint f(torch::Tensor t) { return t.dim() + own; }\n'
+    sdist = {
+        "PKG-INFO": "Metadata-Version: 2.1\nRequires-Dist: torch\n",
+        "csrc/a.cpp": unit,
+        "csrc/b.cpp": "#include <torch/extension.h>\n",
+        "csrc/c.cpp": "#include <torch/extension.h>\nstatic_assert(__cplusplus == 201703L);\n",
+        "csrc/own.h": "static int own = 1;\n",
+        "csrc/kernel.cu": "__global__ void k() {}\n",
+    }
+    index.add("transformer-engine-torch", "2.5.0", tar("transformer_engine_torch-2.5.0", sdist))
+    with index.served() as url:
+        outcome, _ = run(matrix, tmp_path, url, "te=2.5", "torch", kinds=("headers", "sources"))
+    found = {(t.pair["torch"], t.kind): t for t in load_trials(tmp_path / "records")}
+    assert {key: trial.verdict for key, trial in found.items()} == {
+        ("2.9.0", "headers"): "passed",
+        ("2.9.0", "sources"): "failed",
+        ("2.8.0", "headers"): "passed",
+        ("2.8.0", "sources"): "passed",
+    }
+    assert "csrc/a.cpp" in found["2.9.0", "sources"].first
+    assert "has no member named" in found["2.9.0", "sources"].first
+    assert found["2.8.0", "sources"].counts == {"units": 3, "failed": 0, "standard": 17, "cuda_files": 1}
+    assert any("te 2.5.0 with torch 2.9.0: csrc/a.cpp" in text for text in outcome.contradictions)
+
+
+def tar(stem, files):
+    """Return (filename, bytes) of an sdist."""
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w:gz") as archive:
+        for path, text in files.items():
+            info = tarfile.TarInfo(f"{stem}/{path}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return f"{stem}.tar.gz", body.getvalue()
+
+
+def test_an_sdist_gives_its_python_and_what_it_asks_for(index, tmp_path):
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
+        "flash_attn.egg-info/requires.txt": "torch\neinops\n\n[test]\npytest\n",
+        "flash_attn/__init__.py": "import torch\n",
+        "flash_attn/weights.bin": "0000",
+    }
+    index.add("flash-attn", "2.8.3", tar("flash_attn-2.8.3", files))
+    with index.served() as url:
+        files = Files(settings_of(tmp_path, url))
+        found = find(files, small_matrix(), "flash-attn", "2.8.3", cuda="12", trees={})
+    assert found.requirements == ("torch", "einops")
+    assert (files.source(found.sdists[0]) / "flash_attn/__init__.py").read_text() == "import torch\n"
+    assert not (files.source(found.sdists[0]) / "flash_attn/weights.bin").exists()
+
+
+def test_the_command_lists_tries_and_answers_in_json(tmp_path):
+    environ = {**os.environ, "HOME": str(tmp_path), "ENVBUILD_INDEX_URL": "http://127.0.0.1:9/simple"}
+    command = [sys.executable, "-m", "envbuild", "matrix", "try", "te", "torch", "--json"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 8
+    assert json.loads(done.stdout)["error"] == "host"
+    done = subprocess.run([*command[:-3], "torch", "te"], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,383 @@
+"""How far a record counts, and the four words: in text, in JSON, on the page and in the order of cells."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from envbuild.cli.resolve import explain as explain_command
+from envbuild.cli.resolve import resolve as resolve_command
+from envbuild.components import COMPONENTS, SOFTWARE
+from envbuild.curate.page import build_page
+from envbuild.curate.page_html import render_page
+from envbuild.evidence import refs
+from envbuild.evidence.claims import claim_of, component_claims
+from envbuild.evidence.place import altered_of, differences, place_of
+from envbuild.evidence.recording import from_report
+from envbuild.evidence.records import Evidence
+from envbuild.evidence.report import SmokeReport
+from envbuild.matrix.cell import Cell, Pin, Request
+from envbuild.matrix.load import load_matrix
+from envbuild.solver.proof import Proof
+from envbuild.solver.solve import solve
+
+SOFT = {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0", "apex": "25.09.post20251222"}
+VERSIONS = {**SOFT, "gpu": "sm_90", "python": "3.12", "os": "ubuntu24.04"}
+H200 = {"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8, "count": 4}
+
+
+def record(**changes) -> Evidence:
+    fields = {
+        "date": datetime(2026, 11, 22, 10, 17, tzinfo=UTC),
+        "cell_id": Cell(versions=VERSIONS).id,
+        "cell": VERSIONS,
+        "lock_digest": "sha256:11",
+        "target": {"kind": "image", "digest": "sha256:aa"},
+        "suite": "sha256:22",
+        "level": "bench",
+        "device": "cuda",
+        "nproc": 4,
+        "nodes": 1,
+        "gpus": (H200,),
+        "driver": "580.159.04",
+        "software": {"python": "3.12.3"},
+        "launchers": (),
+        "seed": 7,
+        "verdict": "passed",
+        "reason": "",
+        "seconds": 60.0,
+        "tests": (),
+        "id": "sha256:01",
+    }
+    return Evidence.model_validate(fields | changes)
+
+
+def claim(kept: Evidence, *, trials=None, **changes):
+    cell = Cell(versions={axis: v for axis, v in {**VERSIONS, **changes}.items() if v is not None})
+    return claim_of(cell, [SimpleNamespace(id=kept.id)], [kept], trials=trials)
+
+
+CPU = {"device": "cpu", "gpus": (), "driver": None}
+BARE = {"kind": "host", "os": "Ubuntu 24.04.3 LTS", "python": "3.12.3"}
+
+
+@pytest.mark.parametrize(
+    ("ran", "asked", "word", "kinds"),
+    [
+        ({}, {}, Proof.HERE, []),
+        ({"target": BARE}, {}, Proof.HERE, []),
+        ({}, {"gpu": "sm_100"}, Proof.ELSEWHERE, ["gpu"]),
+        ({}, {"gpu": "sm_80"}, Proof.ELSEWHERE, ["gpu"]),
+        ({}, {"python": "3.11"}, Proof.ELSEWHERE, ["python"]),
+        ({"software": {"python": "3.11.9"}}, {}, Proof.ELSEWHERE, ["python"]),
+        ({"software": {}}, {}, Proof.ELSEWHERE, ["python"]),
+        ({}, {"os": "debian12"}, Proof.ELSEWHERE, ["os"]),
+        ({"target": BARE | {"os": "Ubuntu 22.04.5 LTS"}}, {}, Proof.ELSEWHERE, ["os"]),
+        ({"target": BARE | {"os": "Debian GNU/Linux 12 (bookworm)"}}, {}, Proof.ELSEWHERE, ["os"]),
+        ({}, {"mpi": "mpich-4.0"}, Proof.ELSEWHERE, ["mpi"]),
+        ({"cell": VERSIONS | {"mpi": "mpich-4.0"}}, {}, Proof.ELSEWHERE, ["mpi"]),
+        ({"architecture": "aarch64"}, {}, Proof.ELSEWHERE, ["arch"]),
+        ({"adopted": {"torch": "2.11.0"}}, {}, Proof.ELSEWHERE, ["adopted"]),
+        ({"built_with": {"NVTE_WITH_NVSHMEM": "1"}}, {}, Proof.ELSEWHERE, ["switches"]),
+        ({"built_with": {"the shell": "was altered"}}, {}, Proof.ELSEWHERE, ["switches"]),
+        # what those switches leave out is of a component that this cell does not have
+        ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {}, Proof.HERE, []),
+        ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {"flash-attn": "2.8.3"}, None, ["switches"]),
+        ({"gpus": ({**H200, "name": "NVIDIA B200", "sm": "100"},)}, {}, Proof.ELSEWHERE, ["gpu", "target"]),
+        ({"gpus": ({**H200, "name": "NVIDIA B200", "sm": "100"},)}, {"gpu": "sm_100"}, Proof.ELSEWHERE, ["target"]),
+        ({"level": "kernels"}, {}, Proof.ELSEWHERE, []),
+        (CPU, {}, Proof.TRIED, []),
+        (CPU, {"gpu": "sm_100"}, Proof.TRIED, []),
+        (CPU, {"python": "3.11"}, Proof.TRIED, ["python"]),
+        (CPU | {"level": "import"}, {}, Proof.STATED, []),
+        ({"verdict": "failed", "reason": "test_x"}, {}, Proof.STATED, []),
+    ],
+)
+def test_a_record_counts_for_what_it_ran_on(ran, asked, word, kinds) -> None:
+    kept = record(**ran)
+    versions = {**VERSIONS, **asked}
+    assert list(differences(kept, versions)) == kinds
+    if word is None:
+        return
+    found = claim(kept, **asked)
+    assert found.proof is word
+    assert found.status == ("failed" if ran.get("verdict") else "never" if kinds else "verified")
+    if word is not Proof.STATED:
+        assert found.text.startswith(word.words)
+
+
+def test_the_words() -> None:
+    assert {proof.value: proof.words for proof in Proof} == {
+        "run-on-this-gpu": "run on this GPU",
+        "run-elsewhere": "run elsewhere",
+        "tried": "tried without a GPU",
+        "stated": "stated only",
+    }
+    there = f", in {Cell(versions=VERSIONS).id}"
+    assert claim(record()).text == "run on this GPU: 4x H200, driver 580, 2026-11-22"
+    assert claim(record(), gpu="sm_100").text == (
+        f"run elsewhere: not run on sm_100; run on sm_90: 4x H200, driver 580, 2026-11-22{there}"
+    )
+    assert claim(record(adopted={"torch": "2.11.0"}), gpu="sm_80", python="3.11", mpi="mpich-4.0").text == (
+        "run elsewhere: not run on sm_80; run on sm_90: 4x H200, driver 580, 2026-11-22, with Python 3.12 (here 3.11), "
+        f"no MPI (here mpich-4.0), torch adopted from the host{there}"
+    )
+    assert claim(record(**CPU), python="3.11").text == (
+        f"tried without a GPU: CPU, 2026-11-22, with Python 3.12 (here 3.11){there}"
+    )
+    assert claim(record(), te="2.11.0", gpu="sm_100").text.startswith(
+        "stated only; all but te: run elsewhere: not run on sm_100; run on sm_90: 4x H200"
+    )
+
+
+def test_a_run_that_counts_comes_before_a_larger_one_that_does_not() -> None:
+    small = record(nproc=1, gpus=({**H200, "count": 1},), id="sha256:02")
+    large = record(adopted={"torch": "2.11.0"})
+    found = claim_of(Cell(versions=VERSIONS), (), [large, small])
+    assert (found.proof, found.record) == (Proof.HERE, small)
+    # what failed with another torch does not speak of the lock's
+    failed = record(adopted={"torch": "2.11.0"}, verdict="failed", reason="x", date=datetime(2026, 11, 23, tzinfo=UTC))
+    assert claim_of(Cell(versions=VERSIONS), (), [failed, small]).record == small
+    assert claim_of(Cell(versions=VERSIONS), (), [failed]).status == "failed"
+
+
+def test_a_failure_elsewhere_is_not_hidden() -> None:
+    later = record(verdict="failed", reason="test_x: slow", date=datetime(2026, 11, 23, tzinfo=UTC), id="sha256:02")
+    found = claim_of(Cell(versions={**VERSIONS, "gpu": "sm_100"}), [SimpleNamespace(id="sha256:01")], [record(), later])
+    assert (found.status, found.proof) == ("failed", Proof.STATED)
+    assert "failed on sm_90: 4x H200, driver 580, 2026-11-23: test_x: slow" in found.text
+
+
+def test_json_of_a_claim() -> None:
+    answer = claim(record(), gpu="sm_100").as_json()
+    assert json.loads(json.dumps(answer)) == answer
+    assert answer["claim"] == "run-elsewhere"
+    assert answer["date"] == "2026-11-22T10:17:00Z"
+    assert answer["record"] == "sha256:01"
+    assert answer["ran_on"] == {
+        "machine": "4x H200, driver 580",
+        "gpu": "sm_90",
+        "arch": "x86_64",
+        "python": "3.12",
+        "mpi": "none",
+        "os": "ubuntu24.04",
+    }
+    assert answer["differences"] == {"gpu": "sm_90 (here sm_100)"}
+    assert {axis: each["claim"] for axis, each in answer["components"].items()} == dict.fromkeys(SOFT, "run-elsewhere")
+    assert answer["components"]["te"]["text"] == "run elsewhere (sm_90)"
+
+
+def test_each_component_has_its_own_word() -> None:
+    versions = {**VERSIONS, "te": "2.11.0", "gpu": "sm_90"}
+    found = component_claims(versions, [record()])
+    assert (found["te"].proof, found["te"].text) == (Proof.STATED, "stated only")
+    assert (found["apex"].proof, found["apex"].text) == (Proof.ELSEWHERE, "run elsewhere (with te 2.12.0)")
+    whole = component_claims(VERSIONS, [record()])
+    assert {each.text for each in whole.values()} == {"run on this GPU"}
+    # a part of the tests proves no component
+    for part in ({"level": "kernels"}, {"keyword": "te"}, {"verdict": "failed", "reason": "x"}):
+        assert {each.proof for each in component_claims(VERSIONS, [record(**part)]).values()} == {Proof.STATED}
+
+
+class _Trials:
+    """A ledger of trials by pair of axes."""
+
+    def __init__(self, **verdicts: str) -> None:
+        self.verdicts = {frozenset(pair.split("_")): verdict for pair, verdict in verdicts.items()}
+
+    def of(self, versions):
+        verdict = self.verdicts.get(frozenset(versions))
+        return verdict and SimpleNamespace(verdict=verdict, trials=(), describe=lambda: f"tried: names {verdict}")
+
+
+def test_a_trial_is_tried_without_a_gpu() -> None:
+    cell = Cell(versions=VERSIONS)
+    found = claim_of(cell, (), [], trials=_Trials(te_torch="passed", apex_torch="passed"))
+    assert (found.proof, found.status) == (Proof.TRIED, "never")
+    assert found.text == "tried without a GPU: trials of its components with each other passed"
+    assert found.components["te"].proof is Proof.TRIED
+    assert found.as_json()["components"]["te"]["tried"] == {"torch": "tried: names passed"}
+    # one that was not tried, or failed
+    some = claim_of(cell, (), [], trials=_Trials(te_torch="passed"))
+    assert (some.proof, some.components["te"].proof) == (Proof.STATED, Proof.TRIED)
+    bad = claim_of(cell, (), [], trials=_Trials(te_torch="failed", apex_torch="passed"))
+    assert (bad.proof, bad.components["te"].proof) == (Proof.STATED, Proof.STATED)
+    # a run says more than a trial
+    assert claim(record(), gpu="sm_100", trials=_Trials(te_torch="passed")).components["te"].proof is Proof.ELSEWHERE
+
+
+def test_where_a_bare_host_ran() -> None:
+    for text, name in [
+        ("Ubuntu 24.04.3 LTS", "ubuntu24.04"),
+        ("Ubuntu 22.04", "ubuntu22.04"),
+        ("Debian GNU/Linux 12 (bookworm)", "debian12"),
+        ("Rocky Linux 9.4 (Blue Onyx)", "rocky9"),
+        ("", "unknown"),
+        (None, "unknown"),
+    ]:
+        assert place_of(record(target=BARE | {"os": text}))["os"] == name
+
+
+def test_a_new_record_has_the_architecture_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    fields = {
+        "cell_id": "x",
+        "cell": {},
+        "lock_digest": None,
+        "level": "step",
+        "device": "cuda",
+        "nproc": 1,
+        "verdict": "passed",
+        "reason": "",
+        "suite": "s",
+        "seed": 1,
+        "machine": {},
+        "launchers": (),
+        "tests": (),
+        "seconds": 1.0,
+        "log": "",
+    }
+    image = {"kind": "image", "reference": "x", "digest": "sha256:aa"}
+    assert from_report(SmokeReport(target=BARE, **fields)).architecture == "aarch64"
+    assert from_report(SmokeReport(target=image, **fields)).architecture == "x86_64"
+
+
+def test_switches_belong_to_the_components_that_read_them() -> None:
+    assert altered_of(record()) == frozenset()
+    assert altered_of(record(built_with={"APEX_FAST_LAYER_NORM": "1"})) == {"apex"}
+    assert altered_of(record(built_with={"FLASH_ATTENTION_DISABLE_FP16": "1"})) == {"flash-attn", "flash-attn-hopper"}
+    assert altered_of(record(built_with={"CFLAGS": "-O1"})) == set(SOFTWARE)
+    assert altered_of(record(adopted={"numpy": "2.5.2"})) == set(SOFTWARE)
+    beginnings = [each for component in COMPONENTS.values() for each in component.switches]
+    assert all(beginning.endswith("_") for beginning in beginnings)
+
+
+# --- the order, on the shipped matrix ---
+
+
+def refs_of(monkeypatch: pytest.MonkeyPatch, *records: Evidence):
+    monkeypatch.setattr(refs, "committed_evidence", lambda: records)
+    refs.evidence_refs.cache_clear()
+    found = refs.evidence_refs()
+    refs.evidence_refs.cache_clear()
+    return found
+
+
+def solved(evidence, **pins):
+    asked = {"cuda": "13.0", **pins}
+    return solve(
+        load_matrix(), Request(pins=tuple(Pin(axis=a, spec=s, origin="-") for a, s in asked.items())), evidence
+    )
+
+
+def test_a_record_of_another_gpu_does_not_rank_as_run_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = refs_of(monkeypatch, record())
+    ranks = {
+        gpu: solved(evidence, gpu=gpu, python="3.12", os="ubuntu24.04").score.evidence
+        for gpu in ("h100", "h200", "b200", "a100")
+    }
+    assert ranks == {"h100": -4, "h200": -4, "b200": -3, "a100": -3}
+    for other in ({"python": "3.11"}, {"os": "debian12"}, {"mpi": "auto"}):
+        pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04", **other}
+        assert solved(evidence, **pins).score.evidence == -3, other
+    for changes in ({"adopted": {"torch": "2.11.0"}}, {"built_with": {"NVTE_X": "1"}}):
+        altered = refs_of(monkeypatch, record(**changes))
+        assert solved(altered, gpu="h200", python="3.12", os="ubuntu24.04").score.evidence == -3
+
+
+def test_what_ran_on_this_gpu_comes_before_what_ran_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = {**VERSIONS, "torch": "2.12.0+cu130", "te": "2.13.0", "gpu": "sm_100"}
+    blackwell = record(cell=newer, gpus=({**H200, "name": "NVIDIA B200", "sm": "100"},), id="sha256:02")
+    evidence = refs_of(monkeypatch, record(), blackwell)
+    pins = {"python": "3.12", "os": "ubuntu24.04"}
+    for gpu, torch in [("h200", "2.11.0+cu130"), ("b200", "2.12.0+cu130")]:
+        solution = solved(evidence, gpu=gpu, **pins)
+        assert (solution.cell.versions["torch"], solution.score.evidence) == (torch, -4)
+
+
+# --- the commands and the page, on the shipped matrix and records ---
+
+
+def resolved(*flags: str) -> tuple[str, dict]:
+    texts = [CliRunner().invoke(resolve_command, [*flags, *more]).stdout for more in ([], ["--json"])]
+    return texts[0], json.loads(texts[1])
+
+
+@pytest.mark.parametrize(("gpu", "sm"), [("b200", "sm_100"), ("a100", "sm_80")])
+def test_resolve_claims_no_gpu_that_nothing_ran_on(gpu, sm) -> None:
+    text, answer = resolved("--gpu", gpu, "--cuda", "13.0", "--te", "2.12")
+    assert f"run elsewhere: not run on {sm}; run on sm_90: 4x H200, driver 580, 2026-11-22" in text
+    assert "proven" not in text
+    assert "verified" not in text
+    rows = [line for line in text.splitlines() if line.startswith(("  cuda", "  torch", "  te ", "  apex"))]
+    assert len(rows) == 4
+    assert all("run elsewhere (sm_90)" in row for row in rows)
+    assert answer["standing"]["status"] == "never"
+    assert answer["standing"]["claim"] == "run-elsewhere"
+    assert answer["standing"]["ran_on"]["gpu"] == "sm_90"
+    assert {each["claim"] for each in answer["standing"]["components"].values()} == {"run-elsewhere"}
+
+
+def test_resolve_says_what_of_a_run_was_not_as_in_the_cell() -> None:
+    text, answer = resolved("--gpu", "h100", "--python", "3.12", "--cuda", "13.0", "--te", "2.12")
+    assert "run elsewhere: run on sm_90: 4x H200" in text
+    assert "torch adopted from the host" in text
+    assert "adopted" in answer["standing"]["differences"]
+    assert "gpu" not in answer["standing"]["differences"]
+    stated, answer = resolved("--cuda", "12.6", "--te", "2.6")
+    assert "stated only: no run of it is recorded" in stated
+    assert answer["standing"]["claim"] == "stated"
+    tried, answer = resolved("--cuda", "cpu", "--torch", "2.13")
+    assert "tried without a GPU: " in tried
+    assert answer["standing"]["claim"] == "tried"
+
+
+def test_explain_has_the_words() -> None:
+    done = CliRunner().invoke(explain_command, ["--gpu", "b200", "--cuda", "13.0", "--te", "2.12"])
+    assert "te 2.12.0: run elsewhere (sm_90); asked for" in done.stdout
+    assert "evidence   run elsewhere: not run on sm_100; run on sm_90" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def small():
+    real = load_matrix()
+    kept = {"cuda": {"13.0"}, "torch": {SOFT["torch"]}, "te": {SOFT["te"]}, "gpu": {"sm_90", "sm_100"}}
+    releases = {a: tuple(r for r in rs if r.version in kept.get(a, {r.version})) for a, rs in real.releases.items()}
+    return dataclasses.replace(real, releases=releases)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "kind"),
+    [
+        ({}, "run-on-this-gpu", "ran"),
+        ({"gpus": ({**H200, "name": "NVIDIA B200", "sm": "100"},)}, "run-elsewhere", "elsewhere"),
+        ({"adopted": {"torch": "2.11.0"}}, "run-elsewhere", "elsewhere"),
+        ({"software": {"python": "3.9.1"}}, "run-elsewhere", "elsewhere"),
+        (CPU, "tried", "tried"),
+        ({"suite": "sha256:33"}, "run-on-this-gpu", "stale"),
+        ({"verdict": "failed", "reason": "x"}, "stated", "failed"),
+    ],
+)
+def test_the_page_is_coloured_by_the_same_words(small, changes, word, kind) -> None:
+    cell = solve(
+        small, Request(pins=tuple(Pin(axis=a, spec=SOFT[a], origin="-") for a in ("cuda", "torch", "te")))
+    ).cell
+    place = {"cell": dict(cell.versions), "cell_id": cell.id, "software": {"python": f"{cell.versions['python']}.1"}}
+    page = build_page(small, records=[record(**(place | changes))], suite="sha256:22")
+    number = next(n for n, each in enumerate(page.cells) if each["te"] == SOFT["te"])
+    assert page.cells[number]["standing"][0]["claim"] == word
+    text = render_page(page)
+    assert f'<button type="button" class="k {kind}" data-n="{number}"' in text
+    for proof in Proof:
+        assert proof.words in text
+    assert "verified" not in text.partition("<main")[2].partition("<script")[0].replace('class="standing verified"', "")
+
+
+def test_the_page_shows_what_was_tried(small) -> None:
+    page = build_page(small, trials=_Trials(te_torch="passed", apex_torch="passed"))
+    number = next(n for n, each in enumerate(page.cells) if each["te"] == SOFT["te"])
+    assert f'<button type="button" class="k tried" data-n="{number}"' in render_page(page)
+    assert build_page(small).cells[number]["tried"] == "stated"

@@ -1,0 +1,90 @@
+"""Headers of torch that a component's C++ includes, looked up without a compiler."""
+
+import pytest
+
+from envbuild.components.base import HostSources
+from envbuild.curate.trials.headers import includes_of, required_standard, stated_flags, try_headers
+
+SOURCES = HostSources(folders=("csrc",), includes=("csrc",), flags_in=("setup.py", "tools/torch.py"))
+TORCH = {"torch/include/ATen/ATen.h", "torch/include/torch/csrc/api/include/torch/torch.h"}
+SETUP = """
+import os
+cxx_flags = ["-O3", "-std=c++17"]
+if bool(int(os.getenv("WITH_EP", "1"))):
+    cxx_flags.append("-DWITH_EP")
+if bool(int(os.getenv("WITH_MPI", "0"))):
+    cxx_flags.append("-DWITH_MPI")
+if debug():
+    cxx_flags.append("-DDEBUG")
+def more():
+    return ["-DALWAYS=1"]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_the_flags_of_a_default_build(tree):
+    folder = tree(setup_dot_py="import setuptools\n", tools__torch_dot_py=SETUP)
+    assert stated_flags(folder, SOURCES) == (("-DWITH_EP", "-DALWAYS=1"), 17)
+    assert stated_flags(tree(tools__torch_dot_py="def (:"), SOURCES) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("#include <ATen/ATen.h>", [(1, "ATen/ATen.h", True)]),
+        ("\n  #  include <torch/torch.h> // why", [(2, "torch/torch.h", True)]),
+        ('#include <vector>\n#include "torch/mine.h"', []),
+        ("#ifdef WITH_EP\n#include <ATen/a.h>\n#endif\n#include <ATen/b.h>", [(2, "ATen/a.h", True), (4, "ATen/b.h", True)]),
+        ("#ifdef OTHER\n#include <ATen/a.h>\n#else\n#include <ATen/b.h>\n#endif", [(2, "ATen/a.h", False), (4, "ATen/b.h", False)]),
+        ("#ifndef WITH_EP\n#include <ATen/a.h>\n#else\n#include <ATen/b.h>\n#endif", [(4, "ATen/b.h", True)]),
+        ("#ifndef MINE_H_\n#define MINE_H_\n#include <ATen/a.h>\n#endif", [(3, "ATen/a.h", True)]),
+        ("#if TORCH_VERSION_MAJOR > 2\n#include <ATen/a.h>\n#endif", [(2, "ATen/a.h", False)]),
+        ("#if defined(WITH_EP)\n#include <ATen/a.h>\n#elif X\n#include <ATen/b.h>\n#endif", [(2, "ATen/a.h", True)]),
+        ("#ifdef OTHER\n#ifdef WITH_EP\n#include <ATen/a.h>\n#endif\n#endif", [(3, "ATen/a.h", False)]),
+        ("#endif\n#else\n#include <ATen/a.h>", [(3, "ATen/a.h", True)]),
+    ],
+)  # fmt: skip
+def test_what_is_included_and_whether_for_sure(text, found):
+    assert list(includes_of(text, {"WITH_EP"})) == found
+
+
+def test_a_header_that_is_not_in_the_wheel_fails_and_a_guarded_one_does_not(tree):
+    folder = tree(
+        tools__torch_dot_py=SETUP.replace("-std=c++17", "-O2"),
+        csrc__a_dot_cpp="#include <ATen/ATen.h>\n#include <torch/torch.h>\n#ifdef WITH_EP\n#include <ATen/Gone.h>\n#endif\n",
+        csrc__deep__b_dot_cuh="#ifdef OTHER\n#include <ATen/Other.h>\n#endif\n",
+        csrc__notes_dot_txt="#include <ATen/Never.h>\n",
+    )
+    found = try_headers(folder, SOURCES, TORCH, 20)
+    assert found.missing == ("csrc/a.cpp:4: <ATen/Gone.h>",)
+    assert (found.files, found.present, found.guarded) == (2, 2, 1)
+
+
+@pytest.mark.parametrize(("required", "fails"), [(None, False), (17, False), (20, True)])
+def test_a_build_that_states_an_older_standard_than_torch_takes_fails(tree, required, fails):
+    folder = tree(tools__torch_dot_py=SETUP, csrc__a_dot_cpp="")
+    told = "setup.py states -std=c++17, and torch's ATen/ATen.h refuses less than C++20"
+    assert try_headers(folder, SOURCES, TORCH, required).missing == ((told,) if fails else ())
+
+
+@pytest.mark.parametrize(
+    ("text", "standard"),
+    [
+        ("#if !defined(_MSC_VER) && __cplusplus < 202002L\n#error C++20 or later\n#endif", 20),
+        ("#if __cplusplus < 201703L", 17),
+        ("#pragma once", None),
+    ],
+)
+def test_the_standard_that_torch_requires(text, standard):
+    assert required_standard(text) == standard
