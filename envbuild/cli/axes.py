@@ -13,7 +13,7 @@ from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.paths import data_dir
 
 # What people ask for first; the axes that are not named here follow.
-FIRST = ("cuda", *COMPONENTS, "python", "gpu", "driver", "board", "os", "base", "flavor", "toolchain")
+FIRST = ("cuda", *COMPONENTS, "python", "gpu", "driver", "board", "arch", "os", "base", "flavor", "toolchain")
 
 
 def axis_order(name: str) -> tuple[int, str]:
@@ -61,6 +61,7 @@ def _help(name: str, title: str, use: str) -> str:
         "cuda": "12.6 means 12.6.*; `envbuild resolve --help` says what else a SPEC may be.",
         "gpu": "Such as h100, a100 or sm_90.",
         "driver": "`auto` reads this host's.",
+        "arch": "x86_64 or aarch64; `--gpu gh200` says it, too. [default: x86_64]",
         "board": "data-center or geforce; `--gpu rtx4090` says it, too.",
         "flavor": "runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. "
         "[default: runtime, or the stack's own]",

@@ -71,6 +71,7 @@ def image(
     from envbuild.engine.leftovers import clear
     from envbuild.errors import UsageError
     from envbuild.pipeline.image import ImageRequest
+    from envbuild.pipeline.platform import require_platform
     from envbuild.pipeline.prebuilt import push_image
     from envbuild.pipeline.prove import prove
 
@@ -90,6 +91,7 @@ def image(
     tell(settings)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
+    require_platform(client, asked.solution.cell)
     clear(settings)
     request = ImageRequest(
         matrix=asked.matrix,

@@ -35,6 +35,7 @@ def pull(
     from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.locked import lock_for
+    from envbuild.pipeline.platform import platform_of
     from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
 
@@ -54,7 +55,13 @@ def pull(
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
     expected = expected_of(asked.settings, plan, named)
-    found = pull_prebuilt(engine_client(asked.settings), plan, name, expected=expected)
+    client = engine_client(asked.settings)
+    here = client.machine().platform
+    if here and here != platform_of(plan.cell):
+        note(
+            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be kept here, and not run"
+        )
+    found = pull_prebuilt(client, plan, name, expected=expected)
     if found is None:
         raise LockError(
             "the registry holds no image of this lock",

@@ -131,6 +131,7 @@ def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim
     return {
         "cell": dict(solution.cell.versions),
         "id": solution.cell.id,
+        "arch": solution.cell.arch,
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [

@@ -117,6 +117,7 @@ def run(**options: Any) -> None:
     """
     from envbuild.engine.client import EngineClient
     from envbuild.host import facts
+    from envbuild.pipeline.platform import require_runnable
     from envbuild.run.container import run_command, shown
     from envbuild.settings import load_settings
 
@@ -130,7 +131,7 @@ def run(**options: Any) -> None:
     if asked.starts_nothing:
         emit({"command": line, "notes": notes}, as_json=asked.as_json, human=lambda: shown(line))
         return
-    EngineClient(settings).image(asked.image)  # or it says that there is none
+    require_runnable(EngineClient(settings), asked.image)
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvp(line[0], line)  # noqa: S606
@@ -180,6 +181,7 @@ def launch(**options: Any) -> int:
     """
     from envbuild.engine.client import EngineClient
     from envbuild.host import facts
+    from envbuild.pipeline.platform import require_runnable
     from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.settings import load_settings
@@ -213,7 +215,7 @@ def launch(**options: Any) -> int:
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        EngineClient(settings).image(asked.image)  # or it says that there is none
+        require_runnable(EngineClient(settings), asked.image)
     processes = sum(node.slots for node in nodes)
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.host import HostFacts
+from envbuild.matrix.cell import DEBIAN_ARCH
 
 ENGINE_MAJOR = 28
 """The engine that the builds are made with: `type=oci` exports with rewritten timestamps from the containerd image store."""
@@ -71,8 +72,13 @@ def _absent(what: str, *mend: str) -> Finding:
 
 def _system(host: HostFacts) -> Iterator[Finding]:
     name = f"{host.os or 'an unknown system'}, kernel {host.kernel or 'unknown'}, glibc {host.glibc or 'unknown'}"
-    if host.arch not in {None, "x86_64"}:
-        yield _lack(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 wheels and images only")
+    if host.arch not in {None, *DEBIAN_ARCH}:
+        yield _lack(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 and aarch64 alone")
+    elif host.arch == "aarch64":
+        yield _warn(
+            f"{name}, {host.cores or '?'} cores: an aarch64 processor, whose cells were locked and not yet built or run",
+            "envbuild resolve --arch aarch64   # names what has no files for it",
+        )
     else:
         yield _ok(f"{name}, {host.cores or '?'} cores")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import NoCellError
 from envbuild.host import Gpu, HostFacts
-from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.cell import ARCHITECTURE, DEBIAN_ARCH, X86_64, Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, GpuFacts, Release
@@ -133,6 +133,8 @@ def _one(
     gpu: str | None,
     cpu: bool,
 ) -> Reach:
+    if host.arch in DEBIAN_ARCH and host.arch != X86_64:
+        pins = (*pins, Pin(axis=ARCHITECTURE, spec=host.arch, origin="this machine"))
     try:
         cell = solve(matrix, Request(pins=pins), evidence).cell
     except NoCellError as error:

@@ -88,6 +88,7 @@ def bootstrap_root(
     dest: Path,
     log: Path,
     locked: Iterable[OsPackage] | None = None,
+    arch: str | None = None,
 ) -> RootFS:
     """Make the Debian root of `suite` with the essential packages, its archive's base packages and `packages` in it.
 
@@ -101,6 +102,7 @@ def bootstrap_root(
         dest: the tar to write; it appears only when it is whole.
         log: where the output of mmdebstrap goes.
         locked: what a lock says the root holds; anything else is refused.
+        arch: Debian's name of the architecture; this machine's own by default.
 
     Raises:
         HostError: mmdebstrap or the archive's keys are missing, or the mirror cannot be reached.
@@ -147,6 +149,7 @@ def bootstrap_root(
             f"--components={','.join(archive.components)}",
             f"--keyring={archive.keyring}",
             f"--include={','.join((*archive.base_packages, *packages))}",
+            *([f"--architectures={arch}"] if arch else []),
             *(f"--aptopt={option}" for option in options),
             # This root is thrown away when the machine dies; no need to wait for its disk.
             "--dpkgopt=force-unsafe-io",

@@ -21,6 +21,7 @@ from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError
 from envbuild.lock.model import Root
+from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
@@ -194,6 +195,7 @@ class Builder:
                 dest=kept,
                 log=log,
                 locked=root.packages or None,
+                arch=DEBIAN_ARCH[self.plan.cell.arch] if self.plan.platform else None,
             )
         except BuildError as error:
             raise disk_or(self.settings, self.log, error, end_of(log, _LOG_END)) from error

@@ -9,6 +9,7 @@ only the command line gives `--progress=rawjson`. Both follow the user's context
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,10 @@ _SAID_LINES = 400
 _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
 
 
+_PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Docker's name of an architecture, by the kernel's."""
+
+
 class EngineError(HostError):
     """The engine did not do what it was asked."""
 
@@ -70,6 +75,8 @@ class Machine:
 
     cores: int
     memory_gib: float
+    platform: str = ""
+    """As Docker names it, e.g. linux/amd64; empty where the engine does not say."""
 
 
 def last_words(said: str) -> str:
@@ -153,7 +160,30 @@ class EngineClient:
         except DockerException as error:
             raise EngineError("no Docker engine answers", said=error.stderr or "", hint=_START) from None
         memory = info.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Machine(cores=info.n_cpu or os.cpu_count() or 1, memory_gib=memory / 2**30)
+        kind = _PLATFORMS.get(info.architecture or "", info.architecture)
+        return Machine(
+            cores=info.n_cpu or os.cpu_count() or 1,
+            memory_gib=memory / 2**30,
+            platform=f"linux/{kind}" if kind else "",
+        )
+
+    def platforms(self, builder: str | None = None) -> tuple[str, ...]:
+        """Return the platforms that a builder lists, those that it emulates included.
+
+        Args:
+            builder: its name; the engine's own by default, which lists what the engine's containers can be.
+
+        Raises:
+            EngineError: there is no such builder, or it does not answer.
+
+        """
+        # buildx has no JSON of one builder: `buildx ls` asks every builder that there is
+        ran = self._ask("buildx", "inspect", builder or "default", seconds=_QUICK_S)
+        if ran.fault or ran.code:
+            said = ran.err.decode("utf-8", "replace")
+            raise EngineError(f"the builder does not answer: {ran.fault or said_last(ran)}", said=said, where=builder)
+        lines = re.findall(r"^Platforms:(.*)$", ran.out.decode("utf-8", "replace"), re.MULTILINE)
+        return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch

@@ -28,6 +28,8 @@ class _Inspected(BaseModel):
     descriptor: _Descriptor | None = Field(None, alias="Descriptor")
     size: int = Field(0, alias="Size", ge=0)
     repo_digests: list[str] | None = Field(None, alias="RepoDigests")
+    os: str = Field("", alias="Os", max_length=64)
+    architecture: str = Field("", alias="Architecture", max_length=64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Image:
     """Variables of its processes, each `NAME=value`."""
     repo_digests: tuple[str, ...]
     """`repository@digest` of each registry that the engine knows it from."""
+    platform: str = ""
+    """The platform that it is for, e.g. linux/arm64; empty where it states none."""
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -76,4 +80,5 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         volumes=tuple(sorted(config.volumes or ())),
         environment=tuple(config.environment or ()),
         repo_digests=tuple(facts.repo_digests or ()),
+        platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
     )

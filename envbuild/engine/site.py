@@ -5,6 +5,7 @@ from pathlib import Path
 
 from envbuild.lock.archives import archive_of, mirrors_of
 from envbuild.lock.python import PYTORCH, uv_environment
+from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 from envbuild.util import quote
@@ -37,7 +38,7 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
     suite = _suite(plan)
     if suite is not None:
         archive = archive_of(suite)
-        mirror, security = mirrors_of(settings, suite)
+        mirror, security = mirrors_of(settings, suite, DEBIAN_ARCH[plan.cell.arch])
         # An image that others made may name archives of its own, whose keys have been changed since or that are out of reach.
         if plan.lock.root is None or (mirror, security) != (archive.mirror, archive.security_mirror):
             sources = archive.sources(suite, mirror=mirror, security_mirror=security)

@@ -93,7 +93,7 @@ def resolve_os_packages(
         )
     packages = checked_packages(packages)
     checked_packages(f"{package.name}={package.version}" for package in installed)
-    mirror, security_mirror = mirrors_of(settings, suite)
+    mirror, security_mirror = mirrors_of(settings, suite, arch)
     with scratch("apt") as folder:
         apt = _IsolatedApt(folder, arch, settings)
         options = f"[arch={arch} signed-by={archive.keyring}] "
@@ -110,7 +110,7 @@ def resolve_os_packages(
 
 
 def resolve_on_image(
-    settings: Settings, *, suite: str, packages: Sequence[str]
+    settings: Settings, *, suite: str, packages: Sequence[str], arch: str = "amd64"
 ) -> tuple[tuple[OsPackage, ...], tuple[OsPackage, ...]]:
     """Return what installing `packages` on an image that others made brings, and what else it may have to renew there.
 
@@ -121,8 +121,8 @@ def resolve_on_image(
     Args and Raises: as `resolve_os_packages`.
 
     """
-    added = resolve_os_packages(settings, suite=suite, packages=packages)
-    beside = resolve_os_packages(settings, suite=suite, packages=(*packages, *_MADE_BY_OTHERS))
+    added = resolve_os_packages(settings, suite=suite, packages=packages, arch=arch)
+    beside = resolve_os_packages(settings, suite=suite, packages=(*packages, *_MADE_BY_OTHERS), arch=arch)
     return added, tuple(package for package in beside if package not in set(added))
 
 

@@ -85,8 +85,17 @@ def archive_of(suite: str) -> Archive:
         ) from None
 
 
-def mirrors_of(settings: Settings, suite: str) -> tuple[str, str]:
+UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
+"""Where Ubuntu keeps what is of no Intel processor, security updates included."""
+
+
+def mirrors_of(settings: Settings, suite: str, arch: str = "amd64") -> tuple[str, str]:
     """Return the URLs that a site takes `suite` and its security updates from.
+
+    Args:
+        settings: the site's mirrors.
+        suite: a key of `ARCHIVES`.
+        arch: Debian's name of the architecture. Ubuntu's own archive holds amd64 alone; of a site's mirror nobody knows.
 
     Raises:
         LockError: no archive of that suite is known.
@@ -96,6 +105,8 @@ def mirrors_of(settings: Settings, suite: str) -> tuple[str, str]:
     if archive is DEBIAN:
         return settings.debian_mirror, settings.debian_security_mirror
     mirror = settings.ubuntu_mirror
+    if arch != "amd64" and mirror == archive.mirror:
+        return UBUNTU_PORTS, UBUNTU_PORTS
     # Ubuntu's own archive has the security updates on a host of their own, and its mirrors hold them like the rest.
     return mirror, archive.security_mirror if mirror == archive.mirror else mirror
 

@@ -89,11 +89,11 @@ def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locke
         from envbuild.util.toml import explain_validation
 
         raise explain_validation(error, Path(where) / "lock.json") from error
-    pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where) for s in lock.python if s.packages}
+    pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where, lock.as_cell.arch) for s in lock.python if s.packages}
     return Locked(lock=lock, pylocks=pylocks)
 
 
-def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str) -> str:
+def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str, machine: str) -> str:
     """Return the text of a set's pylock, which must name just what the lock's own list names: one digest covers both."""
     from envbuild.lock.python import packages_of
 
@@ -101,7 +101,7 @@ def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str) -> 
     place = f"{where}/{name}"
     try:
         text = read(name).decode("utf-8")
-        stated = packages_of(text)
+        stated = packages_of(text, machine)
     except OSError as error:
         raise DataError(f"a file of the lock cannot be read: {error.strerror}", where=place, hint=_WHOLE) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LockError) as error:

@@ -15,7 +15,7 @@ from envbuild.components.torch import WITH_TORCH
 from envbuild.components.torch import component as torch
 from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import X86_64, Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.view import CellView
@@ -177,9 +177,10 @@ def inputs_of(
     images = []
     if base.builder is not None:
         final = base.builder if flavor == "devel" else base.runtime or base.builder
+        digests = base.digests if cell.arch == X86_64 else {}
         images = [
-            BaseImage(stage="base", reference=final, digest=base.digests.get(final)),
-            BaseImage(stage="devel", reference=base.builder, digest=base.digests.get(base.builder)),
+            BaseImage(stage="base", reference=final, digest=digests.get(final)),
+            BaseImage(stage="devel", reference=base.builder, digest=digests.get(base.builder)),
         ]
     runtime = {*_RUNTIME_PACKAGES, *(stack.system if stack else ())}
     if own_python and base.kind != "ngc":
@@ -222,6 +223,10 @@ def _name(requirement: str) -> str:
 def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
     """Return uv's managed build of the cell's Python, for an OS that does not bring that version itself."""
     facts = matrix.release("python", cell.versions["python"]).facts
+    if cell.arch != X86_64:
+        other = facts.aarch64
+        assert other is not None, "test_arch holds the data to it"  # noqa: S101
+        return FileSource(name="python", url=other.managed, sha256=other.sha256)
     assert facts.managed is not None, "rules python-source-* refuse the others"  # noqa: S101
     assert facts.sha256 is not None  # noqa: S101
     return FileSource(name="python", url=facts.managed, sha256=facts.sha256)

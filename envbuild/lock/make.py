@@ -20,6 +20,7 @@ from envbuild.errors import HostError, LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, PythonGroup
 from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Missing, OsPackage, OsSet, PythonSet, Root
+from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
@@ -30,9 +31,10 @@ from envbuild.util.toml import read_toml
 Note = Callable[[str], None]
 
 
-def uv_wheel() -> FileSource:
-    """Return the pinned uv wheel that installs inside the build."""
+def uv_wheel(arch: str = X86_64) -> FileSource:
+    """Return the pinned uv wheel that installs inside the build on `arch`."""
     data = read_toml(data_dir("dockerfiles") / "uv.toml")
+    data = data if arch == X86_64 else data[arch]
     return FileSource(name="uv", url=data["url"], sha256=data["sha256"])
 
 
@@ -49,7 +51,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         components=tuple(c.axis for c in inputs.components),
         # The newest release in the cell: a date that follows from the data alone.
         epoch=_newest(matrix, inputs),
-        uv=uv_wheel(),
+        uv=uv_wheel(inputs.cell.arch),
         images=inputs.images,
         root=Root(suite=inputs.root_suite, epoch=_root_epoch(matrix, inputs)) if inputs.root_suite else None,
         os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
@@ -151,7 +153,7 @@ class _Maker:
             te_source=inputs.te_source,
             components=tuple(c.axis for c in inputs.components),
             epoch=self.epoch,
-            uv=uv_wheel(),
+            uv=uv_wheel(cell.arch),
             images=images,
             root=root,
             os=os_sets,
@@ -192,17 +194,20 @@ class _Maker:
 
         inputs = self.inputs
         suite = self.matrix.release("os", inputs.cell.versions["os"]).facts.suite
+        arch = DEBIAN_ARCH[inputs.cell.arch]
         base: tuple[OsPackage, ...] = ()
         renewed: tuple[OsPackage, ...] = ()
         if inputs.root_suite:
-            base = resolve_os_packages(self.settings, suite=suite, packages=())
-            runtime = resolve_os_packages(self.settings, suite=suite, packages=inputs.os_runtime, installed=base)
+            base = resolve_os_packages(self.settings, suite=suite, packages=(), arch=arch)
+            runtime = resolve_os_packages(
+                self.settings, suite=suite, packages=inputs.os_runtime, installed=base, arch=arch
+            )
         else:
-            runtime, renewed = resolve_on_image(self.settings, suite=suite, packages=inputs.os_runtime)
+            runtime, renewed = resolve_on_image(self.settings, suite=suite, packages=inputs.os_runtime, arch=arch)
         builder: tuple[OsPackage, ...] = ()
         if inputs.os_builder:
             builder = resolve_os_packages(
-                self.settings, suite=suite, packages=inputs.os_builder, installed=(*base, *runtime)
+                self.settings, suite=suite, packages=inputs.os_builder, installed=(*base, *runtime), arch=arch
             )
         sets = (
             OsSet(name="runtime", wanted=inputs.os_runtime, packages=runtime, renewed=renewed),
@@ -221,7 +226,7 @@ class _Maker:
         try:
             return self.os_side()
         except (ArchiveError, LockError) as error:
-            mirror, _ = mirrors_of(self.settings, suite)
+            mirror, _ = mirrors_of(self.settings, suite, DEBIAN_ARCH[inputs.cell.arch])
             wanted = ", ".join((*inputs.os_runtime, *inputs.os_builder))
             bases = [image.stage for image in inputs.images] or ["base"]
             self._miss("os", f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite, *bases)
@@ -309,6 +314,7 @@ class _Maker:
                     asked,
                     python=cell.versions["python"],
                     glibc=glibc,
+                    machine=cell.arch,
                     constraints=constraints,
                     without=without,
                     excludes=self.inputs.brought,

@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, Field, model_validator
 
 from envbuild.components import AXIS_OF_DISTRIBUTION
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import DEBIAN_ARCH, Cell
 from envbuild.util.model import Model
 from envbuild.util.names import (
     ArchivePath,
@@ -61,7 +61,7 @@ class OsPackage(Model):
 
     name: OsPackageName
     version: OsVersion
-    arch: Literal["amd64", "all"] = "amd64"
+    arch: Literal["amd64", "arm64", "all"] = "amd64"
     sha256: Sha256
     filename: ArchivePath
     """Path below the archive's root, e.g. pool/main/g/gcc-12/gcc-12_12.2.0-14_amd64.deb."""
@@ -248,6 +248,12 @@ class Lock(Model):
 
     def _check_fit(self) -> None:
         """Raise ValueError where the packages or sources are not those of the cell."""
+        arch = self.as_cell.arch
+        if arch not in DEBIAN_ARCH:
+            raise ValueError(f"the cell has the architecture {arch}, which no envbuild builds for")
+        for held in os_packages(self.root, self.os):
+            if held.arch not in {"all", DEBIAN_ARCH[arch]}:
+                raise ValueError(f"the cell is for {arch}, the lock pins {held.name} of {held.arch}")
         for python_set in self.python:
             for package in python_set.packages:
                 axis = AXIS_OF_DISTRIBUTION.get(package.name)

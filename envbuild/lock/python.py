@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from envbuild.errors import HostError, LockError
 from envbuild.lock.inputs import PythonGroup
 from envbuild.lock.model import PythonPackage, PythonSet
+from envbuild.matrix.cell import X86_64
 from envbuild.net.address import host_of, place_of
 from envbuild.net.download import file_name
 from envbuild.settings import Settings, redact
@@ -74,16 +75,18 @@ def resolve(
     *,
     python: str,
     glibc: str,
+    machine: str = X86_64,
     constraints: Sequence[str] = (),
     without: Sequence[str] = (),
     excludes: Sequence[str] = (),
 ) -> tuple[str, PythonSet]:
-    """Resolve `group` for one Python on x86_64 Linux.
+    """Resolve `group` for one Python on Linux.
 
     Args:
         settings: indexes, find-links, proxies, CA bundle.
         group: what is asked.
         python: major.minor of the interpreter.
+        machine: the architecture that the wheels are for.
         glibc: the OS' glibc, e.g. 2.36: no wheel may ask for a newer one.
         constraints: `name==version` lines that must hold; what earlier groups installed.
         without: normalised names that earlier groups installed already and that are left out of the answer.
@@ -107,7 +110,7 @@ def resolve(
         out = folder / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--python-platform", _platform(glibc)]
+        command += ["--python-version", python, "--python-platform", _platform(glibc, machine)]
         # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
         # rest may come from either. Hashes in the lock decide what is installed.
         command += ["--index-strategy", "unsafe-best-match"]
@@ -124,10 +127,10 @@ def resolve(
             # The variant's index is out of reach, and a folder of this site may hold the wheel all the same.
             again = _resolve(command, env)
             if not again.code:
-                return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"))
+                return _read(dataclasses.replace(group, index=None), out.read_text(encoding="utf-8"), machine)
         if done.code:
             raise _failure(group, done.err)
-        return _read(group, out.read_text(encoding="utf-8"))
+        return _read(group, out.read_text(encoding="utf-8"), machine)
 
 
 _UV_S = 1800.0
@@ -151,9 +154,9 @@ def _resolve(command: Sequence[str], env: Mapping[str, str]) -> _Resolved:
 _NEWEST_GLIBC = 40
 
 
-def _platform(glibc: str) -> str:
+def _platform(glibc: str, machine: str) -> str:
     major, minor = glibc.split(".")[:2]
-    return f"x86_64-manylinux_{major}_{min(int(minor), _NEWEST_GLIBC)}"
+    return f"{machine}-manylinux_{major}_{min(int(minor), _NEWEST_GLIBC)}"
 
 
 def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
@@ -179,7 +182,12 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
     )
 
 
-_OTHER_MACHINES = re.compile(r"(?:aarch64|macosx|win32|win_amd64|musllinux)")
+_OTHER_MACHINES = {
+    X86_64: re.compile(r"(?:aarch64|macosx|win32|win_amd64|musllinux)"),
+    # musllinux too: a wheel may name both libcs
+    "aarch64": re.compile(r"(?:x86_64|i686|armv7l|ppc64le|s390x|riscv64|macosx|win32|win_amd64|win_arm64|-musllinux)"),
+}
+"""What the names of wheels say that an architecture cannot use."""
 _WHEELS = "wheels/"
 """Where a lock keeps the wheels that come from a folder; its pylocks name them by path."""
 
@@ -216,13 +224,13 @@ class _Package(BaseModel):
     version: Version
     wheels: list[_Wheel] = Field(default=[], max_length=10_000)
 
-    def usable(self) -> tuple[tuple[str, str, _Wheel], ...]:
-        """Return name, sha256 and the rest of each wheel that x86_64 Linux can use; raises ValueError for a bad one."""
+    def usable(self, machine: str) -> tuple[tuple[str, str, _Wheel], ...]:
+        """Return name, sha256 and the rest of each wheel that Linux on `machine` can use; raises ValueError for a bad one."""
         every = ((wheel.filename, wheel) for wheel in self.wheels)
         return tuple(
             (name, checked(Sha256, wheel.hashes.get("sha256")), wheel)
             for name, wheel in every
-            if not _OTHER_MACHINES.search(name)
+            if not _OTHER_MACHINES[machine].search(name)
         )
 
 
@@ -232,7 +240,7 @@ class _Pylock(BaseModel):
     packages: list[_Package] = Field(default=[], max_length=100_000)
 
 
-def _packages(text: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], ...]]]:
+def _packages(text: str, machine: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], ...]]]:
     """Return the packages of a pylock, each with its usable wheels.
 
     Raises:
@@ -245,7 +253,7 @@ def _packages(text: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], 
         found = []
         for package in packages:
             what = f"{package.name} {package.version}: "
-            found.append((package, package.usable()))
+            found.append((package, package.usable(machine)))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -257,7 +265,7 @@ def _packages(text: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], 
     for package, wheels in found:
         if not wheels:
             raise LockError(
-                f"{package.name} {package.version} has no wheel for x86_64 Linux",
+                f"{package.name} {package.version} has no wheel for {machine} Linux",
                 hint="build it as a component of the stack",
             )
     return found
@@ -266,8 +274,8 @@ def _packages(text: str) -> list[tuple[_Package, tuple[tuple[str, str, _Wheel], 
 _LOCK_AGAIN = "take the whole folder as `envbuild lock` wrote it, or lock again"
 
 
-def packages_of(text: str) -> tuple[PythonPackage, ...]:
-    """Return what a pylock (PEP 751) names, by name, each with the hashes of the wheels that x86_64 Linux can use.
+def packages_of(text: str, machine: str = X86_64) -> tuple[PythonPackage, ...]:
+    """Return what a pylock (PEP 751) names, by name, each with the hashes of the wheels that Linux on `machine` can use.
 
     Raises:
         LockError: it is no pylock, or a package of it has no such wheel.
@@ -279,15 +287,15 @@ def packages_of(text: str) -> tuple[PythonPackage, ...]:
             version=package.version,
             hashes=tuple(sorted({digest for _, digest, _ in wheels})),
         )
-        for package, wheels in _packages(text)
+        for package, wheels in _packages(text, machine)
     ]
     return tuple(sorted(found, key=lambda p: p.name))
 
 
-def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
+def _read(group: PythonGroup, text: str, machine: str) -> tuple[str, PythonSet]:
     """Return what uv wrote, its local wheels named by their place in a lock, and the same as a set."""
     local: list[str] = []
-    for package, wheels in _packages(text):
+    for package, wheels in _packages(text, machine):
         for name, _, wheel in wheels:
             if not wheel.is_local:
                 continue
@@ -307,7 +315,7 @@ def _read(group: PythonGroup, text: str) -> tuple[str, PythonSet]:
     return text, PythonSet(
         name=group.name,
         requirements=group.requirements,
-        packages=packages_of(text),
+        packages=packages_of(text, machine),
         index=group.index,
         local_wheels=tuple(sorted(local)),
     )

@@ -17,6 +17,14 @@ AUTO = "auto"
 """The spec that asks for an axis and leaves the choice to the solver (`--flash-attn-hopper auto`)."""
 
 
+X86_64 = "x86_64"
+"""The architecture of a cell that states none."""
+ARCHITECTURE = "arch"
+"""The axis of the host's architecture."""
+
+DEBIAN_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Debian's and Docker's name of each architecture."""
+
 _BESIDE = frozenset({"board", "driver", "flavor"})
 """What is stated beside a cell, so that rules can judge it, and is no part of the cell's identity."""
 
@@ -54,9 +62,21 @@ class Cell:
 
     @cached_property
     def of_image(self) -> "Cell":
-        """The cell without the host's driver and board, which must not change what is built, and the flavor, which inputs hold."""
-        kept = {axis: version for axis, version in self.versions.items() if axis not in _BESIDE}
+        """The cell without the host's driver and board, which must not change what is built, and the flavor, which inputs hold.
+
+        Nor has it the architecture where that is x86_64: the same cell with the flag and without it is one.
+        """
+        kept = {
+            axis: version
+            for axis, version in self.versions.items()
+            if axis not in _BESIDE and (axis, version) != (ARCHITECTURE, X86_64)
+        }
         return self if len(kept) == len(self.versions) else Cell(versions=kept, commits=self.commits)
+
+    @property
+    def arch(self) -> str:
+        """The architecture of the machines that it is for: `x86_64` or `aarch64`."""
+        return self.versions.get(ARCHITECTURE, X86_64)
 
     @cached_property
     def id(self) -> str:
@@ -72,4 +92,6 @@ class Cell:
                 parts.append(component.label + v[axis].partition("+")[0])
         if "gpu" in v:
             parts.append(v["gpu"].replace("_", ""))
+        if self.arch != X86_64:
+            parts.append(self.arch)
         return "-".join([*parts, self.digest[:8]])

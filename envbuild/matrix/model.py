@@ -60,7 +60,8 @@ class Axis(Model):
 
     `use` says when a cell has it: `always`; `default` (unless the request makes it impossible); `asked` (only when a flag
     or a stack names it); `host` (stated beside the cell, only when given, and no part of its id: the machine's driver and
-    board, the image's flavor); `derived` (fixed by another axis' release).
+    board, the image's flavor); `derived` (fixed by another axis' release). The host's architecture is stated likewise, and is
+    part of the id where it is not x86_64.
     """
 
     name: AxisName = Field(pattern=r"^[a-z][a-z0-9-]*$")
@@ -101,6 +102,8 @@ class GpuFacts(Model):
     """The first driver branch that knows the architecture, e.g. 570."""
     last_driver: str | None = None
     """The last driver branch that knows it, where NVIDIA dropped it from later ones."""
+    aarch64: tuple[str, ...] = ()
+    """Those of `names` that share a board or a chip with an Arm processor: their hosts are aarch64."""
     open_modules: Source | None = None
     """Where it is stated that the driver must be of NVIDIA's open kernel modules; None where either kind will do."""
 
@@ -119,7 +122,13 @@ class BaseFacts(Model):
     runtime: str | None = None
     """Image reference of the slim runtime; None for a bootstrapped root."""
     digests: dict[str, str] = {}
-    """Image reference -> sha256 digest of its linux/amd64 manifest, where a lock may take it from."""
+    """Image reference -> sha256 digest of its linux/amd64 manifest, where a lock of x86_64 may take it from."""
+
+
+class ManagedPython(Model):
+    managed: str
+    """python-build-standalone archive URL (install_only_stripped), as uv lists it."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class PythonFacts(Model):
@@ -128,6 +137,8 @@ class PythonFacts(Model):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     build: str | None = None
     """Full version of that build, e.g. 3.12.11."""
+    aarch64: ManagedPython | None = None
+    """The same build for aarch64 Linux."""
 
 
 FACTS: dict[AxisName, type[Model]] = {

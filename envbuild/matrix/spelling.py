@@ -37,6 +37,19 @@ def is_geforce(release: Release, text: str) -> bool:
     return isinstance(facts, GpuFacts) and board_key(text) in {board_key(name) for name in facts.geforce}
 
 
+def has_arm_host(release: Release, text: str) -> bool:
+    """Return whether `text`, which names a release of the axis gpu, names a board with an Arm processor of its host.
+
+    `gh200` does, `h100` and `sm_90` do not; where every board of the release is one, any name of it does (`sm_121`).
+    """
+    facts = release.facts
+    if not isinstance(facts, GpuFacts) or not facts.aarch64:
+        return False
+    if set(facts.aarch64) == {*facts.names, *facts.geforce}:
+        return True
+    return board_key(text) in {board_key(name) for name in facts.aarch64}
+
+
 def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iterator[str]:
     """Yield what `text` may mean on `axis`, the likeliest first; a caller takes the first that matches a release."""
     if axis.name == "gpu":

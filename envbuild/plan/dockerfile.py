@@ -114,7 +114,13 @@ def dockerfile(plan: Plan) -> str:
 
 def bake(plan: Plan) -> str:
     """Return the bake file: a target for the image and one for each compiled wheel."""
-    common = {"context": ".", "dockerfile": "Dockerfile", "args": {"SOURCE_DATE_EPOCH": str(plan.lock.epoch)}}
+    common: dict[str, object] = {
+        "context": ".",
+        "dockerfile": "Dockerfile",
+        "args": {"SOURCE_DATE_EPOCH": str(plan.lock.epoch)},
+    }
+    if plan.platform:
+        common["platforms"] = [plan.platform]
     targets: dict[str, object] = {
         "image": {
             **common,

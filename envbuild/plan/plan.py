@@ -11,7 +11,7 @@ from envbuild.errors import LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.model import Lock
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import DEBIAN_ARCH, X86_64, Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
@@ -65,6 +65,11 @@ class Plan:
         """The image's own name; a stack's image, and one that keeps the compiler, is another than the bare cell's."""
         parts = [self.cell.id, *([self.stack.name.replace("@", "-")] if self.stack else [])]
         return "envbuild:" + "-".join([*parts, *(["devel"] if self.lock.flavor == "devel" else [])])
+
+    @property
+    def platform(self) -> str | None:
+        """The platform as Docker names it, e.g. linux/arm64, where the files state one; a file of x86_64 states none."""
+        return None if self.cell.arch == X86_64 else f"linux/{DEBIAN_ARCH[self.cell.arch]}"
 
     @property
     def compiles(self) -> bool:

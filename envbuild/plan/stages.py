@@ -10,6 +10,7 @@ from typing import Any
 from envbuild.components.mpi import MpiFacts
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
+from envbuild.matrix.cell import ARCHITECTURE
 from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import patches_of, tools_of
 
@@ -98,12 +99,15 @@ def stages_of(
 
     cell = lock.cell
     root = lock.root
+    # one reference, digest or version may stand for files of several architectures
+    arch = {ARCHITECTURE: cell[ARCHITECTURE]} if ARCHITECTURE in cell else {}
     base = add(
         "base",
         "base system",
         image=image_inputs("base"),
         suite=[root.suite, root.epoch] if root else None,
         packages={p.name: [p.version, p.sha256] for p in root.packages} if root else None,
+        **arch,
     )
     os_recipe = digest_of(recipes["os-install"])
     runtime = add(
@@ -144,6 +148,7 @@ def stages_of(
             compiler=_compiler(lock),
             tools=_tools(lock, component.tools),
             recipe=digest_of(recipes["build-wheel"]),
+            **arch,
             **({"sm": [component.only_sm, digest_of(recipes[FOR_ONE_SM])]} if component.only_sm else {}),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
             **(

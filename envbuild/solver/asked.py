@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
-from envbuild.matrix.cell import AUTO, NONE, Pin, Request
+from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
-from envbuild.matrix.spelling import is_geforce, spellings
+from envbuild.matrix.spelling import has_arm_host, is_geforce, spellings
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
+
+_ARM = "aarch64"
 
 ANY = "any"
 """A synonym of `auto` in a pin."""
@@ -59,6 +61,38 @@ def _with_named(guarded: Clauses, pins: Iterable[Pin]) -> Clauses:
         if mask := guarded.named(axis, pin.spec):
             named[axis] = named.get(axis, 0) | mask
     return guarded.without_guards(named)
+
+
+def _with_arch(matrix: Matrix, request: Request) -> Request:
+    """Add what a GPU's name says of its host: the processor of a GH200 is aarch64.
+
+    Raises:
+        UsageError: the request asks for that GPU in a machine of another architecture.
+
+    """
+    if ARCHITECTURE not in matrix.axes or "gpu" not in matrix.axes:
+        return request
+    axis, listed = matrix.axes[ARCHITECTURE], matrix.releases[ARCHITECTURE]
+    stated = [pin for pin in request.pins if pin.axis == ARCHITECTURE]
+    arm: list[Pin] = []
+    for pin in request.pins:
+        if pin.axis != "gpu" or is_open_pin(pin) or pin.spec == NONE:
+            continue
+        named = [release for release in matrix.releases["gpu"] if matches(matrix.axes["gpu"], pin.spec, release)]
+        if not named or not all(has_arm_host(release, pin.spec) for release in named):
+            continue
+        for other in stated:
+            if not any(release.version == _ARM and matches(axis, other.spec, release) for release in listed):
+                if is_open_pin(other):
+                    continue
+                raise UsageError(
+                    f"{pin.spec} has a host of {_ARM}, and {other.origin} asks for {other.spec}",
+                    where=pin.origin,
+                    hint=f"leave {other.origin} out, or name another GPU",
+                )
+        arm.append(Pin(axis=ARCHITECTURE, spec=_ARM, origin=f"{pin.origin} {pin.spec}"))
+    kept = tuple(pin for pin in request.pins if not (arm and pin.axis == ARCHITECTURE))
+    return replace(request, pins=(*kept, *dict.fromkeys(arm))) if arm else request
 
 
 def _is_listed(matrix: Matrix, pin: Pin) -> bool:
@@ -113,7 +147,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
     compiled = compile_matrix(matrix, added)
-    request = replace(request, pins=tuple(_spelled(compiled, pin) for pin in request.pins))
+    request = _with_arch(matrix, replace(request, pins=tuple(_spelled(compiled, pin) for pin in request.pins)))
     masks = []
     for pin in dict.fromkeys(request.pins):
         number = compiled.number[pin.axis]

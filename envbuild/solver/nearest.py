@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.matrix.cell import NONE, Cell, Request
+from envbuild.matrix.cell import ARCHITECTURE, NONE, Cell, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
@@ -29,6 +29,8 @@ PATCH, MINOR, OTHER, PRESENCE, HOST = 1, 2, 3, 4, 5
 taking it in, and the GPU, the OS, the base or the driver, which are not the user's to change lightly."""
 
 _HARD = ("gpu", "os", "base", "driver")
+_FIXED = (ARCHITECTURE,)
+"""What no other cell can change: the processor of the machines."""
 
 
 def _change_costs(compiled: Clauses, axis: int, mask: int) -> list[int]:
@@ -83,7 +85,9 @@ def nearest(matrix: Matrix, request: Request, n: int = 3, *, evidence: Sequence[
     compiled = asked.compiled
     pinned = asked.pinned()
     # a pinned axis may take any value; `domains` would else hold back an asked axis
-    domains = compiled.domains({axis: compiled.full[axis] for axis in pinned})
+    domains = compiled.domains(
+        {axis: mask if compiled.names[axis] in _FIXED else compiled.full[axis] for axis, mask in pinned.items()}
+    )
     if propagate(compiled, domains) is not None:
         return ()
     changed: dict[int, int] = {}

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Literal
 
 from envbuild.components import SOFTWARE
-from envbuild.matrix.cell import NONE
+from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import Asked, is_open_pin
 from envbuild.solver.clauses import UNUSED
@@ -102,7 +102,9 @@ def _masks_here(asked: Asked, ref: EvidenceRef) -> Masks | None:
         value = 0 if version == NONE else compiled.position[axis].get(version)
         if value is None:
             return None
-        result.append((axis, 1 << value))
+        # a cell that states no architecture is of x86_64
+        unstated = UNUSED if (name, version) == (ARCHITECTURE, X86_64) else 0
+        result.append((axis, 1 << value | unstated))
     return tuple(result)
 
 

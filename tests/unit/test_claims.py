@@ -280,7 +280,10 @@ def test_a_record_of_another_gpu_does_not_rank_as_run_on_this_one(monkeypatch: p
         for gpu in ("h100", "h200", "b200", "a100")
     }
     assert ranks == {"h100": -4, "h200": -4, "b200": -3, "a100": -3}
-    for other in ({"python": "3.11"}, {"os": "debian12"}, {"mpi": "auto"}):
+    for same in ({"arch": "x86_64"}, {}):
+        pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04", **same}
+        assert solved(evidence, **pins).score.evidence == -4, same
+    for other in ({"python": "3.11"}, {"os": "debian12"}, {"mpi": "auto"}, {"arch": "aarch64"}):
         pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04", **other}
         assert solved(evidence, **pins).score.evidence == -3, other
     for changes in ({"adopted": {"torch": "2.11.0"}}, {"built_with": {"NVTE_X": "1"}}):
