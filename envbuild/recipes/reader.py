@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.recipes.model import ARCHITECTURES, IMAGE, Branch, Recipe, Stage, Statement, is_within
+from envbuild.recipes.model import ARCHITECTURE, ARCHITECTURES, IMAGE, Branch, Recipe, Stage, Statement, is_within
 
 _CUDA_FOLDER = re.compile(r"\bcuda-(\d+(?:\.\d+)?)(?![\w-])")
 _SEARCHED = re.compile(
@@ -105,10 +105,8 @@ class Reader:
         words = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
         found = dict.fromkeys(f"sm_{m[1]}{m[2]}" for m in map(_ARCH.fullmatch, words[:40]) if m)
         known = [gpu for gpu in found if self.matrix.has("gpu", gpu)]
-        for (
-            gpu
-        ) in known:  # what is compiled next is for them; none need be the GPU, and what follows may be for another
-            self.recipe.state("gpu", gpu, line, of=ARCHITECTURES)
+        for gpu in known:  # each of several is compiled for, and none of them need be the GPU
+            self.recipe.state("gpu", gpu, line, of=ARCHITECTURES if len(words) > 1 else ARCHITECTURE)
 
     def drop(self, axes: set[AxisName] | None, *, environment: bool = False, module: bool = False) -> None:
         """Drop what was stated and holds no longer, in this stage and what it is built on.
