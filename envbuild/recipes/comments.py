@@ -47,7 +47,7 @@ def read(recipe: Recipe, text: str, line: int) -> None:
 
 
 def finish(recipe: Recipe) -> None:
-    """Drop what comments state in two ways, once all is read: they are the headings of parts, each for one of the two."""
+    """Drop what comments state in two ways, once all is read: they head parts, each of which is for one of the two."""
     for axis in sorted(set(_SAID.values())):
         found = [s for s in recipe.statements if s.of == COMMENT and s.axis == axis]
         if len({s.spec for s in found}) > 1:
