@@ -38,7 +38,9 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
         beside = held.beside(*pair, known=not cells)
-        if not beside or (refused and not cells and not _binds(held.conflict(pins), [each[0] for each in pair])):
+        if not beside or (
+            refused and not cells and not _binds(recipe, held.conflict(pins), [each[0] for each in pair])
+        ):
             apart.add(frozenset((a, b)))
         elif refused:
             apart.add(frozenset((a, b)))
@@ -63,7 +65,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         refusing = set(conflict.pins)
         taking_part = [n for n, pin in zip(rest, pins, strict=True) if pin in refusing]
         members = [said[distinct[n]][0] for n in taking_part]
-        if cells or _binds(conflict, members):
+        if cells or _binds(recipe, conflict, members):
             yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
         rest.remove(taking_part[-1])
 
@@ -109,18 +111,23 @@ def _major(statement: Statement) -> Pin:
     return replace(pin, spec=f">={found[1]},<{int(found[1]) + 1}") if found else pin
 
 
-def _binds(conflict: Conflict, members: Sequence[Statement]) -> bool:
+_WITH_DEV = re.compile(r"\bmegatron[-_.]core\[[^\[\]]*\bdev\b", re.IGNORECASE)
+
+
+def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> bool:
     """Return whether the rules of a conflict bind a recipe that builds what they are about.
 
-    Transformer Engine from source uses whatever cuDNN it finds, and what Megatron-LM's packages ask for is not asked of
-    its source tree. An nvcc alone says nothing of the cuDNN of a torch.
+    Transformer Engine from source uses whatever cuDNN it finds. Megatron-LM's packages ask for a Transformer Engine in
+    their extra `dev` alone (megatron-core 0.14.0, 0.15.3 and 0.16.1 on PyPI), and its source tree asks for none. An nvcc
+    alone says nothing of the cuDNN of a torch.
     """
     rules = {step.rule for step in conflict.steps if step.pin is None}
     own_cudnn = any(s.axis == "nvcc" or (s.axis == "te" and s.source) for s in members)
     if own_cudnn and any(rule.startswith("te-cudnn") for rule in rules):
         return False
     from_tree = any(s.axis == "megatron" and s.source for s in members)
-    return not (from_tree and any(rule.startswith("mcore-te") for rule in rules))
+    asks_for_te = not from_tree and _WITH_DEV.search(recipe.text) is not None
+    return asks_for_te or not any(rule.startswith("mcore-te") for rule in rules)
 
 
 def _is_for_one(statement: Statement) -> bool:

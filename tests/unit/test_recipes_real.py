@@ -220,6 +220,12 @@ def test_a_marker_holds_for_a_python_that_the_project_admits(tmp_path, python, f
     assert {rule for _, rule in _rules(tmp_path, "pyproject.toml", text)} == found
 
 
+def test_megatron_core_asks_for_a_transformer_engine_in_its_extra_alone(tmp_path):
+    text = '[project]\ndependencies = ["megatron-core{}==0.14.0"]\n[project.optional-dependencies]\nte = ["transformer-engine==2.5.0"]\n'
+    assert _rules(tmp_path, "pyproject.toml", text.format("")) == []
+    assert _rules(tmp_path, "pyproject.toml", text.format("[dev]")) == [(4, "mcore-te-0.14")]
+
+
 def test_a_marker_of_poetry(tmp_path):
     text = (
         '[tool.poetry.dependencies]\npython = "^3.10"\ntorch = {version = "2.6.0", markers = "sys_platform == \'linux\'"}\n'
