@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from envbuild.recipes import comments
 from envbuild.recipes.commands import run
 from envbuild.recipes.reader import Choice, Reader
-from envbuild.recipes.syntax import DEEPEST, Word, children, errors, head_of, parse, text_of
+from envbuild.recipes.syntax import DEEPEST, Word, asks, children, errors, head_of, parse, text_of
 from envbuild.recipes.values import expanded
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _EQUALS = re.compile(
     r"""\[\[?[ \t]+"?\$\{?([A-Za-z_]\w*)\}?"?[ \t]+(!?)={1,2}[ \t]+["']?([\w.+:/-]+)["']?[ \t]+(?:\]\]?|&&|-a[ \t])"""
 )
 _LONGEST_TEST = 1000
-_ASKS = re.compile(r"(?:\[|test|grep|command|which|type|hash)[ \t]")
 _PATTERN = re.compile(r"""["']?([\w.+:/-]+)["']?""")
 
 
@@ -55,11 +54,6 @@ def read_shell(reader: Reader, text: str, first: int = 1) -> None:
     reader.depth += 1
     _Walk(reader, first).read(text)
     reader.depth -= 1
-
-
-def _asks(node: "Node") -> bool:
-    """Return whether a command that `&&` follows only asks something: what follows may be done or not."""
-    return node.type == "test_command" or (node.type == "command" and _ASKS.match(text_of(node)) is not None)
 
 
 class _Walk:
@@ -320,7 +314,7 @@ class _Walk:
             with self._reader.under(conditions):
                 self._visit(node, depth + 1)
             conditions |= self._conditions(node)
-            if number < len(nodes) and _asks(node) and not self._is_understood(node):
+            if number < len(nodes) and asks(node) and not self._is_understood(node):
                 with self._reader.choice() as choice:
                     choice.turn(keep=True)
                     with self._reader.under(conditions):
