@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
@@ -27,6 +28,9 @@ from envbuild.recipes.held import (
     pin_of,
 )
 from envbuild.recipes.model import Recipe, Stage, Statement
+
+_PYTHONS = tuple(f"3.{minor}" for minor in range(6, 21))
+"""What a marker is asked for where a recipe names a range, or nothing."""
 
 
 def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
@@ -92,16 +96,28 @@ def _views(recipe: Recipe, statements: Sequence[Statement]) -> Iterator[list[Sta
 
 
 def _may_hold(marker: str, statements: Sequence[Statement]) -> bool:
-    """Return whether `marker` holds on Linux with a Python that is stated; it may where none is."""
-    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
-    pythons = [s.spec for s in statements if s.axis == "python" and re.fullmatch(r"\d+\.\d+", s.spec)]
-    stated = [{"python_version": python, "python_full_version": f"{python}.0"} for python in pythons]
-    if "python" in marker and not stated:
-        return True
+    """Return whether `marker` holds on an x86_64 Linux with a Python that the recipe states or admits."""
+    linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"}
+    stated = [s.spec for s in statements if s.axis == "python" and not s.marker]
+    pythons = [each for each in _PYTHONS if not stated or any(_admits(spec, each) for spec in stated)]
     try:
-        return any(Marker(marker).evaluate(linux | python) for python in stated or [{}])
+        return any(
+            Marker(marker).evaluate(linux | {"python_version": each, "python_full_version": f"{each}.0"})
+            for each in pythons
+        )
     except (UndefinedComparison, UndefinedEnvironmentName):
         return False
+
+
+def _admits(spec: str, python: str) -> bool:
+    """Return whether a Python, major.minor, is one that `spec` speaks of; one that is not understood admits all."""
+    if re.fullmatch(r"\d+\.\d+(?:\.\d+)*", spec):
+        return python == ".".join(spec.split(".")[:2])
+    try:
+        wanted = SpecifierSet(spec)
+    except InvalidSpecifier:
+        return True
+    return any(f"{python}.{patch}" in wanted for patch in (0, 99))
 
 
 def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:

@@ -52,6 +52,8 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
         _conda(reader, words)
     elif name in {"virtualenv", "source", "."} or (name == "uv" and words[1:2] == ["venv"]):
         _environment(reader, words)
+    elif name == "deactivate":
+        reader.recipe.environment = ""
     elif words[:2] == ["pyenv", "install"]:
         for version in words[2:]:
             if found := re.fullmatch(r"(\d+\.\d+)(?:\.\d+)?", version):

@@ -2,7 +2,7 @@
 
 import re
 
-from envbuild.recipes.model import Recipe
+from envbuild.recipes.model import COMMENT, Recipe
 
 _ITEM = re.compile(
     r"(?P<what>CUDA(?: Toolkit)?|nvcc|(?:NVIDIA )?driver|Python|PyTorch|torch|Transformer Engine|TE|DeepSpeed|gcc|cuDNN)"
@@ -43,4 +43,13 @@ def read(recipe: Recipe, text: str, line: int) -> None:
             version = match["version"]
             if axis in {"cuda", "python"}:  # the matrix has them by major.minor
                 version = ".".join(version.split(".")[:2])
-            recipe.state(axis, f">={version}" if match["least"] or match["op"] else version, line)
+            recipe.state(axis, f">={version}" if match["least"] or match["op"] else version, line, of=COMMENT)
+
+
+def finish(recipe: Recipe) -> None:
+    """Drop what comments state in two ways, once all is read: they head parts, each of which is for one of the two."""
+    for axis in sorted(set(_SAID.values())):
+        found = [s for s in recipe.statements if s.of == COMMENT and s.axis == axis]
+        if len({s.spec for s in found}) > 1:
+            for each in found:
+                recipe.drop(each)

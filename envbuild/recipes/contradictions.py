@@ -12,7 +12,7 @@ from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.recipes.findings import Finding, finding_of
 from envbuild.recipes.held import Held, Said, is_cpu, names_a_guarded_release, pin_of
-from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement
+from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_beside
 from envbuild.solver.conflict import Conflict
 
 
@@ -32,11 +32,15 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
     for a, b in itertools.combinations(range(len(distinct)), 2):
         pair = [said[distinct[a]], said[distinct[b]]]
         if not cells and not _comparable(held.matrix, recipe, pair[0][0], pair[1][0]):
+            if pair[0][0].axis == pair[1][0].axis:
+                apart.add(frozenset((a, b)))
             continue
         pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
-        beside = held.beside(*pair)
-        if not beside or (refused and not cells and not _binds(held.conflict(pins), [each[0] for each in pair])):
+        beside = held.beside(*pair, known=not cells)
+        if not beside or (
+            refused and not cells and not _binds(recipe, held.conflict(pins), [each[0] for each in pair])
+        ):
             apart.add(frozenset((a, b)))
         elif refused:
             apart.add(frozenset((a, b)))
@@ -61,7 +65,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         refusing = set(conflict.pins)
         taking_part = [n for n, pin in zip(rest, pins, strict=True) if pin in refusing]
         members = [said[distinct[n]][0] for n in taking_part]
-        if cells or _binds(conflict, members):
+        if cells or _binds(recipe, conflict, members):
             yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
         rest.remove(taking_part[-1])
 
@@ -76,7 +80,7 @@ def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> 
                 and all(s.installed and not s.newest and _EXACT.fullmatch(s.spec) for s in (one, other))
                 and not one.of + other.of
                 and _is_other(one.spec, other.spec)
-                and one.may_hold_beside(other.branch)
+                and is_known_beside(one.branch, other.branch, same=True)
                 and (other not in unlisted or one.line < other.line)
             ):
                 members = sorted((one, other), key=lambda s: s.line)
@@ -107,18 +111,23 @@ def _major(statement: Statement) -> Pin:
     return replace(pin, spec=f">={found[1]},<{int(found[1]) + 1}") if found else pin
 
 
-def _binds(conflict: Conflict, members: Sequence[Statement]) -> bool:
+_WITH_DEV = re.compile(r"\bmegatron[-_.]core\[[^\[\]]*\bdev\b", re.IGNORECASE)
+
+
+def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> bool:
     """Return whether the rules of a conflict bind a recipe that builds what they are about.
 
-    Transformer Engine from source uses whatever cuDNN it finds, and what Megatron-LM's packages ask for is not asked of
-    its source tree. An nvcc alone says nothing of the cuDNN of a torch.
+    Transformer Engine from source uses whatever cuDNN it finds. Megatron-LM's packages ask for a Transformer Engine in
+    their extra `dev` alone (megatron-core 0.14.0, 0.15.3 and 0.16.1 on PyPI), and its source tree asks for none. An nvcc
+    alone says nothing of the cuDNN of a torch.
     """
     rules = {step.rule for step in conflict.steps if step.pin is None}
     own_cudnn = any(s.axis == "nvcc" or (s.axis == "te" and s.source) for s in members)
     if own_cudnn and any(rule.startswith("te-cudnn") for rule in rules):
         return False
     from_tree = any(s.axis == "megatron" and s.source for s in members)
-    return not (from_tree and any(rule.startswith("mcore-te") for rule in rules))
+    asks_for_te = not from_tree and _WITH_DEV.search(recipe.text) is not None
+    return asks_for_te or not any(rule.startswith("mcore-te") for rule in rules)
 
 
 def _is_for_one(statement: Statement) -> bool:
@@ -132,12 +141,14 @@ def _all_comparable(matrix: Matrix, recipe: Recipe, statements: Sequence[Stateme
 
 def _comparable(matrix: Matrix, recipe: Recipe, one: Statement, other: Statement) -> bool:
     """Return whether what the matrix says of two statements of a recipe holds for them."""
+    if one.axis == other.axis == "gpu" and one.of and other.of:  # one thing is compiled for this, the next for that
+        return False
     for a, b in ((one, other), (other, one)):
         if a.newest and b.axis == "os":  # compilers other than the OS' own are not read
             return False
         if a.of == ARCHITECTURES and b.axis not in {"nvcc", "cuda"}:
             return False
-        if a.axis == "cudnn" and a.of:  # a cuDNN that is installed later takes the place of torch's
+        if a.axis == "cudnn" and a.installed:  # a cuDNN that is installed later takes the place of torch's
             together = recipe.kind not in {"shell", "dockerfile"} or a.line == b.line
             return b.axis == "torch" and together and b.installed and not b.newest
         if a.axis == "torch" and b.axis == "cuda" and _may_be_unlisted(matrix, a.spec, b.spec):
@@ -197,7 +208,7 @@ def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) ->
         if (
             {stated.axis, path.axis} <= {"nvcc", "cuda"}
             and path.path > stated.path
-            and path.may_hold_beside(stated.branch)
+            and is_known_beside(path.branch, stated.branch, same=True)
             and all(versions)
             and len({version[0] for version in versions if version}) > 1
         ):

@@ -11,7 +11,15 @@ from envbuild.errors import DataError, UsageError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, BaseFacts, Release, Rule
-from envbuild.recipes.model import ARCHITECTURES, Branch, Recipe, Statement, may_hold_beside
+from envbuild.recipes.model import (
+    ARCHITECTURES,
+    Branch,
+    Recipe,
+    Statement,
+    are_same,
+    is_known_beside,
+    may_hold_beside,
+)
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
@@ -207,14 +215,20 @@ class Held:
             self._conflicts[key] = explain_conflict(self._asked(pins), first_only=True)
         return self._conflicts[key]
 
-    def beside(self, some: Sequence[Statement], others: Sequence[Statement]) -> list[list[Statement]]:
-        """Return those of `some` and of `others` that may hold beside one of the other, or nothing where none do."""
+    def beside(
+        self, some: Sequence[Statement], others: Sequence[Statement], *, known: bool = False
+    ) -> list[list[Statement]]:
+        """Return those of `some` and of `others` that may hold beside one of the other, or nothing where none do.
+
+        `some` and `others` are of one axis each. `known` asks for those that are known to hold together.
+        """
         kept: tuple[dict[Statement, None], dict[Statement, None]] = ({}, {})
         branches = [dict.fromkeys(s.branch for s in each) for each in (some, others)]
         meeting: tuple[set[Branch], set[Branch]] = (set(), set())
+        same = are_same(some[0], others[0])
         for one, other in itertools.product(*branches):
             self._spend("paired", _PAIRED)
-            if may_hold_beside(one, other):
+            if is_known_beside(one, other, same=same) if known else may_hold_beside(one, other):
                 meeting[0].add(one)
                 meeting[1].add(other)
         for each, met, into in zip((some, others), meeting, kept, strict=True):

@@ -16,7 +16,8 @@ Kind = Literal["dockerfile", "requirements", "shell", "toml", "conda", "pyprojec
 Branch = tuple[tuple[str, str], ...]
 """The choices that a line stands in and the arm of each: of an if, a case, `||`, or the Python environments.
 
-`!VALUE` is every arm but VALUE: of a variable that was found not to be equal to a literal.
+`!VALUE` is every arm but VALUE: of a variable that was found not to be equal to a literal. An arm whose last letter is `?`
+is taken under a condition that was not understood.
 """
 
 _LONGEST_VERSION = 200
@@ -32,6 +33,12 @@ ENVIRONMENT = "environment"
 
 ARCHITECTURES = "architectures"
 """What a GPU is stated `of` where it is one that something is compiled for."""
+
+ARCHITECTURE = "architecture"
+"""What a GPU is stated `of` where it is the one that something is compiled for; what follows may be for another."""
+
+COMMENT = "comment"
+"""What a version is stated `of` that only a comment names."""
 
 IMAGE = "image"
 """What a torch is stated `of` that an image brings."""
@@ -74,10 +81,31 @@ def may_hold_beside(one: Branch, other: Branch) -> bool:
     return all(choice not in arms or _may_be_one(arm, arms[choice]) for choice, arm in one)
 
 
+def is_known_beside(one: Branch, other: Branch, *, same: bool = False) -> bool:
+    """Return whether what stands in one place is known to hold where what stands in the other does.
+
+    Of two conditions that were not understood it is not known whether both can hold, unless one stands within the other.
+    What an arm states of the `same` thing as the lines around it takes the place of that.
+    """
+    some, others = ({choice for choice, arm in branch if arm.endswith("?")} for branch in (one, other))
+    nested = some == others if same else some <= others or others <= some
+    return nested and may_hold_beside(one, other)
+
+
+def is_within(one: Branch, other: Branch) -> bool:
+    """Return whether what stands in `one` is done only where what stands in `other` is."""
+    return set(other) <= set(one)
+
+
 def _may_be_one(arm: str, other: str) -> bool:
     if arm.startswith("!") or other.startswith("!"):
         return arm != f"!{other}" and other != f"!{arm}"
     return arm == other
+
+
+def are_same(one: Statement, other: Statement) -> bool:
+    """Return whether two statements are of one thing, of which there is one at a time: torch has its CUDA with it."""
+    return one.axis == other.axis or {one.axis, other.axis} in ({"nvcc", "cuda"}, {"torch", "cuda"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,8 @@ def read_command(reader: Reader, words: Sequence[Word], own: Mapping[str, str]) 
     recipe = reader.recipe
     environment = recipe.environment
     recipe.environment = _environment(reader, words, rest)
+    if rest[0] == "wheel":  # lies in a folder: another of the same may lie next to it
+        recipe.environment = f"{recipe.environment} wheels of line {words[0].line}"
     if rest[0] == "uninstall":
         _uninstall(reader, rest[1:])
     else:
@@ -245,7 +247,10 @@ def state(
     begins = re.fullmatch(r"==(\d+\.\d+(?:\.\d+)?)\.\*", spec)
     variants = {match[1] for match in (re.search(r"/(cu\d+|cpu)/?$", index) for index in used) if match}
     label = variants.pop() if len(variants) == 1 else ""
+    again = reader if renewed is None or name in renewed else None
     if name in companions():
+        if again:
+            again.renew(companions()[name].axis, line, of=name)
         if version or begins:
             state_companion(recipe, name, version or (begins[1] if begins else ""), line, marker=marker)
         if version:
@@ -268,6 +273,8 @@ def state(
             _replace_image(recipe, line, reader)
             recipe.state("torch", "any", line, newest=True, marker=marker, installed=True)
     else:
+        if again:
+            again.renew(axis, line)
         if axis == "torch":
             _replace_image(recipe, line, reader)
         recipe.state(axis, version or spec, line, marker=marker, installed=True)

@@ -37,10 +37,19 @@ def _lists(data: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def _of_poetry(data: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield poetry's dependencies as the table that they stand in, their name and a PEP 508 specifier."""
     poetry = _table(data, "tool", "poetry")
-    for name, wanted in _table(poetry, "dependencies").items():
-        version = wanted.get("version") if isinstance(wanted, dict) else wanted
-        if isinstance(version, str) and len(version) < _LONGEST:
-            yield "tool.poetry.dependencies", name, _specifier(version)
+    for name, several in _table(poetry, "dependencies").items():
+        for wanted in several if isinstance(several, list) else [several]:
+            version, marker = (wanted.get("version"), _marker(wanted)) if isinstance(wanted, dict) else (wanted, "")
+            if isinstance(version, str) and len(version) < _LONGEST and marker is not None:
+                yield "tool.poetry.dependencies", name, f"{_specifier(version)}{marker}"
+
+
+def _marker(wanted: dict[str, Any]) -> str | None:
+    """Return the marker of one of poetry's dependencies, with its `;`; None where that is not understood."""
+    if "python" in wanted or "platform" in wanted:
+        return None
+    markers = wanted.get("markers", "")
+    return (f" ; {markers}" if markers else "") if isinstance(markers, str) else None
 
 
 def _specifier(version: str) -> str:

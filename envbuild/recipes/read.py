@@ -5,7 +5,7 @@ from pathlib import Path
 
 from envbuild.errors import DataError
 from envbuild.matrix.load import Matrix
-from envbuild.recipes import axes, conda, dockerfile, git, pyproject, requirements, shell
+from envbuild.recipes import axes, comments, conda, dockerfile, git, pyproject, requirements, shell
 from envbuild.recipes.files import read_text
 from envbuild.recipes.model import Kind, Recipe
 from envbuild.recipes.reader import Reader
@@ -116,4 +116,5 @@ def _read(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
         dockerfile.read(reader, text)
     else:
         shell.read_shell(reader, text)
+    comments.finish(recipe)
     git.finish(reader)

@@ -3,13 +3,13 @@
 import itertools
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.recipes.model import ARCHITECTURES, IMAGE, Branch, Recipe, Stage, Statement
+from envbuild.recipes.model import ARCHITECTURE, ARCHITECTURES, IMAGE, Branch, Recipe, Stage, Statement, is_within
 
 _CUDA_FOLDER = re.compile(r"\bcuda-(\d+(?:\.\d+)?)(?![\w-])")
 _SEARCHED = re.compile(
@@ -87,17 +87,26 @@ class Reader:
         """Take an environment variable for what it states."""
         recipe = self.recipe
         recipe.variables.append((name, value, line))
-        for version in dict.fromkeys(_CUDA_FOLDER.findall(value) if _SEARCHED.fullmatch(name) else ()):
-            recipe.state("nvcc", version, line, path=True)
+        versions = dict.fromkeys(_CUDA_FOLDER.findall(value) if _SEARCHED.fullmatch(name) else ())
+        if versions or not name.endswith("PATH"):  # which keeps what it had behind what comes before that
+            self._replace("nvcc", line, versions, of=name)
+        for version in versions:
+            recipe.state("nvcc", version, line, path=True, of=name)
         if name in {"TORCH_CUDA_ARCH_LIST", "NVTE_CUDA_ARCHS"}:
             self._architectures(value, line)
+
+    def _replace(self, axis: AxisName, line: int, versions: Collection[str], *, of: str) -> None:
+        """Drop what was stated `of` this and holds no longer, because `line` says `versions` wherever that held."""
+        for found in [s for s in self.recipe.before(axis, line) if s.of == of and s.spec not in versions]:
+            if is_within(found.branch, self.recipe.branch):
+                self.recipe.drop(found)
 
     def _architectures(self, value: str, line: int) -> None:
         words = [a for a in re.split(r"[;, ]+", value.strip("'\"")) if a]
         found = dict.fromkeys(f"sm_{m[1]}{m[2]}" for m in map(_ARCH.fullmatch, words[:40]) if m)
         known = [gpu for gpu in found if self.matrix.has("gpu", gpu)]
         for gpu in known:  # each of several is compiled for, and none of them need be the GPU
-            self.recipe.state("gpu", gpu, line, of=ARCHITECTURES if len(words) > 1 else "")
+            self.recipe.state("gpu", gpu, line, of=ARCHITECTURES if len(words) > 1 else ARCHITECTURE)
 
     def drop(self, axes: set[AxisName] | None, *, environment: bool = False, module: bool = False) -> None:
         """Drop what was stated and holds no longer, in this stage and what it is built on.
@@ -112,6 +121,13 @@ class Reader:
             for found in list(self.recipe.before(axis, self.stage.line)):
                 if (environment and found.installed) or (module and found.module):
                     self.recipe.drop(found)
+
+    def renew(self, axis: AxisName, line: int, *, of: str = "") -> None:
+        """Drop what an install that replaces what is there (`--upgrade`, `--force-reinstall`) takes the place of."""
+        axes = {axis, "cuda"} if axis == "torch" and not of else {axis}
+        for found in [s for each in sorted(axes) for s in self.recipe.before(each, line)]:
+            if found.installed and found.of == of and found.line < line and is_within(found.branch, self.recipe.within):
+                self.recipe.drop(found)
 
     def is_there(self, axis: AxisName, line: int) -> bool:
         """Return whether something of `axis` is installed before `line`, which pip leaves as it is."""
@@ -134,14 +150,20 @@ class Choice:
         self._changed: set[str] = set()
         self._arm = -1
 
-    def turn(self, *, keep: bool = False) -> None:
-        """Go on to the next arm. Variables are again what they were before the first, unless `keep`."""
+    def turn(self, *, keep: bool = False, known: bool = False) -> None:
+        """Go on to the next arm.
+
+        Args:
+            keep: variables are not again what they were before the first arm.
+            known: when the arm is taken is known, or is said by `Reader.under`.
+
+        """
         if self._arm >= 0 and not keep:
             self.leave()
             self._reader.values.clear()
             self._reader.values.update(self._before)
         self._arm += 1
-        self._reader.recipe.branch = (*self._outside, (self._number, str(self._arm)))
+        self._reader.recipe.branch = (*self._outside, (self._number, f"{self._arm}{'' if known else '?'}"))
 
     def leave(self) -> None:
         """Forget what the arms set: which way it goes is not known."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from envbuild.recipes import comments
 from envbuild.recipes.commands import run
 from envbuild.recipes.reader import Choice, Reader
-from envbuild.recipes.syntax import DEEPEST, Word, children, errors, head_of, parse, text_of
+from envbuild.recipes.syntax import DEEPEST, Word, asks, children, errors, head_of, parse, text_of
 from envbuild.recipes.values import expanded
 
 if TYPE_CHECKING:
@@ -302,18 +302,24 @@ class _Walk:
                 self._chain(arms[0], depth)
                 continue
             with self._reader.choice() as choice:
-                for arm in arms:
-                    choice.turn(keep=True)
+                for number, arm in enumerate(arms):
+                    choice.turn(keep=True, known=number == 0)  # the others run where it fails
                     self._chain(arm, depth)
 
     def _chain(self, nodes: Sequence["Node"], depth: int) -> None:
         conditions: dict[str, str] = {}
-        for node in nodes:
+        for number, node in enumerate(nodes, 1):
             if self._differs(conditions):
                 return
             with self._reader.under(conditions):
                 self._visit(node, depth + 1)
             conditions |= self._conditions(node)
+            if number < len(nodes) and asks(node) and not self._is_understood(node):
+                with self._reader.choice() as choice:
+                    choice.turn(keep=True)
+                    with self._reader.under(conditions):
+                        self._chain(nodes[number:], depth)
+                return
 
     @staticmethod
     def _conditions(node: "Node") -> dict[str, str]:
@@ -325,6 +331,10 @@ class _Walk:
         if "||" in text or "!" in text.replace("!=", "") or " -o " in text:
             return {}
         return {name: f"{differs}{value}" for name, differs, value in _EQUALS.findall(text)}
+
+    def _is_understood(self, node: "Node") -> bool:
+        """Return whether the variables that `_conditions` finds in a test are all that it asks."""
+        return bool(self._conditions(node)) and not _EQUALS.sub("", text_of(node)).strip("[] \t\n;&")
 
     def _differs(self, conditions: Mapping[str, str]) -> bool:
         """Return whether a variable is known to have another value than it is tested for."""
@@ -347,7 +357,7 @@ class _Walk:
         asked = [child for child in nodes[:starts] if child.is_named]
         conditions = self._conditions(asked[0]) if len(asked) == 1 else {}
         self._all(asked, depth + 1)
-        choice.turn()
+        choice.turn(known=len(asked) == 1 and self._is_understood(asked[0]))
         if self._differs(conditions):
             return
         with self._reader.under(conditions):
@@ -366,8 +376,8 @@ class _Walk:
                 ends = next((n for n, part in enumerate(parts) if part.type == ")"), 0)
                 patterns = [text_of(part) for part in parts[:ends] if part.is_named]
                 literal = _PATTERN.fullmatch(patterns[0]) if len(patterns) == 1 else None
-                choice.turn()
                 conditions = {asked[1]: literal[1]} if asked and literal else {}
+                choice.turn(known=bool(conditions))
                 if not self._differs(conditions):
                     with self._reader.under(conditions):
                         self._all(parts[ends + 1 :], depth + 1)

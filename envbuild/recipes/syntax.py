@@ -158,3 +158,11 @@ def errors(root: "Node", effort: Effort) -> Iterator["Node"]:
             yield node
         else:
             waiting += [child for child in children(node, effort) if child.has_error]
+
+
+_ASKS = re.compile(r"(?:\[|test|grep|command|which|type|hash)[ \t]")
+
+
+def asks(node: "Node") -> bool:
+    """Return whether a command that `&&` follows only asks something: what follows may be done or not."""
+    return node.type == "test_command" or (node.type == "command" and _ASKS.match(text_of(node)) is not None)

@@ -895,7 +895,7 @@ def test_what_does_not_hold_together(tmp_path, text):
 @pytest.mark.parametrize(
     "text",
     [
-        f"if a; then\n  true\nfi\n{OLD_TORCH}\nif a; then\n  {NEW_TORCH}\nfi\n",
+        f"if a; then\n  true\nfi\n{OLD_TORCH}\n{NEW_TORCH}\n",
         f"if a; then\n  {OLD_TORCH}\n  {NEW_TORCH}\nfi\n",
         f"true || false; {OLD_TORCH}\n{NEW_TORCH}\n",
         f"{OLD_TORCH}\npip uninstall -y apex\n{NEW_TORCH}\n",
