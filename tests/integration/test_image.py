@@ -274,7 +274,7 @@ def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
         "envbuild-test:dead",
         env=dead,
     )
-    assert failed.code == 5, failed.err
+    assert failed.code == 8, failed.err
     assert "127.0.0.1:9" in failed.err
     assert images(engine, "envbuild-test:dead") == []
     assert (
