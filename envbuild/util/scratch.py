@@ -5,6 +5,7 @@ maker is dead, and the next run that makes a folder in the same place, or sweeps
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -101,8 +102,7 @@ def _sweep_one(folder: Path) -> bool:
         try:
             lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
         except FileNotFoundError:
-            folder.rmdir()  # empty, or an error: its maker died before the lock, or is about to make it and tries again
-            return True
+            return _remove_without_lock(folder, handle)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(lock)
@@ -114,6 +114,20 @@ def _sweep_one(folder: Path) -> bool:
             os.close(lock)
     finally:
         os.close(handle)
+    return True
+
+
+def _remove_without_lock(folder: Path, handle: int) -> bool:
+    """Remove a folder in which there was no lock; return whether it went."""
+    try:
+        folder.rmdir()  # its maker died before the lock, or is about to make it and tries again
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        if _LOCK in os.listdir(handle):  # its maker was quicker
+            return False
+        # The lock is the first thing in a folder and goes last: this one was being removed while somebody still wrote to it.
+        _remove(folder)
     return True
 
 

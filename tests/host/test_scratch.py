@@ -208,3 +208,29 @@ def test_a_sweep_in_the_worst_moment_costs_nothing(tmp_path, monkeypatch, moment
         assert calls
         (folder / "file").touch()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_behind_a_removed_lock_goes_with_the_next_sweep(tmp_path):
+    """A program that was still ending wrote into its folder after a sweep had taken the lock away."""
+    left = killed(tmp_path)
+    (left / ".lock").unlink()
+    (left / "late").mkdir()
+    (left / "late" / "file").touch()
+    assert sweep(tmp_path) == [left.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_maker_that_is_quicker_than_a_sweep_keeps_its_folder(tmp_path, monkeypatch):
+    """The sweep finds no lock, and then its maker makes it and begins to work."""
+    folder = tmp_path / "envbuild-part-0123456789abcdef.tmp"
+    folder.mkdir()
+    real = Path.rmdir
+
+    def late(path):
+        (path / ".lock").touch()
+        (path / "work").touch()
+        return real(path)
+
+    monkeypatch.setattr(Path, "rmdir", late)
+    assert sweep(tmp_path) == []
+    assert (folder / "work").exists()
