@@ -140,8 +140,8 @@ def cli() -> None:
     `envbuild image --cuda 13.0 --te 2.12`.
 
     Exit codes: 0 done, 2 usage or bad data file, 3 no cell, 4 lock or verification failed, 5 build failed,
-    6 audit found a defect, 7 smoke failed, 8 this host lacks something or another does not answer,
-    70 a defect of envbuild, 130 interrupted.
+    6 audit found a defect, 7 smoke failed, 8 something is missing on this host, or another host does not answer,
+    70 an error in envbuild itself, 130 interrupted.
     """
 
 

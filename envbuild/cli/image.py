@@ -62,9 +62,11 @@ def image(
     """Build the image of a cell, or pull it if it is prebuilt; audit it and prove as much as this host allows.
 
     Builds in the Docker engine or the buildx builder that is there. Of a pulled image the answer says who vouches for
-    it; one that only the registry vouches for is not verified. Exits with 3 when no cell fits, 4 when an input or a
-    prebuilt image is not what was expected, 5 when a stage fails, 6 or 7 when audit or smoke find a defect, 8 when this host lacks
-    something or another host does not answer.
+    it; one that only the registry vouches for is not verified.
+
+    Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails, 6 when
+    the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host, or another host does not
+    answer.
     """
     from envbuild.cli.image_report import for_people, report_on
     from envbuild.engine.client import engine_client
