@@ -30,7 +30,7 @@ from envbuild.lock.archives import (
 from envbuild.lock.model import OsPackage
 from envbuild.settings import Settings
 from envbuild.util import quote
-from envbuild.util.processes import end_group, guarded
+from envbuild.util.processes import bounded, end_group, guarded
 from envbuild.util.scratch import scratch
 
 # Kept out of the root and of everything installed on it later, as Debian's own slim images do; licences stay.
@@ -163,7 +163,7 @@ def bootstrap_root(
         with log.open("wb") as output, mirrors.open("rb") as asked:
             # A session of its own: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
             process = subprocess.Popen(
-                guarded(command, patience=15.0),
+                guarded([*_own_mounts(), *command], patience=15.0),
                 stdin=asked,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -222,6 +222,23 @@ def drop_member(path: Path, name: str) -> None:
     if member is not None:
         data = path.read_bytes()
         path.write_bytes(data[: member.offset] + data[member.offset_data :] + bytes(member.offset_data - member.offset))
+
+
+def _own_mounts() -> list[str]:
+    """Return the start of a command that keeps what it mounts to itself; nothing where this user may not have that.
+
+    As root, mmdebstrap mounts this machine's /proc and /sys in the root. Those of a killed one would stay, and whoever then
+    removes the folder would remove through them. In a namespace of its own they go with its last process. Without root,
+    mmdebstrap makes such a namespace itself; in a container that may mount nothing, it mounts nothing.
+    """
+    if os.geteuid():
+        return []
+    prefix = ["unshare", "--mount", "--"]
+    try:
+        may = not bounded([*prefix, "true"], seconds=30.0, limit=1 << 16).code
+    except OSError:
+        may = False
+    return prefix if may else []
 
 
 def _hooks(folder: Path, epoch: int) -> list[str]:

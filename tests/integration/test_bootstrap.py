@@ -1,9 +1,15 @@
 """The Debian root of our own, made twice, run on two engines; and what apt says a list of packages comes to."""
 
+import contextlib
 import io
+import os
 import re
+import signal
 import subprocess
+import sys
 import tarfile
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +19,7 @@ from envbuild.errors import HostError, LockError
 from envbuild.lock.apt import resolve_os_packages
 from envbuild.paths import data_dir
 from envbuild.settings import load_settings
+from envbuild.util.scratch import sweep
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -141,6 +148,56 @@ def test_a_bootstrap_that_fails_leaves_no_tar_and_says_why(tmp_path, settings, u
     with pytest.raises(HostError, match="mmdebstrap is missing") as caught:
         bootstrap(settings)
     assert "scripts/install-engine" in caught.value.hint
+
+
+def _processes_of(mark: str) -> list[Path]:
+    """Return the /proc folders of the living processes in whose environment `mark` stands."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(place)
+    return found
+
+
+def test_a_bootstrap_killed_at_any_moment_leaves_nothing_mounted(tmp_path, epoch):
+    """Not even where mmdebstrap itself had no time: whoever removes the folder later must not meet this machine's /sys."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from envbuild.engine.bootstrap import bootstrap_root\n"
+        "from envbuild.settings import load_settings; here = Path(sys.argv[1])\n"
+        "bootstrap_root(load_settings(), suite='bookworm', packages=[], epoch=int(sys.argv[2]), dest=here / 'root.tar', log=here / 'log')"
+    )
+    mark = f"ENVBUILD_TEST_MARK={tmp_path}"
+    env = os.environ | {"TMPDIR": str(temporary), "ENVBUILD_TEST_MARK": str(tmp_path)}
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(epoch)], env=env, start_new_session=True)
+
+    def mounted() -> bool:
+        for place in _processes_of(mark):
+            with contextlib.suppress(OSError):
+                if re.search(rf" {re.escape(str(temporary))}/\S+/(proc|sys) ", (place / "mountinfo").read_text()):
+                    return True
+        return False
+
+    try:
+        end = time.monotonic() + 120
+        while not mounted():
+            assert run.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        while left := _processes_of(mark):
+            for place in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(place.name), signal.SIGKILL)
+            run.poll()
+            time.sleep(0.05)
+    run.wait()
+    assert str(temporary) not in Path("/proc/self/mountinfo").read_text()
+    assert len(list(temporary.iterdir())) == 1
+    sweep(temporary)
+    assert not list(temporary.iterdir())
 
 
 def test_packages_that_exclude_each_other(settings):
