@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     type=click.Choice(["dockerfile", "bake", "apptainer", "shell"]),
     default="dockerfile",
     show_default=True,
+    help="Print this kind of file.",
 )
-@click.option("--unlocked", is_flag=True, help="Render without a complete lock: tags and versions instead of hashes.")
+@click.option(
+    "--unlocked", is_flag=True, help="Render without a complete lock, with tags and versions instead of hashes."
+)
 @json_option
 def render(
     form: str,
@@ -32,7 +35,7 @@ def render(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Print how a cell is built, from its lock; nothing is fetched and nothing is built.
+    """Print the build of a cell as a file, from its lock; fetch nothing and build nothing.
 
     Exits with 4 and the list of missing hashes when the cell has no complete lock and --unlocked is not given.
     """

@@ -41,7 +41,7 @@ class StageDisplay:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Say one line beside the stages."""
+        """Print one line next to the stages."""
         if self._live is not None:
             self._live.console.print(f"[dim]{marked(text)}")
         else:

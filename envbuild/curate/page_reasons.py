@@ -10,7 +10,7 @@ from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.program import solvable
 
-# Pairs of pins that may never go together, the most general first: what is said of CUDA 13 and TE 2.8 holds for every torch.
+# Pairs of pins that may never go together, the most general first: what is shown for CUDA 13 and TE 2.8 is true of every torch.
 _TELLING = (
     ("cuda", "te"),
     ("cuda", "gpu"),

@@ -28,7 +28,7 @@ from envbuild.settings import Settings
 from envbuild.util import quote
 from envbuild.util.scratch import scratch
 
-# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written anew, so that file
+# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
 _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
@@ -119,7 +119,7 @@ class Builder:
         )
 
     def prepare(self, folder: Path, private: Path, output: TextIO) -> None:
-        """Bring every external input here, verified, as a named context, and write the secrets.
+        """Download every external input, verified, as a named context, and write the secrets.
 
         Args:
             folder: the build's folder.

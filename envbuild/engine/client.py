@@ -80,7 +80,7 @@ class Machine:
 
 
 def last_words(said: str) -> str:
-    """Return the last line of what a command said on stderr; docker ends an error of its own with a pointer to its help."""
+    """Return the last line of what a command printed on stderr; docker ends its own errors with a pointer to its help."""
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
     return lines[-1].strip() if lines else ""
 
@@ -250,7 +250,7 @@ class EngineClient:
                 hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
         return HostError(
-            shown(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it"
+            shown(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` shows how to fix it"
         )
 
     def find_image(self, reference: str) -> Image | None:

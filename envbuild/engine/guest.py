@@ -42,7 +42,7 @@ CONFINED = (
 """Flags of a guest that only looks at itself: no network, no rights, no disk, bounds on memory and processes."""
 
 UNSTARTED = ("--network", "none", "--no-healthcheck", "--entrypoint", "/nothing")
-"""Flags of a guest that is never started; an image without a command of its own makes no container otherwise."""
+"""Flags of a guest that is never started; an image without its own command makes no container otherwise."""
 
 
 def look_up(settings: Settings, reference: str) -> Image:
@@ -90,7 +90,7 @@ def guest(
 def not_started(said: str, where: str) -> HostError:
     """Return the error for an engine that starts no container."""
     return HostError(
-        f"the engine could not start a container: {shown(said) or 'it said nothing'}",
+        f"the engine could not start a container: {shown(said) or 'it printed nothing'}",
         where=where,
         hint="`envbuild doctor` says what is wrong with the engine; a full disk is the usual cause",
     )
@@ -112,7 +112,7 @@ def run_guest(
     limit: int,
     stdin: bytes = b"",
 ) -> Said:
-    """Run `command` in a confined guest and return what it said; `fault` tells of a bound that it broke.
+    """Run `command` in a confined guest and return its output; `fault` names a limit that it broke.
 
     Raises:
         HostError: the engine could not start it.
@@ -161,6 +161,6 @@ def remove_left(settings: Settings) -> None:
     client = EngineClient(settings)
     for name, label in client.labelled(LABEL):
         maker = Maker.parse(label)
-        # The label alone says nothing: an image can bring it, and then every container of it has it.
+        # The label alone proves nothing: an image can contain it, and then every container of it has it.
         if maker is not None and maker.gone and _NAME.fullmatch(name):
             client.remove(name)

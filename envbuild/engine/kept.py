@@ -72,7 +72,7 @@ def sha256_of(file: Path) -> str | None:
 
 
 def root_state(kept: Path) -> str:
-    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum beside it."""
+    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum next to it."""
     if not kept.is_file():
         return "missing"
     try:

@@ -59,7 +59,7 @@ class StageTime:
 
 @dataclass
 class Watch:
-    """Follows one build; `on_change` is told of every stage that starts or ends."""
+    """Follows one build; `on_change` is called for every stage that starts or ends."""
 
     log: TextIO
     on_change: Callable[[str, str], None] | None = None

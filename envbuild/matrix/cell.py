@@ -26,7 +26,7 @@ DEBIAN_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 """Debian's and Docker's name of each architecture."""
 
 _BESIDE = frozenset({"board", "driver", "flavor"})
-"""What is stated beside a cell, so that rules can judge it, and is no part of the cell's identity."""
+"""What is stated in addition to a cell, so that rules can check it, and is no part of the cell's id."""
 
 
 @dataclass(frozen=True, kw_only=True)

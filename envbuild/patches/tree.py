@@ -96,7 +96,7 @@ def examine(
 def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -> dict[str, bytes]:
     """Return what the patch makes of its files' pre-images, or with `undo` of their post-images, verified by blob id.
 
-    git works on copies, in a folder of their own and with a repository of ours.
+    git works on copies, in a separate folder and with a separate repository.
 
     Raises:
         DataError: the diff does not turn the one stated image into the other.

@@ -30,7 +30,7 @@ def lock_for(
 ) -> tuple[Locked, Path]:
     """Return the lock of a cell: the one that exists, or a new one.
 
-    What only the stages `replaced` would need may lack in it.
+    What only the stages `replaced` would need may be missing in it.
 
     Raises:
         LockError: with `locked_only`, when there is none or it is not complete.
@@ -73,7 +73,7 @@ def renewed(
         return None
     changed = sorted({p.name for p in new - old})
     note(
-        f"the archive moved on: {len(changed)} OS packages are pinned anew ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
+        f"the archive moved on: {len(changed)} OS packages are pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)
@@ -89,7 +89,7 @@ class UnreachableError(HostError):
         lines = "".join(f"\n  - {m.what}\n      held by {m.host}; {_supply(m)}" for m in missing)
         super().__init__(
             f"{len(missing)} inputs of this cell cannot be had from here{lines}",
-            hint="supply them as said, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
+            hint="supply them as described, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
         )
         self.missing = missing
 
@@ -97,7 +97,7 @@ class UnreachableError(HostError):
 def require_sources(
     settings: Settings, plan: Plan, *, replaced: Collection[str] = (), note: Callable[[str], object] = lambda _: None
 ) -> None:
-    """Bring every source tree that the build will compile into the cache.
+    """Fetch every source tree that the build will compile into the cache.
 
     Args:
         settings: where clones and the cache are.

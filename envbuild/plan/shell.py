@@ -19,7 +19,7 @@ from envbuild.util import quote
 HOST_BRINGS = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
-# What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
+# What is the host's and not the script's: its system, its compiler, its nvcc.
 _NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
 # Set by the script itself, or read by container tools alone.
 _NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", *OF_CONTAINERS)
@@ -115,7 +115,7 @@ def _digest(value: Any) -> str:
 
 
 def _keys(plan: Plan) -> dict[str, str]:
-    """Return a key per step over the stage's inputs that the script brings; the script adds what it found of the host."""
+    """Return a key per step over the stage's inputs that the script installs; the script adds what it found of the host."""
     keys = {s.name: _digest({k: v for k, v in s.inputs.items() if k not in _NOT_OF_A_HOST}) for s in plan.stages}
     keys |= {name: _digest(plan.lists.get(f"python.{name}.txt")) for name in ("tools", "toolchain")}
     wheels = [keys[f"wheel-{c.axis}"] for c in plan.components]

@@ -49,12 +49,12 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     known = list(lines)
     effort: dict[str, int] = {}
     plain, built = Held(matrix, lines, effort), Held(of_source(matrix), lines, effort)
-    # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
+    # a gcc that a script installs is a second one; the axis is about the OS's own
     argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
     in_no_cell = {s for s in argued if not plain.fits([pin_of(s)])}
     argued_set = set(argued) - in_no_cell
     together: dict[Finding, None] = {}
-    brings = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
+    has_download = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
     for whole in _views(recipe, [*known, *unlisted]):
         view = [s for s in whole if s in lines]
         together |= dict.fromkeys(unlisted_twice(whole, [s for s in whole if s not in lines]))
@@ -65,7 +65,7 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         together |= dict.fromkeys([*refused, *rules.drivers(plain, recipe, view, refused)])
         together |= dict.fromkeys(rules.unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(rules.compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
-        together |= dict.fromkeys(rules.fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
+        together |= dict.fromkeys(rules.fetches(matrix, view) if recipe.kind != "toml" and not has_download else ())
     found = [
         *together,
         *_by_itself(matrix, recipe),

@@ -19,7 +19,7 @@ from envbuild.solver.conflict import Conflict
 def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
     cells = recipe.kind == "toml"
-    # what is said alike on several lines is one thing; its lines may stand in different arms
+    # what is stated alike on several lines is one thing; its lines may stand in different arms
     said: dict[Said, list[Statement]] = {}
     for s in statements if cells else _settled(held, statements):
         said.setdefault(Said(s), []).append(s)
@@ -37,8 +37,8 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
             continue
         pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
-        beside = held.beside(*pair, known=not cells)
-        if not beside or (
+        together = held.compatible(*pair, known=not cells)
+        if not together or (
             refused and not cells and not _binds(recipe, held.conflict(pins), [each[0] for each in pair])
         ):
             apart.add(frozenset((a, b)))
@@ -46,8 +46,8 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
             apart.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
             clashes[b] = clashes.get(b, 0) + 1
-            members = [each[0] for each in beside]
-            lines = {each[0]: held.lines_of(each) for each in beside}
+            members = [each[0] for each in together]
+            lines = {each[0]: held.lines_of(each) for each in together}
             finding = _told(held.matrix, held.conflict(pins), members, lines)
             if (finding.rule, finding.lines) not in shown:  # torch and its torchvision on one line say the same
                 yield finding
@@ -180,7 +180,9 @@ def _settled(held: Held, statements: Sequence[Statement]) -> list[Statement]:
             s
             for s in several
             if all(
-                held.fits(pins_of([s, each], cells=False)) for each in dict.fromkeys(others) if held.beside([s], [each])
+                held.fits(pins_of([s, each], cells=False))
+                for each in dict.fromkeys(others)
+                if held.compatible([s], [each])
             )
         ]
         chosen = used or fitting or several
@@ -245,7 +247,7 @@ def _told(
         return _doubled("recipe-path-other-cuda", by_path.line, members, said)
     if same:
         return _doubled("recipe-stated-twice", first, members, said)
-    # that a CPU build of torch would not do either is beside the point, where none is stated
+    # that a CPU build of torch would not do either does not matter, where none is stated
     cpu = set() if any(map(is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
     steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
     # the step that refuses comes last; its rule is what the finding is known by

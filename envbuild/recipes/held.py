@@ -117,7 +117,7 @@ def as_released(matrix: Matrix, statement: Statement, pythons: tuple[str, ...] =
 
 @lru_cache(maxsize=64)
 def _newest(matrix: Matrix, axis: AxisName, pythons: tuple[str, ...]) -> str | None:
-    """Return what pip or git would bring today, as far as the matrix knows: pip takes one that the Python runs."""
+    """Return what pip or git would install today, as far as the matrix knows: pip takes one that the Python runs."""
     listed = [r for r in matrix.releases.get(axis, ()) if r.date and (axis != "torch" or r.facts.index == "pypi")]
     listed.sort(key=lambda r: (r.date, r.version), reverse=True)
     held = Held(matrix, {}, {})
@@ -138,7 +138,7 @@ def _spelled(matrix: Matrix, axis: AxisName) -> dict[str, str]:
 
 
 def pin_of(statement: Statement) -> Pin:
-    # an extension's nvcc has to be torch's CUDA, so what is said of one is asked of the other
+    # an extension's nvcc has to be torch's CUDA, so what is stated of one is asked of the other
     axis = "cuda" if statement.axis == "nvcc" else statement.axis
     minor = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec) if statement.axis == "nvcc" else None
     return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=statement.axis)
@@ -190,7 +190,7 @@ class Held:
 
     def _asked(self, pins: Sequence[Pin]) -> Asked:
         cpu = any(map(is_cpu, pins))
-        # a pin of nvcc is asked of the axis cuda; beside a CPU build an nvcc contradicts nothing
+        # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
         own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
         return read_request(self.matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
 
@@ -215,10 +215,10 @@ class Held:
             self._conflicts[key] = explain_conflict(self._asked(pins), first_only=True)
         return self._conflicts[key]
 
-    def beside(
+    def compatible(
         self, some: Sequence[Statement], others: Sequence[Statement], *, known: bool = False
     ) -> list[list[Statement]]:
-        """Return those of `some` and of `others` that may hold beside one of the other, or nothing where none do.
+        """Return those of `some` and of `others` that may hold together with one of the other, or nothing where none do.
 
         `some` and `others` are of one axis each. `known` asks for those that are known to hold together.
         """

@@ -41,7 +41,7 @@ COMMENT = "comment"
 """What a version is stated `of` that only a comment names."""
 
 IMAGE = "image"
-"""What a torch is stated `of` that an image brings."""
+"""What a torch is stated `of` that comes with an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Statement:
 
 
 def may_hold_beside(one: Branch, other: Branch) -> bool:
-    """Return whether what stands in one place may hold beside what stands in another: no choice went both ways."""
+    """Return whether what is in one place may hold together with what is in another: no choice went both ways."""
     arms = dict(other)
     return all(choice not in arms or _may_be_one(arm, arms[choice]) for choice, arm in one)
 
@@ -128,7 +128,7 @@ class Stage:
     """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
     workdir: str = ""
     compat: str = ""
-    """The CUDA, major.minor, whose cuda-compat the image brings."""
+    """The CUDA, major.minor, whose cuda-compat is in the image."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables that ENV and ARG set."""
 

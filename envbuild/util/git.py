@@ -24,7 +24,7 @@ from envbuild.util.processes import end_group, guarded
 from envbuild.util.scratch import scratch
 
 _FILE_LIMIT = 32 * 2**30  # bytes of the largest file that git may write: a pack, a file of a tree
-_SAID_LIMIT = 2**16  # bytes of what git or the other side says that are kept
+_SAID_LIMIT = 2**16  # bytes of what git or the other side prints that are kept
 _SLOW_BYTES = 1000  # per second; slower than that is no progress
 _REF = re.compile(r"ref: (refs/[A-Za-z0-9][A-Za-z0-9._/@+=-]{0,500})")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -110,7 +110,7 @@ def run_git(
         stdout: where its output goes; it is returned when None.
         index: the index file.
         work_tree: the folder that files are written to.
-        borrowed: folders of objects, as `objects_of` returns them, that it reads beside its own.
+        borrowed: folders of objects, as `objects_of` returns them, that it reads in addition to its own.
         reach: how it reaches an upstream; without it, nothing is reached.
         limit_s: seconds that it may take.
         limit_bytes: bytes of output that it may have.
@@ -329,7 +329,7 @@ def objects_of(tree: Path) -> Path | None:
 
 
 def head_of(tree: Path) -> str | None:
-    """Return the commit that a clone's HEAD is at, or None where that cannot be said. Runs nothing."""
+    """Return the commit that a clone's HEAD is at, or None where that is not known. Runs nothing."""
     folder = _git_folder(tree)
     if folder is None:
         return None

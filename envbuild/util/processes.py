@@ -1,4 +1,4 @@
-"""Processes that lead a session of their own, end with everything that they started or with who started them, and are read within bounds."""
+"""Processes that lead their own session, end with everything that they started or with who started them, and are read within bounds."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ _LAST = 1 << 16
 """Bytes that are kept of what a command says on stderr: its end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Seconds that what was killed may take to end. One that nobody waits for stays in the group for longer, and does nothing.
+# Seconds that what was killed may take to end. One without a waiting parent stays in the group for longer, and does nothing.
 _GROUP_S = 1.0
 _GUARD = Path(__file__).with_name("guard.py")
 
@@ -116,7 +116,7 @@ def followed(
         start_new_session=True,
     ) as process:
         said = process.stdout if stdout else process.stderr
-        assert said is not None  # noqa: S101 - it was asked for
+        assert said is not None  # noqa: S101 - it was requested
         try:
             for line in iter(lambda: said.readline(_LINE), ""):
                 feed(line)
@@ -159,7 +159,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What a command said, and how it ended."""
+    """What a command printed, and how it ended."""
 
     code: int
     """Its exit code; negative where a signal ended it, as ours does when it goes out of bounds."""
@@ -248,7 +248,7 @@ class Stream:
     """What a command writes to stdout, read piece by piece until a moment."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", seconds: float) -> None:
-        assert process.stdout  # noqa: S101 - it was asked for
+        assert process.stdout  # noqa: S101 - it was requested
         self._handle = process.stdout.fileno()
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._handle, selectors.EVENT_READ)
@@ -328,7 +328,7 @@ def streamed(
             if process.returncode is None:
                 end_group(process, first=signal.SIGKILL, patience=5.0)
                 process.returncode = 0  # its end was ours
-            feeding.join()  # nobody reads any more: what it writes fails
+            feeding.join()  # there is no reader any more: what it writes fails
         if process.returncode:
             said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
             raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read()) from cause

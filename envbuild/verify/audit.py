@@ -40,8 +40,8 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     Args:
         settings: say where the engine is, and the caches and indexes.
         image: its tag, digest or id.
-        deep: bring each locked wheel whose RECORD is not kept here yet, to hold the installed files against it.
-        note: told what takes its time.
+        deep: download each locked wheel whose RECORD is not kept here yet, to compare the installed files with it.
+        note: called with what takes its time.
 
     Raises:
         HostError: no engine, or no such image; with `deep`, an index that cannot be reached.

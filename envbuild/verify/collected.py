@@ -1,4 +1,4 @@
-"""What a run of the suite said so far, and the verdict that follows from it."""
+"""What a run of the suite printed so far, and the verdict that follows from it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _ENGINE_SAYS = (
 
 
 class Collected:
-    """What the suite said."""
+    """What the suite reported."""
 
     def __init__(self, progress: Callable[[Mapping[str, Any]], None], *, for_cuda: bool = False) -> None:
         self.progress = progress
@@ -86,7 +86,7 @@ class Collected:
         if not self.ended:
             return self._died(code)
         if not failed:
-            # One that told its end and then could not exit is judged by what it told.
+            # One that reported its end and then could not exit is judged by what it reported.
             code = self.end_code if code is None else code
             if code == 0 and any(test.outcome == "passed" for test in self.tests):
                 return "passed", ""

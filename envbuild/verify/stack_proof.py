@@ -34,10 +34,10 @@ class Shown:
 
 
 def show(settings: Settings, image: str, proof: Iterable[Use], device: Device) -> list[Shown]:
-    """Run every command of `proof` in a container of its own without a network; return how each ended.
+    """Run every command of `proof` in its own container without a network; return how each ended.
 
     Raises:
-        HostError: there is no such image, or this machine lacks what the container asks for.
+        HostError: there is no such image, or something that the container asks for is missing on this machine.
 
     """
     found = look_up(settings, image)  # one image for all of them, whatever the tag names meanwhile

@@ -69,8 +69,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
             said = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
         except OSError as error:
             raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
-        told: dict[str, Any] = {"kind": "host"}
-        where = where_of({**told, "interpreter": target.python})
+        stated: dict[str, Any] = {"kind": "host"}
+        where = where_of({**stated, "interpreter": target.python})
     else:
         image = look_up(settings, target.reference)
         said = run_guest(
@@ -82,17 +82,17 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
             seconds=_LOOK_S,
             limit=EXPECTED_LIMIT,
         )
-        told = {"kind": "image", "reference": target.reference, "digest": image.digest}
+        stated = {"kind": "image", "reference": target.reference, "digest": image.digest}
         where = f"{target.reference} ({image.digest})"
     if said.fault:
         raise SmokeError(f"its Python {said.fault}", where=where)
     if said.code:
-        raise SmokeError(f"its Python does not run: {said_last(said) or 'it said nothing'}", where=where)
+        raise SmokeError(f"its Python does not run: {said_last(said) or 'it printed nothing'}", where=where)
     try:
         python, executable, expected = read_look(said.out)
     except ValueError as error:
         raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
-    return Seen(stated={**told, "interpreter": executable}, python=python, expected=expected, image=image)
+    return Seen(stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image)
 
 
 def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:

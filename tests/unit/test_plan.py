@@ -226,7 +226,7 @@ def test_a_te_that_does_not_know_cuda_13s_packages_is_told_where_their_libraries
     assert plan_for(**pinned).environment.get("CUDA_HOME") == cuda_home
 
 
-def test_what_a_replaced_stage_alone_needs_may_lack():
+def test_what_a_replaced_stage_alone_needs_may_be_missing():
     lock = complete(inputs_for()).lock
     image = Missing(what="digest of x (base)", host="docker.io", stages=("base",))
     builder = Missing(what="tools packages: ninja", host="pypi.org", stages=("builder",))
