@@ -326,7 +326,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         raise HostError(
             "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
             where=", ".join(proposals.unreachable),
-            hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
+            hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )
 
 
