@@ -40,7 +40,7 @@ lint: $(VENV)/ready ## ruff, mypy strict, and the layers of the packages
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 
-bench: $(VENV)/ready ## The figures of docs/figures.md that need no engine
+bench: $(VENV)/ready ## The figures of docs/results/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py
 	$(VENV)/bin/python benchmarks/bench_road.py
 

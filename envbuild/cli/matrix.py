@@ -113,10 +113,11 @@ def _names(rule: "Rule", axis: str) -> bool:
 
 def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
     from envbuild.cli.show import table
+    from envbuild.matrix.text import spec_text
 
     rows: list[tuple[str, ...]] = [("version", "date", "states", "source")]
     for release in releases:
-        stated = [f"needs {axis} {_spec(spec)}" for axis, spec in release.needs.items()]
+        stated = [f"needs {axis} {spec_text(spec)}" for axis, spec in release.needs.items()]
         stated += [f"{axis} {value}" for axis, value in release.fixes.items()]
         if release.commit:
             stated.append(f"commit {release.commit[:12]}")
@@ -128,10 +129,6 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
     return f"{table(rows, indent='')}\n\n{len(rules)} rules name {name}: `envbuild matrix rules --axis {name}`"
-
-
-def _spec(spec: "str | tuple[str, ...]") -> str:
-    return spec if isinstance(spec, str) else " or ".join(spec)
 
 
 @matrix.command()
@@ -169,19 +166,14 @@ def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None
             rule.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) for rule in found
         ],
     }
-    emit(answer, as_json=as_json, human=lambda: "\n".join(_told(rule) for rule in found))
+    emit(answer, as_json=as_json, human=lambda: "\n".join(_rule_lines(rule) for rule in found))
 
 
-def _told(rule: "Rule") -> str:
-    when = ", ".join(f"{axis} {_spec(spec)}" for axis, spec in rule.when.items())
-    then = [f"{axis} {_spec(spec)}" for axis, spec in rule.needs.items()]
-    then += [" and ".join(f"{axis} {_spec(spec)}" for axis, spec in a.items()) for a in rule.any_of]
-    then += [f"{axis} in use" for axis in rule.with_]
-    then += [f"no {axis}" for axis in rule.without]
-    if rule.same:
-        then.append(f"one major.minor of {' and '.join(rule.same)}")
-    joined = (" or " if rule.any_of else " and ").join(then)
-    arrow = f"\n  {when} -> {joined}" if then else f"\n  {when}"
+def _rule_lines(rule: "Rule") -> str:
+    from envbuild.matrix.text import rule_text
+
+    when, then = rule_text(rule)
+    arrow = f"\n  {when} -> {then}" if then else f"\n  {when}"
     return f"{rule.id} ({rule.kind}, {rule.topic}): {rule.why}{arrow}\n  {rule.source}"
 
 
@@ -346,7 +338,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         raise HostError(
             "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
             where=", ".join(proposals.unreachable),
-            hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
+            hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envbuild.matrix.cell import NONE, Pin
-from envbuild.matrix.model import AxisName, Release, Spec
+from envbuild.matrix.model import AxisName, Release
+from envbuild.matrix.text import spec_text
 from envbuild.solver.asked import Asked, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
 
@@ -138,10 +139,6 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _spec_text(spec: Spec) -> str:
-    return spec if isinstance(spec, str) else " or ".join(spec)
-
-
 def _releases_in(compiled: Clauses, axis: int, mask: int) -> list[Release]:
     found = [r for i in bits(mask) if (r := compiled.values[axis][i]) is not None]
     return found if compiled.axes[axis].scheme == "pep440" else found[::-1]
@@ -219,10 +216,10 @@ def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[i
         alive = alive or [*cause.releases]
         many = len(alive) > 1
         verb = {
-            "needs": f"need{'' if many else 's'} {cause.target} {_spec_text(cause.spec)}",
+            "needs": f"need{'' if many else 's'} {cause.target} {spec_text(cause.spec)}",
             "with": f"need{'' if many else 's'} {cause.target} beside {'them' if many else 'it'}",
             "without": f"cannot be in a cell with {cause.target}",
-            "fixes": f"come{'' if many else 's'} with {cause.target} {_spec_text(cause.spec)}",
+            "fixes": f"come{'' if many else 's'} with {cause.target} {spec_text(cause.spec)}",
         }[cause.kind]
         parts.append(f"{cause.axis} {_versions(alive)} {verb}")
         sources += [r.source for r in alive]
