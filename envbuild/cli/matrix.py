@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -26,6 +29,10 @@ class _AxisGroup(click.Group):
         if command is not None or cmd_name not in axis_names():
             return command
         return _axis_command(cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete a subcommand or the name of an axis."""
+        return [*super().shell_complete(ctx, incomplete), *complete_axis(ctx, self.params[0], incomplete)]
 
 
 @click.group(cls=_AxisGroup, invoke_without_command=True)
@@ -77,7 +84,7 @@ def _list(*, as_json: bool) -> None:
 
 def _axis_command(name: str) -> click.Command:
     @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
-    @click.argument("spec", required=False)
+    @click.argument("spec", required=False, shell_complete=completing(name))
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
@@ -126,7 +133,12 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
 
 @matrix.command()
 @click.option(
-    "--axis", "axes", multiple=True, metavar="AXIS", help="Only rules that name this axis; may be given again."
+    "--axis",
+    "axes",
+    multiple=True,
+    metavar="AXIS",
+    shell_complete=complete_axis,
+    help="Only rules that name this axis; may be given again.",
 )
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only rules of this topic; may be given again.")
 @json_option
@@ -166,7 +178,7 @@ def _rule_lines(rule: "Rule") -> str:
 
 
 @matrix.command()
-@click.argument("axes", nargs=-1, required=True)
+@click.argument("axes", nargs=-1, required=True, shell_complete=complete_axis)
 @click.option("--count", is_flag=True, help="Print only how many there are.")
 @pin_options
 @json_option
