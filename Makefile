@@ -41,7 +41,7 @@ lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, and plain 
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/python scripts/plain_words.py
 
-bench: $(VENV)/ready ## The figures of docs/figures.md that need no engine
+bench: $(VENV)/ready ## The figures of docs/results/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py
 	$(VENV)/bin/python benchmarks/bench_road.py
 

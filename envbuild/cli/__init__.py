@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.exceptions import NoArgsIsHelpError
@@ -22,6 +22,9 @@ from envbuild import __version__
 from envbuild.cli.output import printed
 from envbuild.errors import EnvbuildError, HostError, InternalError, UsageError
 from envbuild.util.text import for_people, outgoing
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Title -> command -> (module under envbuild.cli that defines a click command of the same name, what it does in a line).
 # The line is here and not taken from the command, so that `envbuild --help` loads none of them.
@@ -82,9 +85,17 @@ class LazyGroup(click.Group):
 
         """
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
+        if command is not None and not ctx.resilient_parsing:  # a shell completes a line that is not finished yet
             _refuse_repeated(ctx, command, name, rest)
         return name, command, rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete the name of a command, without loading any of them, and the group's own options."""
+        from click.shell_completion import CompletionItem
+
+        lines = {name: line for section in SECTIONS.values() for name, (_, line) in section.items()}
+        named = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by section."""

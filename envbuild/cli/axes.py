@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from envbuild.cli.complete import complete_stack, completing
 from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
@@ -75,10 +76,17 @@ def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--stack",
         metavar="NAME|FILE",
-        help=f"Add the versions that a stack pins: {stacks}, or your own file.",
+        shell_complete=complete_stack,
+        help=f"A stack, whose pins are added to the flags: {stacks}, or a file of yours.",
     )(command)
     for name, title, use in reversed(_headers()):
-        command = click.option(f"--{name}", keyword(name), metavar="SPEC", help=_help(name, title, use))(command)
+        command = click.option(
+            f"--{name}",
+            keyword(name),
+            metavar="SPEC",
+            help=_help(name, title, use),
+            shell_complete=completing(name),
+        )(command)
     return command
 
 

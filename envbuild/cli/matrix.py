@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, tell
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -26,6 +29,10 @@ class _AxisGroup(click.Group):
         if command is not None or cmd_name not in axis_names():
             return command
         return _axis_command(cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete a subcommand or the name of an axis."""
+        return [*super().shell_complete(ctx, incomplete), *complete_axis(ctx, self.params[0], incomplete)]
 
 
 @click.group(cls=_AxisGroup, invoke_without_command=True)
@@ -77,7 +84,7 @@ def _list(*, as_json: bool) -> None:
 
 def _axis_command(name: str) -> click.Command:
     @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
-    @click.argument("spec", required=False)
+    @click.argument("spec", required=False, shell_complete=completing(name))
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
@@ -126,10 +133,12 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
 
 @matrix.command()
 @click.option(
-    "--axis", "axes", multiple=True, metavar="AXIS", help="List only rules about this axis; repeat it for more."
-)
-@click.option(
-    "--topic", "topics", multiple=True, metavar="TOPIC", help="List only rules on this topic; repeat it for more."
+    "--axis",
+    "axes",
+    multiple=True,
+    metavar="AXIS",
+    shell_complete=complete_axis,
+    help="Only rules that name this axis; may be given again.",
 )
 @json_option
 def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None:
@@ -168,8 +177,8 @@ def _rule_lines(rule: "Rule") -> str:
 
 
 @matrix.command()
-@click.argument("axes", nargs=-1, required=True)
-@click.option("--count", is_flag=True, help="Print only the number of combinations.")
+@click.argument("axes", nargs=-1, required=True, shell_complete=complete_axis)
+@click.option("--count", is_flag=True, help="Print only how many there are.")
 @pin_options
 @json_option
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
@@ -326,7 +335,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         raise HostError(
             "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
             where=", ".join(proposals.unreachable),
-            hint="check the network and the proxy in your settings (docs/settings.md), then run it again",
+            hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )
 
 

@@ -114,7 +114,7 @@ class Wheel:
         extensions: extension modules that it must contain; a build without one of them fails.
         folder: where setup.py lies in the source.
         nvcc: whether it needs a CUDA compiler, and not only g++ and headers.
-        job_gib: peak memory of one compile job, GiB; measured (docs/building.md).
+        job_gib: peak memory of one compile job, GiB; measured (docs/design/building.md).
         environment: build environment.
         config_settings: PEP 517 settings for the backend.
         tools: build requirements besides torch.

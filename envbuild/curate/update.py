@@ -223,6 +223,6 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
         raise HostError(
             "no upstream can be reached: nothing is known of new releases",
             where=", ".join(asking.unreachable),
-            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/reference/settings.md)",
         )
     return Proposals(found=tuple(found), asked=tuple(asking.answered), unreachable=tuple(asking.unreachable))

@@ -279,7 +279,7 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
             raise DataError(
                 f"the correction of {correction.item} names the rule {correction.rule!r}, which does not exist",
                 where=where,
-                hint="`envbuild matrix list` and docs/check.md list the rules",
+                hint="`envbuild matrix list` and docs/reference/check.md list the rules",
             )
         axis = matrix.axes.get(correction.item)
         if axis is not None and axis.use != "derived" and correction.item not in stack.stated:

@@ -209,19 +209,27 @@ class Lock(Model):
     """Everything that an image is made of. Two images of one lock are equal, byte for byte."""
 
     version: Literal[1] = LOCK_VERSION
+    """Version of this format."""
     cell: dict[AxisKey, Version] = Field(max_length=64)
+    """The version of each axis."""
     commits: dict[AxisKey, Commit] = Field(default={}, max_length=64)
+    """The commit of each axis whose version is one."""
     matrix: Digest
+    """Digest of the matrix that the cell was chosen from."""
     flavor: Literal["runtime", "devel"] = "runtime"
+    """`devel` keeps nvcc in the image."""
     stack: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}(@[a-z0-9][a-z0-9.-]{0,99})?$")] | None = None
+    """The stack's name, `NAME@PIN` for another pin of it."""
     stack_digest: Sha256 | None = None
     """Hash over what the stack puts into the image: its patches, steps and environment are in no other field."""
     te_source: Literal["pypi", "git"] = "pypi"
+    """Where the source of Transformer Engine comes from."""
     components: tuple[SafeName, ...] = Field(default=(), max_length=1000)
     """What the build compiles from source, in order: te, apex, flash-attn, flash-attn-hopper."""
     epoch: Epoch
     """SOURCE_DATE_EPOCH, seconds since 1970-01-01 UTC."""
     uv: FileSource
+    """The wheel of the uv that installs."""
     images: tuple[BaseImage, ...] = Field(default=(), max_length=2)
     root: Root | None = None
     os: tuple[OsSet, ...] = Field(default=(), max_length=2)

@@ -166,13 +166,13 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
         return HostError(
             f"{host} cannot be reached, and the {group.name} packages are resolved there",
             where=place_of(unreachable["url"]),
-            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/reference/settings.md)",
         )
     if login := _NO_LOGIN.search(stderr):
         return HostError(
             f"{host_of(login['url'])} asks for a login, and the {group.name} packages are resolved there",
             where=place_of(login["url"]),
-            hint="put the login into the address in your settings (docs/settings.md)",
+            hint="put the login into the address in your settings (docs/reference/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
     return LockError(

@@ -181,7 +181,7 @@ def _load_manifest(path: Path) -> list[Patch]:
         raise DataError(
             f"the patch manifest does not load: {problem}",
             where=f"{path}: {key}",
-            hint="docs/patches.md lists the keys",
+            hint="docs/reference/patches.md lists the keys",
         ) from error
     if manifest.target != path.parent.name:
         raise DataError(f"target is {manifest.target!r}, its folder {path.parent.name!r}", where=f"{path}: target")

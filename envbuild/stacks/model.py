@@ -214,15 +214,20 @@ class Stack(Model):
     """One training environment as people really run it."""
 
     name: str = Field(pattern=_NAME)
+    """What `--stack` names."""
     title: Text
+    """A line for lists."""
     about: Text
+    """What it trains, in some sentences."""
     source: Source
+    """Where its makers describe it."""
     repository: Repository
     also: tuple[Alternative, ...] = ()
     stated: dict[AxisName, Constraint]
     """What the makers stated of each axis, as a user would write it on the command line; `none` leaves an axis out."""
     corrections: tuple[Correction, ...] = ()
     flavor: Literal["runtime", "devel"] = "runtime"
+    """`devel` keeps nvcc in the image."""
     system: tuple[OsName, ...] = ()
     """OS packages of the image."""
     python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
@@ -233,6 +238,7 @@ class Stack(Model):
     environment: Variables = {}
     """Environment of the image; `{site}` is the environment's site-packages."""
     patches: tuple[str, ...] = ()
+    """Patches of its repository, by name."""
     steps: tuple[Step, ...] = ()
     launchers: tuple[Launcher, ...] = ()
     uses: tuple[Use, ...] = ()

@@ -4,7 +4,7 @@ Needs Open MPI and the real repositories under UPSTREAM_TREES; no package regist
 IMAGE_GPT2_3D, tags of those stacks' images, the script runs there instead, in the image's own tree and environment. alcf's, which
 starts through ezpz and MPICH, runs in its image alone (IMAGE_ALCF).
 
-With TRAINING_PYTHON, the interpreter of an environment with GPUs (docs/gpu.md), the scripts run on those, in BF16 and with
+With TRAINING_PYTHON, the interpreter of an environment with GPUs (docs/results/gpu.md), the scripts run on those, in BF16 and with
 their fused kernels: llm-jp's as it is on two, gpt2-3d's on four with what torch and NumPy have dropped since 2020.
 """
 

@@ -1,7 +1,7 @@
 """pretrain_gpt.py of the patched Megatron-LM itself: it trains with SGD_sai, stops, and goes on.
 
 Needs the real repository under UPSTREAM_TREES; no package registry carries it. It runs on the processor, put in the GPU's
-place, unless TRAINING_PYTHON names the interpreter of an environment with GPUs (docs/gpu.md): then the script runs as it is.
+place, unless TRAINING_PYTHON names the interpreter of an environment with GPUs (docs/results/gpu.md): then the script runs as it is.
 
 IMAGE_MEGATRON_GPT3 and IMAGE_LLAMA3_70B, tags of those stacks' images, have the stack's own commands run in them, on the processor.
 """

@@ -9,7 +9,7 @@ from envbuild.errors import DataError, HostError
 from envbuild.paths import data_dir
 from envbuild.settings import LIST_KEYS, Settings, config_path, load_settings, redact
 
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 class Machine:
@@ -319,7 +319,7 @@ def _reference() -> str:
 
 
 def test_the_page_lists_every_setting_as_the_model_has_it() -> None:
-    assert _reference() in DOCS.read_text(), f"docs/settings.md should hold this table:\n{_reference()}"
+    assert _reference() in DOCS.read_text(), f"docs/reference/settings.md should hold this table:\n{_reference()}"
 
 
 def test_the_example_of_the_page_loads(machine: Machine) -> None:
