@@ -77,7 +77,7 @@ def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--stack",
         metavar="NAME|FILE",
         shell_complete=complete_stack,
-        help=f"A stack, whose pins are added to the flags: {stacks}, or a file of yours.",
+        help=f"Add the versions that a stack pins: {stacks}, or your own file.",
     )(command)
     for name, title, use in reversed(_headers()):
         command = click.option(

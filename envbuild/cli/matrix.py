@@ -138,7 +138,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
     multiple=True,
     metavar="AXIS",
     shell_complete=complete_axis,
-    help="Only rules that name this axis; may be given again.",
+    help="List only rules about this axis; repeat it for more.",
 )
 @json_option
 def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None:
@@ -178,7 +178,7 @@ def _rule_lines(rule: "Rule") -> str:
 
 @matrix.command()
 @click.argument("axes", nargs=-1, required=True, shell_complete=complete_axis)
-@click.option("--count", is_flag=True, help="Print only how many there are.")
+@click.option("--count", is_flag=True, help="Print only the number of combinations.")
 @pin_options
 @json_option
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
