@@ -43,7 +43,7 @@ lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, and plain 
 
 bench: $(VENV)/ready ## The figures of docs/results/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py
-	$(VENV)/bin/python benchmarks/bench_road.py
+	$(VENV)/bin/python benchmarks/bench_commands.py
 
 .PHONY: engine
 engine: ## A Docker engine: the one that is there, or one that scripts/install-engine installs and starts

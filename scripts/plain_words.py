@@ -216,7 +216,9 @@ def main(arguments: Sequence[str]) -> int:
     for prefix in clean:
         print(f"scripts/plain_words.py: {prefix} has none of the words any more: remove it from NOT_YET")
     if found:
-        print(f"{len(found)} words to replace; docs/reference/glossary.md lists the project's own words", file=sys.stderr)
+        print(
+            f"{len(found)} words to replace; docs/reference/glossary.md lists the project's own words", file=sys.stderr
+        )
     return 1 if found or clean else 0
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
+from envbuild.cli.cell_options import Asked, asked_from, cell_options, digest_option, parse_digest
 from envbuild.cli.output import emit, json_option, note, tell
-from envbuild.cli.road import Asked, asked_from, digest_option, parse_digest, road_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @click.option("--locked", is_flag=True, help="Use the cell's lock as it is; never make or renew one.")
 @click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the configured registry.")

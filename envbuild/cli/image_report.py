@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.cli.road import Asked
+from envbuild.cli.cell_options import Asked
 
 if TYPE_CHECKING:
     from envbuild.pipeline.image import Made

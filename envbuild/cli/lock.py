@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
+from envbuild.cli.cell_options import asked_from, cell_options
 from envbuild.cli.output import emit, json_option, note, tell
-from envbuild.cli.road import asked_from, road_options
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
+from envbuild.cli.cell_options import asked_from, cell_options, digest_option, parse_digest
 from envbuild.cli.output import emit, json_option, note
-from envbuild.cli.road import asked_from, digest_option, parse_digest, road_options
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @digest_option
 @json_option

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.cell_options import Asked, asked_from, cell_options
 from envbuild.cli.output import emit, json_option, tell
-from envbuild.cli.road import Asked, asked_from, road_options
 
 if TYPE_CHECKING:
     from envbuild.lock.files import Locked
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option(
     "--format",
     "form",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import tomli
+from cell_inputs import complete, inputs_for_stack
 from hostile import MARK, OTHERS, TEXTS, leaves, outside_of_documents, put, put_unchecked
 from pydantic import ValidationError
-from road import complete, inputs_for_stack
 
 from envbuild.errors import DataError, EnvbuildError
 from envbuild.lock.files import Locked, read_lock

@@ -16,7 +16,7 @@ import pytest
 from command import run
 from published import Published, member, publish
 
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.engine.client import EngineClient
 from envbuild.engine.guest import LABEL
 from envbuild.engine.image_files import files_of_image

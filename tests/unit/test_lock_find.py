@@ -1,7 +1,7 @@
 """Which lock a cell's commands take, and where a new one goes."""
 
 import pytest
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.errors import DataError, LockError
 from envbuild.lock import find

@@ -90,7 +90,13 @@ def test_an_allowance_without_a_reason_or_a_use_is_an_error(check, text):
 
 def test_what_is_read_are_code_messages_and_docs(check):
     files = check.tracked()
-    for path in ("envbuild/cli/__init__.py", "docs/reference/glossary.md", "README.md", "Makefile", "matrices/rules.toml"):
+    for path in (
+        "envbuild/cli/__init__.py",
+        "docs/reference/glossary.md",
+        "README.md",
+        "Makefile",
+        "matrices/rules.toml",
+    ):
         assert path in files
     assert not [path for path in files if path.startswith(("dockerfiles/", "matrices/locks/", "tests/data/"))]
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
+from cell_inputs import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
 from envbuild.components import COMPONENTS
 from envbuild.components.apex import Apex

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from cell_inputs import complete, inputs_for, inputs_for_stack, plan_for
 from git_server import git_server
-from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from road import complete, inputs_for_stack
+from cell_inputs import complete, inputs_for_stack
 
 from envbuild.cli import main
 from envbuild.errors import DataError, LockError, NoCellError, UsageError

@@ -7,11 +7,11 @@ import struct
 import tarfile
 
 import pytest
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.cli import main
+from envbuild.cli.cell_options import parse_digest
 from envbuild.cli.image_report import for_people
-from envbuild.cli.road import parse_digest
 from envbuild.engine.built import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure

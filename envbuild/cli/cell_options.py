@@ -30,7 +30,7 @@ class Asked:
     stack: "Stack | None"
 
 
-def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the axis flags, `--source` and `--lock` to a command; `asked_from` reads them."""
     for option in (
         click.option(
