@@ -26,7 +26,7 @@ from envbuild.errors import HostError
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream, bounded, followed, streamed, uninterrupted
+from envbuild.util.processes import ProcessResult, Stream, bounded, followed, streamed, uninterrupted
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -85,7 +85,7 @@ def last_words(said: str) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def said_last(said: Said) -> str:
+def said_last(said: ProcessResult) -> str:
     """Return the last line of what a command said on stderr, fit for a terminal."""
     return shown(last_words(said.err.decode("utf-8", "replace")))
 
@@ -104,7 +104,7 @@ class EngineClient:
         host = self.settings.engine_host
         return DockerClient(host=host) if host else DockerClient()
 
-    def _ask(self, *words: str, seconds: float, limit: int = _SAID, stdin: bytes = b"") -> Said:
+    def _ask(self, *words: str, seconds: float, limit: int = _SAID, stdin: bytes = b"") -> ProcessResult:
         return bounded([*self._start, *words], seconds=seconds, limit=limit, stdin=stdin)
 
     def _follow(self, *words: str) -> str:
@@ -241,7 +241,7 @@ class EngineClient:
             what = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
             raise HostError(what, where=shown(reference)) from None
 
-    def _no_image(self, reference: str, ran: Said) -> HostError:
+    def _no_image(self, reference: str, ran: ProcessResult) -> HostError:
         said = ran.err.decode("utf-8", "replace").strip().splitlines()
         if any("no such image" in line.lower() or "invalid reference" in line.lower() for line in said):
             return NoImageError(
@@ -331,7 +331,7 @@ class EngineClient:
 
     # -- containers
 
-    def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> Said:
+    def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> ProcessResult:
         """Make a container that does not run yet; return what the engine said."""
         words = ("create", "--name", name, "--pull", "never", *flags, "--", image, *command)
         with uninterrupted():  # a signal in between would leave a container that is made a moment later

@@ -16,7 +16,7 @@ from envbuild.errors import HostError
 from envbuild.settings import Settings
 from envbuild.util.maker import Maker
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream, bounded
+from envbuild.util.processes import ProcessResult, Stream, bounded
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""
@@ -111,7 +111,7 @@ def run_guest(
     seconds: float,
     limit: int,
     stdin: bytes = b"",
-) -> Said:
+) -> ProcessResult:
     """Run `command` in a confined guest and return its output; `fault` names a limit that it broke.
 
     Raises:
@@ -124,7 +124,9 @@ def run_guest(
         if said.code and not said.fault:
             state = EngineClient(settings).state(name)
             if state.out_of_memory:
-                return Said(code=said.code, out=said.out, err=said.err, fault=f"took more than {MEMORY} of memory")
+                return ProcessResult(
+                    code=said.code, out=said.out, err=said.err, fault=f"took more than {MEMORY} of memory"
+                )
             # 126 and 127: what it should run is not there, or is no program. That is the image's affair.
             if state.error and state.code not in {126, 127}:
                 raise not_started(said_last(said), image.reference)

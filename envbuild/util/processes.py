@@ -158,7 +158,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class ProcessResult:
     """What a command printed, and how it ended."""
 
     code: int
@@ -178,7 +178,7 @@ def bounded(
     limit: int,
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
-) -> Said:
+) -> ProcessResult:
     """Run `command`, feed it `stdin`, and read what it says until it ends or breaks a bound; then it is killed.
 
     Nothing of the command's own session runs any more when this returns or raises.
@@ -241,7 +241,7 @@ def bounded(
         finally:
             if process.returncode is None:  # not waited for: its number is still its group's
                 end_group(process, first=signal.SIGKILL, patience=5.0)
-    return Said(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
+    return ProcessResult(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
 
 
 class Stream:
