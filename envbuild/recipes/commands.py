@@ -26,7 +26,7 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
 
     """
     reader.recipe.effort.spend(1)
-    reader.recipe.said.append((words[0].line, " ".join(words)))
+    reader.recipe.commands.append((words[0].line, " ".join(words)))
     words = _bare(reader, words, own)
     if not words:
         return []

@@ -86,7 +86,7 @@ def _replaceable(rule: Rule) -> Rule:
     )
 
 
-class Said(tuple[object, ...]):
+class StatementKey(tuple[object, ...]):
     """What makes two statements the same, wherever they stand."""
 
     __slots__ = ()

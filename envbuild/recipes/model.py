@@ -156,7 +156,7 @@ class Recipe:
     packages: list[tuple[str, int]] = field(default_factory=list)
     """Python distributions that come from an index, by normalised name, and their lines."""
     stages: list[Stage] = field(default_factory=list)
-    said: list[tuple[int, str]] = field(default_factory=list)
+    commands: list[tuple[int, str]] = field(default_factory=list)
     """The words of every command that is read, in one text, and its line."""
     branch: Branch = ()
     """Where the reading stands."""
@@ -177,7 +177,7 @@ class Recipe:
     @cached_property
     def text(self) -> str:
         """All commands, once the reading is done."""
-        return "\n".join(text for _, text in self.said)
+        return "\n".join(text for _, text in self.commands)
 
     def before(self, axis: AxisName, line: int) -> Iterator[Statement]:
         """Yield what is stated of `axis` so far, in the stage of `line` or what that is built on."""

@@ -27,7 +27,7 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
     """
-    chosen = {found for _, text in recipe.said for found in _CHOSEN_COMPILER.findall(text)}
+    chosen = {found for _, text in recipe.commands for found in _CHOSEN_COMPILER.findall(text)}
     installed = [s for s in statements if s.axis == "gcc" and s.spec in chosen]
     cudas = [s for s in statements if s.axis in {"nvcc", "cuda"}]
     for gcc, rule in itertools.product(installed, matrix.rules):
