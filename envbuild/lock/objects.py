@@ -58,13 +58,13 @@ class ObjectStore:
             if not self.has(commit):
                 raise DamagedError(f"the commit {commit} was fetched and cannot be read")
             return
-        last = redact(shown(ran.said.strip().splitlines()[-1])) if ran.said.strip() else "no answer"
-        if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.said):
+        last = redact(shown(ran.stderr.strip().splitlines()[-1])) if ran.stderr.strip() else "no answer"
+        if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.stderr):
             raise _no_commit(what, url, commit)
         # the words may be the other side's: they have the store looked at, and what is found there decides
         own = r"index-pack|fetch-pack|necessary objects|existing object|collision|packfile|corrupt|shallow"
         if run_git(self.folder, "rev-parse", "--is-shallow-repository").code or (
-            re.search(own, ran.said, re.IGNORECASE) and not self.is_sound()
+            re.search(own, ran.stderr, re.IGNORECASE) and not self.is_sound()
         ):
             raise DamagedError(last)
         host = urlsplit(url).hostname or url
@@ -195,8 +195,8 @@ class ObjectStore:
     ) -> bytes:
         ran = run_git(self.folder, command, *options, operands=operands, index=index, work_tree=work_tree)
         if ran.code:
-            last = shown(ran.said.strip().splitlines()[-1]) if ran.said.strip() else f"git exited with {ran.code}"
-            if "No space left on device" in ran.said:
+            last = shown(ran.stderr.strip().splitlines()[-1]) if ran.stderr.strip() else f"git exited with {ran.code}"
+            if "No space left on device" in ran.stderr:
                 raise HostError(
                     f"git {command} failed: {last}", where=str(work_tree or self.folder), hint="free some space"
                 )
@@ -237,9 +237,9 @@ class ObjectStore:
     def is_sound(self) -> bool:
         """Return whether every object of the store is what its id says. Takes seconds to minutes."""
         ran = run_git(self.folder, "fsck", "--no-dangling", "--no-reflogs", "--no-progress", limit_s=3600)
-        said = ran.stdout.decode("utf-8", "replace") + ran.said
+        output = ran.stdout.decode("utf-8", "replace") + ran.stderr
         # a format that git warns of ("error in tree …") may be upstream's; a commit from a clone is without its parents
-        return ran.code < 128 and re.search(r"(?m)^(error: |missing (blob|tree) )", said) is None
+        return ran.code < 128 and re.search(r"(?m)^(error: |missing (blob|tree) )", output) is None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -114,7 +114,7 @@ def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -
         ran = run_git(repository, "apply", *options, stdin=patch.diff, work_tree=stage, limit_s=300)
         if ran.code:
             raise DataError(
-                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.said.split()))}",
+                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.stderr.split()))}",
                 where=patch.filename,
             )
         for file in patch.files:
