@@ -236,7 +236,9 @@ class Builder:
                 try:
                     self.client.load(archive)
                 except EngineError as error:
-                    refused = BuildError("the engine did not take the image", where=tag, hint=error.said.strip()[-300:])
+                    refused = BuildError(
+                        "the engine did not take the image", where=tag, hint=error.output.strip()[-300:]
+                    )
                     raise disk_or(self.settings, self.log, refused) from None
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from envbuild.engine.client import said_last
+from envbuild.engine.client import last_line
 from envbuild.engine.guest import export, look_up, run_guest
 from envbuild.engine.image import Image
 from envbuild.errors import AuditError
@@ -93,7 +93,7 @@ def _probe(settings: Settings, image: Image) -> dict[str, Any]:
     word = uuid.uuid4().hex
     hint = "audit takes images that envbuild built"
     # The image's own entry point has no say: it would run instead.
-    said = run_guest(
+    ran = run_guest(
         settings,
         "audit",
         image,
@@ -103,15 +103,15 @@ def _probe(settings: Settings, image: Image) -> dict[str, Any]:
         limit=LIMIT,
         stdin=probe,
     )
-    if said.fault:
-        raise AuditError(f"the image's Python {said.fault}", where=image.reference, hint=hint)
-    if said.code:
-        last = said_last(said)
+    if ran.fault:
+        raise AuditError(f"the image's Python {ran.fault}", where=image.reference, hint=hint)
+    if ran.code:
+        last = last_line(ran)
         raise AuditError(
             "the image's Python does not run" + (f": {last}" if last else ""), where=image.reference, hint=hint
         )
     try:
-        return read_probe(said.out, word)
+        return read_probe(ran.out, word)
     except ValueError as error:
         raise AuditError(
             f"what the image's Python says cannot be read: {error}", where=image.reference, hint=hint
