@@ -54,7 +54,7 @@ class EngineError(HostError):
     def __init__(self, what: str, *, output: str, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what, where=where, hint=hint)
         self.output = output
-        """The end of what it output, as it is: not fit for a terminal."""
+        """The end of what it printed, as it is: not fit for a terminal."""
 
 
 class NoImageError(HostError):
@@ -86,7 +86,7 @@ def last_words(output: str) -> str:
 
 
 def last_line(ran: ProcessResult) -> str:
-    """Return the last line of what a command output on stderr, fit for a terminal."""
+    """Return the last line of what a command printed on stderr, fit for a terminal."""
     return shown(last_words(ran.err.decode("utf-8", "replace")))
 
 
@@ -108,7 +108,7 @@ class EngineClient:
         return bounded([*self._start, *words], seconds=seconds, limit=limit, stdin=stdin)
 
     def _follow(self, *words: str) -> str:
-        """Run a command that may take long and return the end of what it output; interrupted, it ends before this raises.
+        """Run a command that may take long and return the end of what it printed; interrupted, it ends before this raises.
 
         Raises:
             EngineError: it failed.
@@ -319,16 +319,16 @@ class EngineClient:
         """Pull an image.
 
         Raises:
-            EngineError: it could not be had; what the engine output is in it.
+            EngineError: it could not be had; what the engine printed is in it.
 
         """
         self._follow("image", "pull", "--quiet", reference)
 
     def push(self, name: str) -> str:
-        """Push an image and return what the engine output.
+        """Push an image and return what the engine printed.
 
         Raises:
-            EngineError: the registry did not take it; what the engine output is in it.
+            EngineError: the registry did not take it; what the engine printed is in it.
 
         """
         return self._follow("image", "push", name)
@@ -336,7 +336,7 @@ class EngineClient:
     # -- containers
 
     def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> ProcessResult:
-        """Make a container that does not run yet; return what the engine output."""
+        """Make a container that does not run yet; return what the engine printed."""
         words = ("create", "--name", name, "--pull", "never", *flags, "--", image, *command)
         with uninterrupted():  # a signal in between would leave a container that is made a moment later
             return self._ask(*words, seconds=ENGINE_S)

@@ -41,7 +41,7 @@ _PAIRED = 200_000
 """How many pairs of lines are compared by the choices that they stand in."""
 
 
-_BESIDE_CPU = {"cpu-without-nvcc"}
+_OF_CPU_BUILDS = {"cpu-without-nvcc"}
 """What a CPU build of torch has no use for; a machine or an image that has it is no contradiction."""
 
 
@@ -53,7 +53,7 @@ def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
 @lru_cache(maxsize=2)
 def for_axes(matrix: Matrix) -> Matrix:
     """Return the matrix as a TOML of axes is held against it, which asks for one of envbuild's own cells."""
-    return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
+    return _without(matrix, lambda rule: rule.id in _OF_CPU_BUILDS)
 
 
 @lru_cache(maxsize=2)
@@ -69,7 +69,7 @@ def for_recipes(matrix: Matrix) -> Matrix:
     It may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place of an
     NGC image's.
     """
-    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU or rule.topic == "needs-nvcc")
+    matrix = _without(matrix, lambda rule: rule.id in _OF_CPU_BUILDS or rule.topic == "needs-nvcc")
     image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
     rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
     return replace(matrix, rules=tuple(rules), releases={**matrix.releases, "base": (*matrix.releases["base"], image)})

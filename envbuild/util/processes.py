@@ -115,14 +115,14 @@ def followed(
         errors="replace",
         start_new_session=True,
     ) as process:
-        said = process.stdout if stdout else process.stderr
-        assert said is not None  # noqa: S101 - it was requested
+        stream = process.stdout if stdout else process.stderr
+        assert stream is not None  # noqa: S101 - it was requested
         try:
-            for line in iter(lambda: said.readline(_LINE), ""):
+            for line in iter(lambda: stream.readline(_LINE), ""):
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=lambda: all(iter(partial(said.read, 65536), "")), daemon=True).start()
+            threading.Thread(target=lambda: all(iter(partial(stream.read, 65536), "")), daemon=True).start()
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode
@@ -300,12 +300,12 @@ def streamed(
     """
     cause: Exception | None = None
     with (
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as errors,
         subprocess.Popen(
             guarded(command),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             start_new_session=True,
         ) as process,
     ):
@@ -330,8 +330,8 @@ def streamed(
                 process.returncode = 0  # its end was ours
             feeding.join()  # there is no reader any more: what it writes fails
         if process.returncode:
-            said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read()) from cause
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST))
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read()) from cause
     if cause is not None:
         raise cause
 

@@ -37,7 +37,7 @@ def follow(started: Started, collected: Collected, log: IO[str], timeout_s: floa
     pumping = threading.Thread(target=pump, daemon=True)
     pumping.start()
     deadline = limit = time.monotonic() + timeout_s
-    told_end = gone = False
+    ended = gone = False
     try:
         while (left := limit - time.monotonic()) > 0:
             try:
@@ -57,8 +57,8 @@ def follow(started: Started, collected: Collected, log: IO[str], timeout_s: floa
             if not gone and process.poll() is not None:
                 # What it left running may hold the pipe, and then its end never comes.
                 gone, limit = True, min(limit, time.monotonic() + _LAST_WORDS_S)
-            elif not told_end and collected.ended:
-                told_end, limit = True, min(limit, time.monotonic() + _EXIT_S)
+            elif not ended and collected.ended:
+                ended, limit = True, min(limit, time.monotonic() + _EXIT_S)
         if process.poll() is None and time.monotonic() >= deadline:
             collected.timed_out = True
             return None
