@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, tell
+from envbuild.cli.output import emit, json_option, show_notices
 
 if TYPE_CHECKING:
     from envbuild.doctor.diagnosis import Area
@@ -42,7 +42,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     from envbuild.stacks.load import load_stack, stack_names
 
     wanted = _required(require)
-    settings = None if remote_facts else tell(load_settings())
+    settings = None if remote_facts else show_notices(load_settings())
     host = read_facts(remote_facts) if remote_facts else facts(settings)
     matrix = load_matrix()
     areas = diagnose(host)

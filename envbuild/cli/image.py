@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli.axes import keyword
 from envbuild.cli.cell_options import Asked, asked_from, cell_options, digest_option, parse_digest
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ def image(
     asked = given.asked()
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
-    tell(settings)
+    show_notices(settings)
     note(f"cell {asked.solution.cell.id}")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild.cli.cell_options import asked_from, cell_options
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 
 
 @click.command()
@@ -38,7 +38,7 @@ def lock(
     from envbuild.lock.make import make_lock
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    tell(asked.settings)
+    show_notices(asked.settings)
     if check:
         from envbuild.errors import LockError
 

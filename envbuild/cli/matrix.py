@@ -8,7 +8,7 @@ import click
 from envbuild.cli.axes import axis_names, pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     from envbuild.settings import load_settings
 
     loaded = load_matrix()
-    found = check_matrix(loaded, online=online, settings=tell(load_settings()) if online else None)
+    found = check_matrix(loaded, online=online, settings=show_notices(load_settings()) if online else None)
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
     answer = {
@@ -311,7 +311,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    proposals = propose(load_matrix(folder), axes, tell(load_settings()))
+    proposals = propose(load_matrix(folder), axes, show_notices(load_settings()))
     answer: dict[str, Any] = {
         "proposals": [
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,9 @@ def try_pairs(
 
     matrix = load_matrix()
     asked = read_axes(matrix, axes)
-    runner = Runner(matrix, tell(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again)
+    runner = Runner(
+        matrix, show_notices(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again
+    )
     pairs = list(pairs_of(runner.files, matrix, asked, every=every))
     if only_list:
         _list(pairs, runner.ledger.of, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.cell_options import Asked, asked_from, cell_options
-from envbuild.cli.output import emit, json_option, tell
+from envbuild.cli.output import emit, json_option, show_notices
 
 if TYPE_CHECKING:
     from envbuild.lock.files import Locked
@@ -42,7 +42,7 @@ def render(
     from envbuild.plan.plan import plan_of
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    tell(asked.settings)
+    show_notices(asked.settings)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(
@@ -85,16 +85,16 @@ def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) 
     from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
     from envbuild.lock.make import unlocked as without_hashes
 
-    brought: tuple[str, ...] = ()
+    provided: tuple[str, ...] = ()
     if form == "shell":
-        from envbuild.plan.shell import HOST_BRINGS
+        from envbuild.plan.shell import HOST_PROVIDES
 
-        brought = HOST_BRINGS
+        provided = HOST_PROVIDES
     if lock_file is not None:
         named = read_lock(lock_file)
         check_fits(named.lock, asked.inputs, str(lock_file))
         if not unlocked:
-            require_complete(named.lock, str(lock_file), brought)
+            require_complete(named.lock, str(lock_file), provided)
         return named
     if unlocked:
         return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
@@ -102,5 +102,5 @@ def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) 
     if found is None:
         raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")
     locked, place = found
-    require_complete(locked.lock, str(place), brought)
+    require_complete(locked.lock, str(place), provided)
     return locked

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 
 if TYPE_CHECKING:
     from envbuild.run.container import Container
@@ -130,7 +130,7 @@ def run(**options: Any) -> None:
     from envbuild.settings import load_settings
 
     asked = RunRequest(**options)
-    settings = tell(load_settings())
+    settings = show_notices(load_settings())
     container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     line, notes = run_command(facts(settings), settings, container, asked.command, terminal=terminal)
@@ -195,7 +195,7 @@ def launch(**options: Any) -> int:
     from envbuild.settings import load_settings
 
     asked = LaunchRequest(**options)
-    settings = tell(load_settings())
+    settings = show_notices(load_settings())
     host = facts(settings)
     nodes = read_hostfile(asked.hostfile, default_slots=len(host.gpus) or 1)
     job = Job(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from envbuild.cli.output import emit, json_option, marked, note, tell
+from envbuild.cli.output import emit, json_option, marked, note, show_notices
 from envbuild.evidence.report import Device, Level
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def smoke(**flags: Any) -> None:
 
     asked = _Asked(**flags)
     target, expected_file = _target(asked)
-    settings = tell(load_settings())
+    settings = show_notices(load_settings())
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")

@@ -217,7 +217,7 @@ class Component:
         del view
         return None
 
-    def is_brought(self, view: View) -> bool:
+    def is_provided(self, view: View) -> bool:
         """Return whether the base image holds it already."""
         return self.in_ngc and view.release("base").facts.kind == "ngc"
 

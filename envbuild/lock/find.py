@@ -98,7 +98,7 @@ def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> 
 
     `replaced` names the stages that come from elsewhere, such as `base`: what only they need may be missing.
     """
-    missing = lock.lacking(replaced)
+    missing = lock.still_missing(replaced)
     if missing:
         raise incomplete(missing, where)
 

@@ -63,7 +63,7 @@ class Inputs:
     sdists: tuple[Sdist, ...]
     files: tuple[FileSource, ...] = ()
     """Files whose hash the data states."""
-    brought: tuple[str, ...] = ()
+    provided: tuple[str, ...] = ()
     """Distributions that come with the base image: nothing that requires them may install another."""
 
 
@@ -115,13 +115,13 @@ def inputs_of(
         repository=stack is not None,
     )
     present = components_in(view)
-    brought = tuple(component.axis for component in present if component.is_brought(view))
-    used = tuple(component for component in present if component.axis not in brought)
+    provided = tuple(component.axis for component in present if component.is_provided(view))
+    used = tuple(component for component in present if component.axis not in provided)
     compiled = {c.axis: replace(wheel, version=v[c.axis]) for c in used if (wheel := c.wheel(view)) is not None}
     components = tuple(compiled.values())
     if stack is not None:
         _check_stack(matrix, stack)
-        _check_in_cell(cell, stack, brought)
+        _check_in_cell(cell, stack, provided)
         components += wheels_of(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
     toolchain = pypi_toolchain(matrix, cell)
@@ -162,7 +162,7 @@ def inputs_of(
     with_torch = tuple(line for line in (stack.python if stack else ()) if _name(line) in WITH_TORCH)
     if "numpy" not in {_name(line) for line in with_torch}:
         with_torch = ("numpy", *with_torch)
-    if torch.axis in brought:
+    if torch.axis in provided:
         groups = [PythonGroup(name="torch", requirements=())]
     else:
         requirement, index = torch.requirement(view)
@@ -212,7 +212,7 @@ def inputs_of(
             *files[1],
         ),
         # an NGC image's torch is compiled for its numpy
-        brought=("numpy", "torch") if torch.axis in brought else (),
+        provided=("numpy", "torch") if torch.axis in provided else (),
     )
 
 
@@ -295,7 +295,7 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
             )
 
 
-def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
+def _check_in_cell(cell: Cell, stack: Stack, provided: Collection[str]) -> None:
     """Raise DataError where the stack asks for what this cell does not have, or what is `provided` by its base."""
     where = f"stack {stack.name}"
     for build in stack.builds:
@@ -306,7 +306,7 @@ def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
                 hint="state one under [stated]: mpi",
             )
     for line in stack.python:
-        if torch.axis in brought and _name(line) in WITH_TORCH:
+        if torch.axis in provided and _name(line) in WITH_TORCH:
             raise DataError(
                 f"the requirement {line!r} is decided by {cell.versions['base']}, whose torch is compiled for its own",
                 where=f"{where}: python",

@@ -317,7 +317,7 @@ class _Maker:
                     machine=cell.arch,
                     constraints=constraints,
                     without=without,
-                    excludes=self.inputs.brought,
+                    excludes=self.inputs.provided,
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"

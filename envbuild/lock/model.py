@@ -339,7 +339,7 @@ class Lock(Model):
         """The lock as one line of JSON with sorted keys."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
-    def lacking(self, replaced: Collection[str] = ()) -> tuple[Missing, ...]:
+    def still_missing(self, replaced: Collection[str] = ()) -> tuple[Missing, ...]:
         """Return what has no hash and is needed all the same where the stages `replaced` come from elsewhere."""
         made_on = {"runtime": "base", "builder": "devel"}
         given = {*replaced, *(made_on[stage] for stage in replaced if stage in made_on)}

@@ -38,17 +38,17 @@ def lock_for(
 
     """
     found = find_lock(settings, inputs)
-    if found is not None and not found[0].lock.lacking(replaced):
+    if found is not None and not found[0].lock.still_missing(replaced):
         return found
     if locked_only:
         if found is not None:
-            raise incomplete(found[0].lock.lacking(replaced), str(found[1]))
+            raise incomplete(found[0].lock.still_missing(replaced), str(found[1]))
         raise LockError(
             "this cell has no lock", where=inputs.cell.id, hint="leave --locked out to make one, or run `envbuild lock`"
         )
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
-    if missing := locked.lock.lacking(replaced):
+    if missing := locked.lock.still_missing(replaced):
         raise UnreachableError(missing) if locked.unreached else incomplete(missing, inputs.cell.id)
     folder = place_for(own_lock(settings, inputs), locked.lock)
     write_lock(locked, folder)

@@ -44,7 +44,7 @@ class Plan:
     placed: tuple[tuple[str, str], ...]
     mpi: MpiFacts | None
     """The MPI that the build compiles."""
-    brought: tuple[str, ...]
+    provided: tuple[str, ...]
     """Distributions that the base image contains; its Python's packages are then seen by the environment."""
 
     @cached_property
@@ -160,7 +160,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         managed_python=managed,
         placed=placed,
         mpi=mpi,
-        brought=inputs.brought,
+        provided=inputs.provided,
     )
 
 

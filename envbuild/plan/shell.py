@@ -16,7 +16,7 @@ from envbuild.plan.dockerfile import OF_CONTAINERS, rendered
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
 
-HOST_BRINGS = ("base", "devel")
+HOST_PROVIDES = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What is the host's and not the script's: its system, its compiler, its nvcc.
@@ -34,7 +34,7 @@ def script(plan: Plan) -> str:
         UsageError: the cell's torch exists inside an image alone.
 
     """
-    if plan.brought:
+    if plan.provided:
         raise UsageError(
             f"torch {plan.cell.versions['torch']} of this cell exists inside {plan.cell.versions['base']} alone, and no host has it",
             where="--format shell",
@@ -46,7 +46,7 @@ def script(plan: Plan) -> str:
     return rendered(
         "shell.j2",
         plan=plan,
-        missing=plan.lock.lacking(HOST_BRINGS),
+        missing=plan.lock.still_missing(HOST_PROVIDES),
         torch=_torch(plan.lock),
         cuda=_toolkit(plan),
         moved=list(moved.items()),

@@ -12,7 +12,7 @@ from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.recipes.findings import Finding, finding_of
 from envbuild.recipes.held import Held, StatementKey, is_cpu, names_a_guarded_release, pin_of
-from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_beside
+from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_with
 from envbuild.solver.conflict import Conflict
 
 
@@ -82,7 +82,7 @@ def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> 
                 and all(s.installed and not s.newest and _EXACT.fullmatch(s.spec) for s in (one, other))
                 and not one.of + other.of
                 and _is_other(one.spec, other.spec)
-                and is_known_beside(one.branch, other.branch, same=True)
+                and is_known_with(one.branch, other.branch, same=True)
                 and (other not in unlisted or one.line < other.line)
             ):
                 members = sorted((one, other), key=lambda s: s.line)
@@ -212,7 +212,7 @@ def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) ->
         if (
             {stated.axis, path.axis} <= {"nvcc", "cuda"}
             and path.path > stated.path
-            and is_known_beside(path.branch, stated.branch, same=True)
+            and is_known_with(path.branch, stated.branch, same=True)
             and all(versions)
             and len({version[0] for version in versions if version}) > 1
         ):

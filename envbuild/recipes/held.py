@@ -17,8 +17,8 @@ from envbuild.recipes.model import (
     Recipe,
     Statement,
     are_same,
-    is_known_beside,
-    may_hold_beside,
+    is_known_with,
+    may_hold_with,
 )
 from envbuild.solver.asked import Asked, read_request
 from envbuild.solver.clauses import compile_matrix
@@ -228,7 +228,7 @@ class Held:
         same = are_same(some[0], others[0])
         for one, other in itertools.product(*branches):
             self._spend("paired", _PAIRED)
-            if is_known_beside(one, other, same=same) if known else may_hold_beside(one, other):
+            if is_known_with(one, other, same=same) if known else may_hold_with(one, other):
                 meeting[0].add(one)
                 meeting[1].add(other)
         for each, met, into in zip((some, others), meeting, kept, strict=True):

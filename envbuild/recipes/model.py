@@ -70,18 +70,18 @@ class Statement:
     """What says so, where it is another package than the axis' own: torchvision, of torch."""
     branch: Branch = ()
 
-    def may_hold_beside(self, branch: Branch) -> bool:
+    def may_hold_with(self, branch: Branch) -> bool:
         """Return whether no choice that both stand in went another way for this one than for what stands in `branch`."""
-        return may_hold_beside(self.branch, branch)
+        return may_hold_with(self.branch, branch)
 
 
-def may_hold_beside(one: Branch, other: Branch) -> bool:
+def may_hold_with(one: Branch, other: Branch) -> bool:
     """Return whether what is in one place may hold together with what is in another: no choice went both ways."""
     arms = dict(other)
     return all(choice not in arms or _may_be_one(arm, arms[choice]) for choice, arm in one)
 
 
-def is_known_beside(one: Branch, other: Branch, *, same: bool = False) -> bool:
+def is_known_with(one: Branch, other: Branch, *, same: bool = False) -> bool:
     """Return whether what stands in one place is known to hold where what stands in the other does.
 
     Of two conditions that were not understood it is not known whether both can hold, unless one stands within the other.
@@ -89,7 +89,7 @@ def is_known_beside(one: Branch, other: Branch, *, same: bool = False) -> bool:
     """
     some, others = ({choice for choice, arm in branch if arm.endswith("?")} for branch in (one, other))
     nested = some == others if same else some <= others or others <= some
-    return nested and may_hold_beside(one, other)
+    return nested and may_hold_with(one, other)
 
 
 def is_within(one: Branch, other: Branch) -> bool:
@@ -185,7 +185,7 @@ class Recipe:
         chain = [*(stage.chain() if stage else ()), None]
         self.effort.spend(1)
         for s in self._by_axis.get(axis, ()):
-            if self.stage(s.line) in chain and s.may_hold_beside(self.within):
+            if self.stage(s.line) in chain and s.may_hold_with(self.within):
                 yield s
 
     def state(

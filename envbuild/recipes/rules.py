@@ -14,7 +14,7 @@ from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.recipes.findings import Finding, finding_of
 from envbuild.recipes.held import Held, pin_of
-from envbuild.recipes.model import Recipe, Statement, is_known_beside
+from envbuild.recipes.model import Recipe, Statement, is_known_with
 
 # How a recipe says with which of the installed compilers nvcc compiles.
 _CHOSEN_COMPILER = re.compile(
@@ -38,7 +38,7 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
         for cuda in cudas:
             stated = Release(version=pin_of(cuda).spec, source=rule.source)
             applies = version_key(stated.version) and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
-            if applies and is_known_beside(gcc.branch, cuda.branch):
+            if applies and is_known_with(gcc.branch, cuda.branch):
                 yield Finding(
                     line=gcc.line,
                     lines=tuple(sorted({gcc.line, cuda.line})),

@@ -234,7 +234,7 @@ def test_a_lock_that_calls_itself_complete_is_not(tmp_path):
         (tmp_path / "lock.json").write_text(json.dumps(lock))
         found = read_lock(tmp_path).lock
         assert not found.complete
-        assert found.lacking()
+        assert found.still_missing()
         plan = plan_of(load_matrix(), read_lock(tmp_path))
         assert plan.labels["io.envbuild.complete"] == "false"
 

@@ -176,7 +176,7 @@ def test_devel_flavor_starts_from_the_base_with_the_compiler():
 def test_ngc_stack_takes_torch_from_its_image():
     plan = _plan(load_stack("gpt2-3d"))
     assert not plan.has("torch")
-    assert plan.brought == ("numpy", "torch")
+    assert plan.provided == ("numpy", "torch")
     assert [c.axis for c in plan.components] == ["deepspeed"]
     text = dockerfile(plan)
     assert 'ENV PATH="/opt/venv/bin:$PATH"' in text
