@@ -59,7 +59,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     emit(
         _answer(solution, verdict, claim),
         as_json=as_json,
-        human=lambda: _told(matrix, solution, verdict, claim),
+        human=lambda: _resolved_text(matrix, solution, verdict, claim),
     )
 
 
@@ -208,7 +208,7 @@ def _left_out_lines(solution: "Solution") -> list[str]:
     return lines
 
 
-def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> str:
+def _resolved_text(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> str:
     versions = solution.cell.versions
     rows = []
     for name in _sorted_axes(list(versions)):

@@ -171,7 +171,7 @@ def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
             raise UsageError("--python goes with --host; an image has its own", where="--python")
         return ImageTarget(reference=asked.image), asked.expected_file
     found = asked.interpreter or shutil.which("python3")
-    expected_file = asked.expected_file or _beside(found)
+    expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
         raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
     if found is None:
@@ -195,7 +195,7 @@ def _writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def _beside(interpreter: "Path | str | None") -> Path | None:
+def _expected_of(interpreter: "Path | str | None") -> Path | None:
     """Return the expectation that the shell rendering left next to the active environment, if `interpreter` is in it."""
     import os
 

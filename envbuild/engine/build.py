@@ -215,7 +215,7 @@ class Builder:
                 if self.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
-                keep_wheel(made, kept, anew=not self.cache)
+                keep_wheel(made, kept, replace=not self.cache)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")

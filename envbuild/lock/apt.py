@@ -192,7 +192,7 @@ class _IsolatedApt:
         """Write a dpkg status in which `installed` are installed, as the archive describes them.
 
         apt takes a package whose fields differ from the archive's for another build of the same version and would fetch it
-        anew, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
+        again, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
         provides is taken from the newer one: the base met its needs, and apt must not find them broken.
         """
         shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).out

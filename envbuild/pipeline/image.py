@@ -143,12 +143,12 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
     installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
     archive_matters = not installing <= set(request.substitutes)
     if archive_matters and not request.locked_only and not locked.fresh and locked.lock.complete:
-        anew = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
-        if anew is not None:
-            locked, folder = anew
+        fresh = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
+        if fresh is not None:
+            locked, folder = fresh
             plan = plan_of(request.matrix, locked, request.inputs.stack)
             expected = expected_of(client.settings, plan, request.digest) if reuse else None
-            if reuse and (made := _present(request, client, plan, anew, expected)) is not None:
+            if reuse and (made := _present(request, client, plan, fresh, expected)) is not None:
                 return made
     builder = Builder(
         client=client,

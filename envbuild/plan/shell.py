@@ -18,6 +18,7 @@ from envbuild.util import quote
 
 HOST_PROVIDES = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
+# plain-words: allow bring - the file's name is in rendered scripts
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What is the host's and not the script's: its system, its compiler, its nvcc.
 _NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")

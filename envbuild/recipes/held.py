@@ -76,7 +76,7 @@ def for_recipes(matrix: Matrix) -> Matrix:
 
 
 def _replaceable(rule: Rule) -> Rule:
-    """Return an NGC image's rule without the components that a recipe may build anew in it."""
+    """Return an NGC image's rule without the components that a recipe may build again in it."""
     own = {"te", "apex"}
     return rule.model_copy(
         update={

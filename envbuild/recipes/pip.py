@@ -222,7 +222,7 @@ def state(
         wanted: the requirement.
         line: its line.
         used: the indexes that it may come from.
-        renewed: what is installed anew where it is there already; None for all.
+        renewed: what is installed again where it is there already; None for all.
         own_index: whether it may come from an index that is neither PyPI nor torch's.
         newest: whether one without a version is the newest: nothing else in the command decides it.
         reader: where the reading of a script stands; None in a list of requirements.

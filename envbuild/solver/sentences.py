@@ -44,7 +44,7 @@ def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses
         ready = [n for n in left if _firing(compiled, domains, n) is not None]
         if not ready:
             break
-        number = min(ready, key=lambda n: _telling_order(compiled, domains, n, last))
+        number = min(ready, key=lambda n: _step_order(compiled, domains, n, last))
         left.remove(number)
         cause = compiled.clauses[number].cause
         subject = _subject(cause)
@@ -83,7 +83,7 @@ def _subject(cause: Cause) -> object:
     return (cause.rule.topic, tuple(cause.rule.when), tuple(cause.rule.needs))
 
 
-def _telling_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
+def _step_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
     cause = compiled.clauses[number].cause
     axis = _firing(compiled, domains, number)
     left = (

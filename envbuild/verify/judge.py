@@ -46,11 +46,11 @@ def _packages(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
     return verdict_of(
         "packages",
         faults,
-        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_beside(facts)}",
+        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_of_base(facts)}",
     )
 
 
-def _beside(facts: dict[str, Any]) -> str:
+def _of_base(facts: dict[str, Any]) -> str:
     count = len(facts["distributions_of_base"])
     return f" but {count} of the base image" if count else ""
 
