@@ -15,14 +15,14 @@ from envbuild.solver.nearest import Near, nearest
 from envbuild.solver.program import Program, any_cell, solvable
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.propagation import propagate
-from envbuild.solver.sentences import Step, steps_of
+from envbuild.solver.sentences import ConflictStep, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
     """A minimal explanation of why a request has no cell."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ConflictStep, ...]
     asked: Asked
     evidence: tuple[EvidenceRef, ...] = ()
 
@@ -85,7 +85,7 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
     """
     pins = [pin for pin, _, _ in asked.masks]
     known: dict[tuple[Pin, ...], bool] = {}
-    found: dict[tuple[Pin, ...], tuple[Step, ...]] = {}
+    found: dict[tuple[Pin, ...], tuple[ConflictStep, ...]] = {}
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
         core = _minimal_pins(asked, pins, order, known)
         if core not in found:

@@ -13,7 +13,7 @@ from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
-from envbuild.solver.sentences import Step
+from envbuild.solver.sentences import ConflictStep
 
 NOT_ASKED = "left out by default (--AXIS auto adds a version that fits)"
 """Why an axis of use `asked` is left out."""
@@ -195,7 +195,7 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
     return _NOTHING_FITS
 
 
-def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
+def _gist(compiled: Clauses, name: AxisName, steps: Sequence[ConflictStep]) -> str:
     """Return the rule that keeps the newest releases of an axis out, and the conclusion.
 
     The last step of a conflict is about what the others left, often an image that was not requested.
@@ -207,13 +207,13 @@ def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
     taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
     rules = {rule.id: rule for rule in compiled.matrix.rules}
 
-    def concerns(step: Step) -> int:
+    def concerns(step: ConflictStep) -> int:
         rule = rules.get(step.rule)
         if rule is None or name not in step.axes:
             return 0
         return (compiled.mask(axis, rule.when.get(name, "any")) & taken).bit_length()
 
-    def is_of(step: Step) -> bool:
+    def is_of(step: ConflictStep) -> bool:
         rule = rules.get(step.rule)
         return rule is not None and name in rule.when
 
