@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ResolvedRequest:
     """A request, resolved: the cell and what it is made of."""
 
     matrix: "Matrix"
@@ -76,7 +76,7 @@ def parse_digest(text: str | None) -> str | None:
         ) from None
 
 
-def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
+def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> ResolvedRequest:
     """Resolve the flags to a cell and its inputs.
 
     Raises:
@@ -107,7 +107,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else None)
     inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
-    return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
+    return ResolvedRequest(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 
 
 def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:

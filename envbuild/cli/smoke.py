@@ -19,7 +19,7 @@ _LEVELS = tuple(level.value for level in Level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Flags:
     """The flags of the command, as click has checked them."""
 
     image: str | None
@@ -106,7 +106,7 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Asked(**flags)
+    asked = _Flags(**flags)
     target, expected_file = _target(asked)
     settings = show_notices(load_settings())
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
@@ -155,7 +155,7 @@ def smoke(**flags: Any) -> None:
         report.raise_for_verdict()
 
 
-def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
+def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     """Return what is tested, and the file of its expectation where that is not in the image."""
     import shutil
 

@@ -24,7 +24,7 @@ def is_open_pin(pin: Pin) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReadRequest:
     """A request read against the matrix."""
 
     compiled: Clauses
@@ -126,7 +126,7 @@ def _spelled(compiled: Clauses, pin: Pin) -> Pin:
     return pin
 
 
-def read_request(matrix: Matrix, request: Request) -> Asked:
+def read_request(matrix: Matrix, request: Request) -> ReadRequest:
     """Read every pin.
 
     Raises:
@@ -169,7 +169,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
                     hint=f"near it: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
                 )
         masks.append((pin, number, mask))
-    return Asked(
+    return ReadRequest(
         compiled=_with_named(compiled, request.pins),
         request=request,
         masks=tuple(masks),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.text import spec_text
-from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
 
 
@@ -30,7 +30,7 @@ class ConflictStep:
 
 
 def steps_of(
-    asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]
+    asked: ReadRequest, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]
 ) -> tuple[ConflictStep, ...]:
     """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to in `possible`."""
     compiled, domains = asked.of(pins)[0], list(possible)
@@ -260,7 +260,7 @@ def _what(pin: Pin) -> str:
     return pin.axis if is_open_pin(pin) else f"{pin.axis} {pin.spec}"
 
 
-def _concluded(step: ConflictStep, compiled: Clauses, asked: Asked, pins: Sequence[Pin]) -> ConflictStep:
+def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: Sequence[Pin]) -> ConflictStep:
     things = [_what(pin) for pin, _, _ in asked.masks if pin in pins]
     if not things:
         end = "So the matrix has no cell at all."

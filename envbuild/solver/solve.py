@@ -7,7 +7,7 @@ from envbuild.errors import NoCellError
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, month_of, score_of
@@ -63,7 +63,9 @@ def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()
     return _solution(asked, evidence, values, domains)
 
 
-def _solution(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int], domains: Sequence[int]) -> Solution:
+def _solution(
+    asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int], domains: Sequence[int]
+) -> Solution:
     compiled = asked.compiled
     cell = compiled.cell(values)
     applied = [rule for rule in asked.compiled.matrix.rules if rule_applies(compiled, rule, values)]
@@ -92,7 +94,7 @@ def rule_applies(compiled: Clauses, rule: Rule, values: Sequence[int]) -> bool:
 
 
 def _reasons(
-    asked: Asked,
+    asked: ReadRequest,
     values: Sequence[int],
     domains: Sequence[int],
     tested: Sequence[Rule],
@@ -161,7 +163,7 @@ def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], a
     return "the newest of its season that goes with the rest"
 
 
-def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
+def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
     compiled = asked.compiled
     excluded = {pin.axis: pin for pin in asked.request.pins if pin.spec == NONE}
     result = {}
@@ -177,7 +179,7 @@ def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
     return result
 
 
-def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
+def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str:
     """Say in a sentence or two why a default axis could not be in the cell."""
     compiled = asked.compiled
     name = compiled.names[axis]

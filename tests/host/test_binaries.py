@@ -20,7 +20,7 @@ from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import Files, read_folder
 from envbuild.verify.binaries.image import binary_checks, reader
-from envbuild.verify.binaries.process import Asked
+from envbuild.verify.binaries.process import RootExpectation
 from envbuild.verify.installed import read_tree
 
 C10_LIBRARY = f"{SITE}/torch/lib/libc10.so"
@@ -288,7 +288,7 @@ def test_binaries_that_name_each_other_without_an_end_are_given_up(monkeypatch):
         )
     begun = time.process_time()
     with pytest.raises(AuditError, match="name each other more than"):
-        examine(files, Asked())
+        examine(files, RootExpectation())
     assert time.process_time() - begun < 20
 
 
@@ -320,7 +320,7 @@ def test_an_images_files_say_what_a_folder_says(root):
     root.module("fused", USES_TORCH, "-D_GLIBCXX_USE_CXX11_ABI=0", needs=(C10_LIBRARY,))
     with reader() as binaries:
         tree = read_tree(tar_of(root), binaries.take)
-    assert examine(binaries.files, Asked()) == examine(read_folder(root.folder), Asked())
+    assert examine(binaries.files, RootExpectation()) == examine(read_folder(root.folder), RootExpectation())
     assert tree.hashes == read_tree(tar_of(root)).hashes  # who reads after it has every byte
     body = (root / f"{SITE}/good.{TAG}.so").read_bytes()
     assert tree.hashes[f"{SITE}/good.{TAG}.so"] == hashlib.sha256(body).digest()

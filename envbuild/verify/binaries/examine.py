@@ -9,7 +9,7 @@ from envbuild.verify.binaries.findings import BinaryFinding, Result, result
 from envbuild.verify.binaries.layout import check_extensions, check_paths, check_tags, check_unread
 from envbuild.verify.binaries.linkage import check_libraries, check_symbols, check_versions
 from envbuild.verify.binaries.loader import TooMuchError
-from envbuild.verify.binaries.process import Asked, Process
+from envbuild.verify.binaries.process import Process, RootExpectation
 
 _CHECKS: dict[str, Callable[[Process], tuple[list[BinaryFinding], str]]] = {
     "binaries": check_unread,
@@ -26,7 +26,7 @@ _CHECKS: dict[str, Callable[[Process], tuple[list[BinaryFinding], str]]] = {
 }
 
 
-def examine(files: Files, asked: Asked) -> tuple[Result, ...]:
+def examine(files: Files, asked: RootExpectation) -> tuple[Result, ...]:
     """Return the outcome of every check of the binaries in `files`.
 
     Raises:
