@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock.gitfiles import MODULES_LIMIT, Listing, read_listing
 from envbuild.settings import Settings, redact
-from envbuild.util.git import Ran, Reach, make_repository, object_kind, objects_of, run_git
+from envbuild.util.git import GitResult, Reach, make_repository, object_kind, objects_of, run_git
 from envbuild.util.names import SafeName, checked, shown
 from envbuild.util.scratch import scratch
 
@@ -76,7 +76,7 @@ class ObjectStore:
             hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
         )
 
-    def _fetch(self, what: str, url: str, commit: str) -> Ran:
+    def _fetch(self, what: str, url: str, commit: str) -> GitResult:
         self._check_allowed(what, url)
         settings = self.settings
         reach = Reach(
