@@ -1,4 +1,4 @@
-"""RecipeFinding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
+"""Find what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -219,7 +219,7 @@ def test_a_library_of_torchs_friends_is_not_torchs(root):
     assert (found.verdict, "it lies at" in found.text) == ("unproven", True)
 
 
-def test_a_library_that_a_wheel_of_an_index_does_not_bring(root):
+def test_a_library_that_a_wheel_of_an_index_does_not_contain(root):
     root.compile("libtbb.so.12", "int help() { return 0; }", soname="libtbb.so.12")
     root.module("pool", USES_TORCH, needs=(C10_LIBRARY, "libtbb.so.12"))
     (root / "libtbb.so.12").unlink()

@@ -37,7 +37,7 @@ def against_wheels(image: FakeImage) -> list[str]:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             name = next(n for n in archive.namelist() if n.endswith("/RECORD") and n.count("/") == 1)
             rows[filename.partition("-")[0]] = read_record(archive.read(name).decode())
-    said = []
+    faults = []
     for dist in found.distributions:
         others = {
             other.place(row): {row.sha256}
@@ -45,8 +45,8 @@ def against_wheels(image: FakeImage) -> list[str]:
             if other.name != dist.name
             for row in other.rows
         }
-        said += hold_to_wheel(dist, rows[dist.name], tree, others)
-    return said
+        faults += hold_to_wheel(dist, rows[dist.name], tree, others)
+    return faults
 
 
 def test_a_sound_image_has_no_fault(image):

@@ -67,7 +67,7 @@ def test_facts_survive_json(machine: Recording, tmp_path: Path) -> None:
     assert read_facts(file) == host
 
 
-def test_an_old_driver_tells_names_without_capabilities() -> None:
+def test_an_old_driver_reports_names_without_capabilities() -> None:
     host = OLD_A100.facts()
     assert host.driver == "450.80.02"
     assert (host.gpus[0].name, host.gpus[0].sm, host.gpus[0].brand) == ("A100-SXM4-40GB", None, "Tesla")
@@ -83,11 +83,11 @@ def test_a_driver_without_a_proc_entry_is_asked_of_nvidia_smi() -> None:
 
 
 def test_a_driver_that_was_upgraded_under_its_module() -> None:
-    said = ProbeResult(
+    smi = ProbeResult(
         code=18, out="Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.172\n"
     )
     machine = ENGINE.but(
-        commands={SMI_NEW: said, SMI_OLD: said}, files={"/proc/driver/nvidia/version": DRIVER_FILE.format("560.35.05")}
+        commands={SMI_NEW: smi, SMI_OLD: smi}, files={"/proc/driver/nvidia/version": DRIVER_FILE.format("560.35.05")}
     )
     host = machine.facts()
     assert (host.driver, host.gpus) == ("560.35.05", ())

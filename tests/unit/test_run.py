@@ -151,7 +151,7 @@ def test_a_variable_of_another_form_is_refused(text: str) -> None:
         parse_environment(text)
 
 
-def test_telling_values_are_hidden_from_print() -> None:
+def test_values_that_look_secret_are_hidden_from_print() -> None:
     assert (
         shown(["docker", "--env", "WANDB_API_KEY=abc", "--env", "A=b c"])
         == "docker --env 'WANDB_API_KEY=***' --env 'A=b c'"

@@ -382,7 +382,7 @@ def test_a_build_that_another_source_of_the_cell_is(tmp_path, name, message):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
 
 
-def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
+def test_a_numpy_next_to_the_torch_of_an_image(tmp_path):
     stack = load_stack(_own(tmp_path, ('"protobuf<4"', '"protobuf<4", "numpy==1.99"'), source="gpt2-3d"))
     with pytest.raises(DataError, match=r"'numpy==1.99' is decided by ngc-20.12"):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
@@ -397,7 +397,7 @@ def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
         ('"nltk"', '"torch"', 2, "the requirement 'torch' is the axis torch"),
     ],
 )
-def test_resolve_tells_what_is_wrong_in_a_stack(tmp_path, capsys, monkeypatch, old, new, code, says):
+def test_resolve_reports_what_is_wrong_in_a_stack(tmp_path, capsys, monkeypatch, old, new, code, says):
     monkeypatch.setattr("envbuild.host.driver_version", lambda: None)
     with pytest.raises(SystemExit) as ended:
         main(["resolve", "--stack", _own(tmp_path, (old, new))])
@@ -434,7 +434,7 @@ def test_no_such_stack():
 
 
 @pytest.mark.parametrize("name", stack_names())
-def test_no_image_tells_te_where_one_of_cudnns_libraries_is(name: str) -> None:
+def test_no_image_names_the_place_of_one_of_cudnns_libraries(name: str) -> None:
     """With CUDNN_HOME or CUDNN_PATH TE loads libcudnn.so.9 alone, and then misses those that its own library names."""
     assert not {"CUDNN_HOME", "CUDNN_PATH"} & set(load_stack(name).environment)
 
