@@ -72,7 +72,7 @@ def parse_digest(text: str | None) -> str | None:
         return checked(Digest, text)
     except ValueError:
         raise UsageError(
-            f"{shown(text)!r} is no digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
+            f"{shown(text)!r} is not a digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
         ) from None
 
 
@@ -119,7 +119,7 @@ def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
             chosen = "pypi"
         else:
             raise UsageError(
-                f"{text!r} is no source",
+                f"{text!r} is not a source",
                 where="--source",
                 hint="te=pypi (the default) or te=git; every other component has one source",
             )

@@ -82,7 +82,7 @@ def image(
     expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
-            "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
+            "an image with a replaced input does not match its lock, and the registry stores images by their lock",
             where="--push with --build-context",
             hint="leave --push out; docker tag and docker push publish it under another name",
         )

@@ -117,9 +117,9 @@ def smoke(**flags: Any) -> None:
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{asked.image} carries no {EXPECTED_IN_IMAGE}",
+            f"{asked.image} contains no {EXPECTED_IN_IMAGE}, the list of what must be installed",
             where=asked.image,
-            hint="give the expectation with --expected",
+            hint="give such a list with --expected",
         )
     request = SmokeRequest(
         target=target,
@@ -173,7 +173,9 @@ def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     found = asked.interpreter or shutil.which("python3")
     expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
-        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
+        raise UsageError(
+            "--host needs --expected FILE: nothing on this host lists what must be installed", where="--host"
+        )
     if found is None:
         raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
     return HostTarget(python=Path(found)), expected_file

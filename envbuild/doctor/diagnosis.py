@@ -75,11 +75,11 @@ def _absent(what: str, *fix: str) -> MachineFinding:
 def _system(host: HostFacts) -> Iterator[MachineFinding]:
     name = f"{host.os or 'an unknown system'}, kernel {host.kernel or 'unknown'}, glibc {host.glibc or 'unknown'}"
     if host.arch not in {None, *DEBIAN_ARCH}:
-        yield _missing(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 and aarch64 alone")
+        yield _missing(f"{name}: the processor is {host.arch}, and the matrix has only x86_64 and aarch64")
     elif host.arch == "aarch64":
         yield _warn(
             f"{name}, {host.cores or '?'} cores: an aarch64 processor, whose cells were locked and not yet built or run",
-            "envbuild resolve --arch aarch64   # names what has no files for it",
+            "envbuild resolve --arch aarch64   # lists what has no files for it",
         )
     else:
         yield _ok(f"{name}, {host.cores or '?'} cores")
@@ -98,7 +98,7 @@ def _engine(host: HostFacts) -> Iterator[MachineFinding]:
         return
     if engine.problem == "permission-denied":
         yield _missing(
-            "the engine does not let this user in",
+            "this user may not use the engine",
             'sudo usermod -aG docker "$USER"',
             "log out and in again, or: newgrp docker",
         )
@@ -122,7 +122,7 @@ def _engine(host: HostFacts) -> Iterator[MachineFinding]:
     if not engine.containerd_image_store:
         yield _missing(
             "the engine runs without the containerd image store",
-            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store hide until it is off again)',
+            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store are hidden until it is off again)',
             "sudo systemctl restart docker",
         )
     if engine.buildx is None:
@@ -194,9 +194,7 @@ def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
             f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: containers get the GPUs by {how}"
         )
     elif host.driver is None and not host.gpus:
-        yield _absent(
-            "no NVIDIA container toolkit; without a GPU there is no use for one", *_INSTALL_TOOLKIT, *configure
-        )
+        yield _absent("no NVIDIA container toolkit; not needed without a GPU", *_INSTALL_TOOLKIT, *configure)
     elif toolkit.version is None:
         yield _missing(
             "the NVIDIA container toolkit is missing: containers cannot see the GPUs", *_INSTALL_TOOLKIT, *configure
@@ -293,7 +291,7 @@ def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
         yield _ok(f"Apptainer {host.apptainer}")
     else:
         yield _absent(
-            "no Apptainer; only sites without Docker need it", "https://apptainer.org/docs/admin/main/installation.html"
+            "no Apptainer; it is needed only without Docker", "https://apptainer.org/docs/admin/main/installation.html"
         )
 
 

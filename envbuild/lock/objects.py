@@ -104,7 +104,7 @@ class ObjectStore:
         self._check_allowed(what, url)
         objects = objects_of(Path(unquote(urlsplit(url).path)))
         if objects is None:
-            raise HostError(f"the source of {shown(what)} is no repository", where=url, hint="correct its address")
+            raise HostError(f"the source of {shown(what)} is not a repository", where=url, hint="correct its address")
         if not self._borrow(objects, commit):
             raise _no_commit(what, url, commit)
 
@@ -122,7 +122,7 @@ class ObjectStore:
             )
             root = object_kind(self.folder, f"{commit}^{{tree}}", borrowed=(objects,))
         except (LockError, HostError) as error:
-            self.note(f"the clone {objects} is passed over: {error.what}")
+            self.note(f"the clone {objects} is skipped: {error.what}")
             return False
         if listed.code or root is None:
             return False
@@ -137,7 +137,7 @@ class ObjectStore:
             pack.seek(0)
             # this computes the id of each object from its content: a clone's word is not taken for it
             if packed.code or run_git(self.folder, "index-pack", "--stdin", stdin=pack, limit_s=3600).code:
-                self.note(f"the clone {objects} is passed over: it does not hold all files of {commit}")
+                self.note(f"the clone {objects} is skipped: it does not hold all files of {commit}")
                 return False
         held = run_git(self.folder, "cat-file", "--batch-check=%(objectname)", stdin=wanted)
         return held.code == 0 and held.stdout == wanted

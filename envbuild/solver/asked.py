@@ -141,7 +141,7 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
             raise UsageError(
                 f"there is no axis {pin.axis!r}",
                 where=pin.origin,
-                hint=f"near it: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
+                hint=f"similar: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
             )
         check_text(pin.axis, pin.spec, pin.origin)
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
@@ -166,7 +166,7 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
                 raise UsageError(
                     f"no release of {pin.axis} matches {pin.spec!r}",
                     where=pin.origin,
-                    hint=f"near it: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
+                    hint=f"similar: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
                 )
         masks.append((pin, number, mask))
     return ReadRequest(

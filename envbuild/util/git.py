@@ -183,7 +183,7 @@ def _collected(
                 key.data.extend(part)
             if len(output) > limit_bytes:
                 raise LockError(
-                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is no source tree",
+                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is not a source tree",
                     hint="look at the commit that is pinned",
                 )
             del stderr[:-_STDERR_LIMIT]

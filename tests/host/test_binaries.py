@@ -383,7 +383,7 @@ def test_the_command_takes_a_wheel(root, tmp_path):
         (("./absent",), UsageError, "does not exist"),
         ((__file__,), UsageError, "is neither a wheel nor a folder"),
         (("{bad}",), AuditError, "cannot be read"),
-        (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is no GPU of the matrix"),
+        (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is not a GPU of the matrix"),
         (("{folder}", "--deep"), UsageError, "a wheel or a folder has no lock"),
         (("some/image:tag", "--gpu", "h100"), UsageError, "an image is checked for its own cell's GPU"),
     ],

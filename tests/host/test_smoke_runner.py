@@ -751,12 +751,12 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
     [
         ("exec yes", "its Python printed more than 16,777,216 bytes"),
         ("trap '' TERM INT; sleep 60", "its Python did not end within 1 s"),
-        ("echo garbage", "what its Python says cannot be read: no answer"),
+        ("echo garbage", "the output of its Python cannot be read: no answer"),
         ("echo '{}'", "cannot be read: not its version"),
         ("printf '{\"a\":'; head -c 1000000 /dev/zero | tr '\\0' '['", "nested deeper than 64 levels"),
         (
             """echo '{"python":[3,11],"executable":"x","expected":{"cell":[],"packages":{},"components":{}}}'""",
-            "its cell is no table",
+            "its cell is not a table",
         ),
         ("printf '\\033[2J\\007bad' >&2; exit 1", r"does not run: \\x1b\[2J\\x07bad"),
     ],

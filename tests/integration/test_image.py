@@ -117,7 +117,7 @@ def test_an_input_that_the_cell_does_not_have_replaces_nothing(cpu, cache):
     lock = ("--lock", cpu["lock"]["folder"], "--locked")
     refused = run("image", *CPU, *lock, "--build-context", "src-te=/tmp", env=cache)
     assert refused.code == 2, refused.err
-    assert "src-te is no input of this cell" in refused.err
+    assert "src-te is not an input of this cell" in refused.err
     assert "uv-wheel" in refused.err
 
 

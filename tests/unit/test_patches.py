@@ -300,7 +300,7 @@ def test_a_chain_whose_ids_do_not_meet_is_refused(store):
 
 
 def test_after_names_a_patch_of_the_same_target(store):
-    with pytest.raises(DataError, match=r"patch one comes after 'oen', which is no patch of demo"):
+    with pytest.raises(DataError, match=r"patch one comes after 'oen', which is not a patch of demo"):
         load_patches(store("one", [("a.txt", OLD, NEW)], after=["oen"]))
 
 
@@ -609,7 +609,7 @@ def test_a_tree_whose_one_known_file_is_a_link_is_reported(store, tree):
     with pytest.raises(PatchError, match="link"):
         of_tree(tree, patches)
     (tree / "a.txt").unlink()
-    with pytest.raises(PatchError, match="no patch is for this tree"):
+    with pytest.raises(PatchError, match="there is no patch for this tree"):
         of_tree(tree, patches)
 
 
@@ -625,7 +625,7 @@ def test_a_tree_takes_the_patches_of_its_target(store, tree):
     (tree / "a.txt").write_text("no known id\n")
     assert [p.name for p in of_tree(tree, patches)] == ["other"]
     (tree / "a.txt").unlink()
-    with pytest.raises(PatchError, match="no patch is for this tree"):
+    with pytest.raises(PatchError, match="there is no patch for this tree"):
         of_tree(tree, patches)
 
 

@@ -205,9 +205,9 @@ def test_stack_file_is_a_recipe():
     [
         ("a.toml", b"cuda = \n", "no TOML"),
         ("a.toml", b'colour = "red"\n', "colour is no axis"),
-        ("a.toml", b"axes = 3\n", "axes is no table"),
-        ("a.toml", b'axes = "x"\n', "axes is no table"),
-        ("a.toml", b'environment = "x"\n', "environment is no table"),
+        ("a.toml", b"axes = 3\n", "axes is not a table"),
+        ("a.toml", b'axes = "x"\n', "axes is not a table"),
+        ("a.toml", b'environment = "x"\n', "environment is not a table"),
         ("a.sh", b"\xff\xfe\x00", "cannot be read"),
     ],
 )

@@ -147,7 +147,7 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
     """
     if job.launcher != "deepspeed" and len({node.slots for node in job.nodes}) > 1:
         raise UsageError(
-            f"{job.launcher} starts as many processes on every host, and the hostfile gives them different slots",
+            f"{job.launcher} starts the same number of processes on every host, but the hostfile has different slots",
             where="--hostfile",
             hint="give every host the same slots, or use --launcher deepspeed",
         )

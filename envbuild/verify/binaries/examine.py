@@ -37,4 +37,4 @@ def examine(files: Files, asked: RootExpectation) -> tuple[Result, ...]:
         process = Process(files, asked)
         return tuple(result(name, *check(process)) for name, check in _CHECKS.items())
     except TooMuchError as error:
-        raise AuditError(f"the binaries cannot be judged: {error}") from None
+        raise AuditError(f"the binaries cannot be checked: {error}") from None
