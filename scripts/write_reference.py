@@ -262,7 +262,7 @@ def main() -> int:
         old = path.read_text(encoding="utf-8")
         new = page_with(name, old)
         if new != old:
-            stale.append(str(path.relative_to(ROOT)))
+            stale.append(f"docs/reference/{name}.md")
             if not check:
                 path.write_text(new, encoding="utf-8")
     if stale:
