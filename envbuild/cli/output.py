@@ -61,7 +61,7 @@ def marked(text: str) -> str:
     return escape(for_people(text))
 
 
-def tell(settings: "Settings") -> "Settings":
+def show_notices(settings: "Settings") -> "Settings":
     """Print what the user should know of the settings, and return them."""
     for text in settings.notices:
         note(text)

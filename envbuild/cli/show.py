@@ -17,7 +17,7 @@ class StageDisplay:
         self._begun: dict[str, float] = {}
         self._live: Any = None
         self._tasks: dict[str, Any] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._printed: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -41,7 +41,7 @@ class StageDisplay:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Say one line beside the stages."""
+        """Print one line next to the stages."""
         if self._live is not None:
             self._live.console.print(f"[dim]{marked(text)}")
         else:
@@ -62,9 +62,9 @@ class StageDisplay:
             return
         if what == "started":
             self._begun.setdefault(stage, time.monotonic())
-        if (stage, what) in self._said:
+        if (stage, what) in self._printed:
             return
-        self._said.add((stage, what))
+        self._printed.add((stage, what))
         took = f" ({time.monotonic() - self._begun[stage]:.0f} s)" if what == "done" and stage in self._begun else ""
         print_note(f"  {title}: {what}{took}")
 

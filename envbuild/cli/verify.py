@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 @click.option(
     "--deep",
     is_flag=True,
-    help="Fetch the locked wheels that this machine has not seen yet, to hold the installed files against them.",
+    help="Download locked wheels that this machine has not seen yet, and compare the installed files with them.",
 )
 @click.option(
-    "--gpu", metavar="GPU", help="Of a wheel or a folder: the GPU that its code is to run on, such as h100 or sm_90."
+    "--gpu", metavar="GPU", help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90."
 )
 @json_option
 def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
-    """Look into an image, a wheel or a folder, without a GPU and without running what is in a wheel or a folder.
+    """Check an image, a wheel or a folder without a GPU; nothing in a wheel or a folder is run.
 
-    Of an image: versions, files, imports, extensions, no compiler, one CUDA, nothing left over. Every installed file is
-    held against its RECORD, and that against the locked wheel where its RECORD is known here.
+    In an image: versions, files, imports, extensions, no compiler, one CUDA, no leftovers of the build. Every installed
+    file is compared with its RECORD, and the RECORD with the locked wheel's where that is known here.
 
-    Of all three, the binaries: libraries and symbols that the loader would not find, versions of libc, GPU code for the
-    GPU, the C++ ABI, copies of CUDA's libraries, search paths of a build machine. A folder is named with a slash (./lib).
+    In all three, the binaries: missing libraries and symbols, versions of libc, code for the GPU, the C++ ABI, copies of
+    CUDA's libraries, search paths of the build machine. Write a folder with a slash (./lib).
 
     Exits with 6 when it finds a defect.
     """
@@ -45,7 +45,7 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
         found = audit_local(path, (_sm_of(gpu),) if gpu else ())
     else:
         if gpu:
-            text = "an image is held against the GPU of its own cell"
+            text = "an image is checked for its own cell's GPU"
             raise UsageError(text, where="--gpu", hint="leave the flag out")
         from envbuild.verify.audit import audit as look
 
@@ -70,14 +70,12 @@ def _sm_of(gpu: str) -> int:
 
 @click.command()
 @click.argument("tag")
-@click.option(
-    "--stack", "stack_file", metavar="FILE", help="The file of the image's stack, where it is one of your own."
-)
+@click.option("--stack", "stack_file", metavar="FILE", help="Your own stack file, if the image was made from one.")
 @json_option
 def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
-    """Rebuild an image from the lock that it carries, every step anew, and compare digests.
+    """Rebuild an image from the lock in it, without the build cache, and compare digests.
 
-    A difference is listed file by file, and the command exits with 4.
+    Exits with 4 when they differ, and lists the differences file by file.
     """
     from envbuild.cli.show import StageDisplay
     from envbuild.engine.client import engine_client
@@ -112,5 +110,5 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
         raise LockError(
             f"the rebuild differs in {len(found.differences)} places{shown}{more}",
             where=tag,
-            hint="tell us; an image must follow from its lock alone",
+            hint="please report it: an image must follow from its lock alone",
         )

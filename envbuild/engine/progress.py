@@ -59,7 +59,7 @@ class StageTime:
 
 @dataclass
 class Watch:
-    """Follows one build; `on_change` is told of every stage that starts or ends."""
+    """Follows one build; `on_change` is called for every stage that starts or ends."""
 
     log: TextIO
     on_change: Callable[[str, str], None] | None = None
@@ -114,7 +114,7 @@ class Watch:
         started, completed = _text(vertex, "started"), _text(vertex, "completed")
         if started and not completed and digest not in self._open:
             self._open[digest] = started
-            self._tell(stage, "started")
+            self._report(stage, "started")
         if completed and (digest in self._open or vertex.get("cached")):
             begun = self._open.pop(digest, started or completed)
             if vertex.get("cached"):
@@ -122,13 +122,13 @@ class Watch:
             else:
                 record.executed += 1
                 record.seconds += _between(begun, completed)
-            self._tell(stage, "cached" if vertex.get("cached") else "done")
+            self._report(stage, "cached" if vertex.get("cached") else "done")
 
     def _err(self, text: str) -> None:
         if len(self.errors) < _ERRORS:
             self.errors.append("\n".join(_clean(line) for line in text.splitlines()))
 
-    def _tell(self, stage: str, what: str) -> None:
+    def _report(self, stage: str, what: str) -> None:
         if self.on_change:
             self.on_change(stage, what)
 

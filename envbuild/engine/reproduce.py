@@ -63,7 +63,7 @@ def carried_lock(client: EngineClient, image: str) -> Locked:
     Raises:
         HostError: the engine has no such image.
         UsageError: it carries no lock.
-        LockError: its lock cannot be read, lacks hashes, or is not the one that its label names.
+        LockError: its lock cannot be read, has no hashes, or is not the one that its label names.
 
     """
     found = client.image(image)
@@ -116,7 +116,7 @@ def reproduce(
     on_change: Change,
     note: Note,
 ) -> Reproduction:
-    """Rebuild `image` from its own lock, every step anew, and compare.
+    """Rebuild `image` from its own lock, without the build cache, and compare.
 
     `stack_file` is the file of a user's own stack, which the lock names and does not hold.
 

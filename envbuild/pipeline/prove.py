@@ -63,7 +63,7 @@ def prove(client: EngineClient, made: Made, *, proof: Sequence[Use], with_smoke:
         note: takes a line about what is done.
 
     Raises:
-        HostError: this host lacks what the look at the image needs.
+        HostError: something that looking at the image needs is missing on this host.
 
     """
     settings, device = client.settings, device_for(client.settings, made)
@@ -126,8 +126,8 @@ def _raised(check: Callable[[], None]) -> EnvbuildError | None:
 
 def _smoke(settings: Settings, made: Made, audited: Audit, device: Device, note: Note) -> tuple[SmokeReport, list[str]]:
     """Run the smoke levels that this host can, and name those that it cannot."""
-    lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
-    note("smoke" + (" (on CPU)" if lacking else ""))
+    on_cpu_only = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
+    note("smoke" + (" (on CPU)" if on_cpu_only else ""))
     request = SmokeRequest(
         target=ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
@@ -136,4 +136,4 @@ def _smoke(settings: Settings, made: Made, audited: Audit, device: Device, note:
     )
     report = run_smoke(request, settings)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
-    return report, [unproven] if lacking else []
+    return report, [unproven] if on_cpu_only else []
