@@ -196,15 +196,15 @@ def _fields(kind: ast.ClassDef, local: dict[str, ast.ClassDef]) -> Iterator[str]
     for statement, after in zip(kind.body, [*kind.body[1:], ast.Pass()], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        said = ""
+        note = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            said = inspect.cleandoc(after.value.value)
+            note = inspect.cleandoc(after.value.value)
         else:
             for name in [node.id for node in ast.walk(statement.annotation) if isinstance(node, ast.Name)]:
                 if name in local:
-                    said = (ast.get_docstring(local[name]) or "").splitlines()[0]
+                    note = (ast.get_docstring(local[name]) or "").splitlines()[0]
         needed = "yes" if _needed(statement) else ""
-        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(said)} |"
+        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(note)} |"
 
 
 def fields_of(module: Path, first: str) -> str:
@@ -221,8 +221,8 @@ def fields_of(module: Path, first: str) -> str:
             if isinstance(node, ast.Name) and node.id in local and node.id not in order:
                 order.append(node.id)
     for name in order:
-        said = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
-        lines += [f"### {name}", "", *wrapped(said), "", "| key | needed | value | what |", "|---|---|---|---|"]
+        note = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
+        lines += [f"### {name}", "", *wrapped(note), "", "| key | needed | value | what |", "|---|---|---|---|"]
         lines += [*_fields(local[name], local), ""]
     return "\n".join(lines).rstrip()
 
@@ -237,7 +237,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def page_with(name: str, text: str) -> str:
-    """Return the text of a page with its generated part made anew.
+    """Return the text of a page with its generated part made again.
 
     Raises:
         ValueError: the page has no such part.

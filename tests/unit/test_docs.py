@@ -20,7 +20,7 @@ def script(name):
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """The check, over a small repository of its own."""
+    """The check, over a small repository."""
     module = script("check_docs")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "repository", lambda: "https://example.org/a/b")
