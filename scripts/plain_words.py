@@ -80,12 +80,8 @@ EXCLUDED = {
 NOT_YET: tuple[str, ...] = (
     ".github/",
     "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Makefile",
-    "README.md",
     "SECURITY.md",
     "benchmarks/",
-    "docs/",
     "envbuild/cli/",
     "envbuild/components/",
     "envbuild/curate/",
