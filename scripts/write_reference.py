@@ -196,15 +196,15 @@ def _fields(kind: ast.ClassDef, local: dict[str, ast.ClassDef]) -> Iterator[str]
     for statement, after in zip(kind.body, [*kind.body[1:], ast.Pass()], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        text = ""
+        note = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            text = inspect.cleandoc(after.value.value)
+            note = inspect.cleandoc(after.value.value)
         else:
             for name in [node.id for node in ast.walk(statement.annotation) if isinstance(node, ast.Name)]:
                 if name in local:
-                    text = (ast.get_docstring(local[name]) or "").splitlines()[0]
+                    note = (ast.get_docstring(local[name]) or "").splitlines()[0]
         needed = "yes" if _needed(statement) else ""
-        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(text)} |"
+        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(note)} |"
 
 
 def fields_of(module: Path, first: str) -> str:
@@ -221,8 +221,8 @@ def fields_of(module: Path, first: str) -> str:
             if isinstance(node, ast.Name) and node.id in local and node.id not in order:
                 order.append(node.id)
     for name in order:
-        text = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
-        lines += [f"### {name}", "", *wrapped(text), "", "| key | needed | value | what |", "|---|---|---|---|"]
+        note = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
+        lines += [f"### {name}", "", *wrapped(note), "", "| key | needed | value | what |", "|---|---|---|---|"]
         lines += [*_fields(local[name], local), ""]
     return "\n".join(lines).rstrip()
 
@@ -262,7 +262,7 @@ def main() -> int:
         old = path.read_text(encoding="utf-8")
         new = page_with(name, old)
         if new != old:
-            stale.append(str(path.relative_to(ROOT)))
+            stale.append(f"docs/reference/{name}.md")
             if not check:
                 path.write_text(new, encoding="utf-8")
     if stale:
