@@ -97,7 +97,7 @@ def test_an_image_with_replaced_inputs_is_not_pushed_as_its_locks(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["image", "--cuda", "cpu", "--push", "--build-context", "torch=docker-image://site/torch"])
     assert caught.value.code == 2
-    assert "the registry holds images by their lock" in capsys.readouterr().err
+    assert "the registry stores images by their lock" in capsys.readouterr().err
 
 
 def test_an_answer_that_reports_a_failure_is_the_only_json_object(tmp_path, capsys):
