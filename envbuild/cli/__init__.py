@@ -164,7 +164,7 @@ def _wants_json(argv: list[str]) -> bool:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; errors go to stderr in one message."""
     args = sys.argv[1:] if argv is None else argv
-    printed.answer = False
+    printed.answer = printed.errors_as_json = False
     # Modules and data files make objects that live as long as the process: looking for garbage among them again and again
     # is a twentieth of a short command's time.
     gc.set_threshold(50_000, 20, 100)
@@ -256,5 +256,8 @@ def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
     if _wants_json(args) and not printed.answer:
         print(json.dumps(outgoing(error.as_json()), indent=2, default=str))
     _flush()
-    print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
+    if printed.errors_as_json:
+        print(json.dumps(outgoing({"event": "error", **error.as_json()}), default=str), file=sys.stderr)
+    else:
+        print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, tell
+from envbuild.cli.output import emit, json_option, progress_options, tell
 
 if TYPE_CHECKING:
     from envbuild.doctor.diagnosis import Area
@@ -27,6 +27,7 @@ _MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "LACK"}
     "--require", metavar="AREA,…", help="Exit with 8 when one of these lacks something: engine, gpu, toolkit, disk, …"
 )
 @json_option
+@progress_options
 def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> None:
     """Say what this machine has, which cells and stacks it can run, and how to mend what it lacks.
 

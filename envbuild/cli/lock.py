@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, tell
 from envbuild.cli.road import asked_from, road_options
 
 
@@ -20,6 +20,7 @@ from envbuild.cli.road import asked_from, road_options
     "--check", is_flag=True, help="Ask again for every input of the existing lock and compare; write nothing."
 )
 @json_option
+@progress_options
 def lock(
     out: Path | None,
     check: bool,
@@ -37,6 +38,7 @@ def lock(
     from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
 
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     tell(asked.settings)
     if check:

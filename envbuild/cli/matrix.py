@@ -8,7 +8,7 @@ import click
 from envbuild.cli.axes import axis_names, pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, tell
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def _rule_lines(rule: "Rule") -> str:
 @click.option("--count", is_flag=True, help="Print only how many there are.")
 @pin_options
 @json_option
+@progress_options
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
     """List or count every combination of versions on AXES that some cell has.
 
@@ -214,6 +215,7 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
 @click.option("--online", is_flag=True, help="Compare with the metadata of the packages on the index too (a minute).")
 @click.option("--notes", is_flag=True, help="Print notes too: redundant rules, releases that no cell has yet.")
 @json_option
+@progress_options
 def check(online: bool, notes: bool, as_json: bool) -> int:
     """Check the data: references, dead rules, and with --online what package metadata says.
 
@@ -246,6 +248,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 @matrix.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @json_option
+@progress_options
 def page(folder: Path, as_json: bool) -> None:
     """Write the browsable matrix to DIR/index.html: one file that needs no network and no server.
 
@@ -301,6 +304,7 @@ def page(folder: Path, as_json: bool) -> None:
     help="The folder of axis files. [default: this installation's]",
 )
 @json_option
+@progress_options
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
     """Propose new releases of AXES, read from package indexes and upstream tags.
 

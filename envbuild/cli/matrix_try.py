@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     help="The folder of trials. [default: this installation's]",
 )
 @json_option
+@progress_options
 def try_pairs(
     axes: tuple[str, ...],
     kinds: tuple[str, ...],

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import doing, emit, json_option, note, progress_options
 from envbuild.cli.road import asked_from, digest_option, parse_digest, road_options
 
 
@@ -14,6 +14,7 @@ from envbuild.cli.road import asked_from, digest_option, parse_digest, road_opti
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @digest_option
 @json_option
+@progress_options
 def pull(
     tag: str | None,
     digest: str | None,
@@ -40,6 +41,7 @@ def pull(
     from envbuild.plan.plan import plan_of
 
     named = parse_digest(digest)
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
         locked = read_lock(lock_file)
@@ -61,6 +63,7 @@ def pull(
         note(
             f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be kept here, and not run"
         )
+    note(f"pulling {reference}")
     found = pull_prebuilt(client, plan, name, expected=expected)
     if found is None:
         raise LockError(

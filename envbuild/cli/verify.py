@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 
 if TYPE_CHECKING:
     from envbuild.verify.binaries.local import LocalAudit
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "--gpu", metavar="GPU", help="Of a wheel or a folder: the GPU that its code is to run on, such as h100 or sm_90."
 )
 @json_option
+@progress_options
 def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     """Look into an image, a wheel or a folder, without a GPU and without running what is in a wheel or a folder.
 
@@ -74,12 +75,13 @@ def _sm_of(gpu: str) -> int:
     "--stack", "stack_file", metavar="FILE", help="The file of the image's stack, where it is one of your own."
 )
 @json_option
+@progress_options
 def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
     """Rebuild an image from the lock that it carries, every step anew, and compare digests.
 
     A difference is listed file by file, and the command exits with 4.
     """
-    from envbuild.cli.show import StageDisplay
+    from envbuild.cli.building import shown_build
     from envbuild.engine.client import engine_client
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
@@ -88,8 +90,17 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
 
     client = engine_client(load_settings())
     note(f"rebuilding {tag} from its own lock")
-    with StageDisplay({}) as display:
-        found = again(client, load_matrix(), tag, stack_file=stack_file, on_change=display.change, note=display.note)
+    shown = shown_build(client.settings)
+    found = again(
+        client,
+        load_matrix(),
+        tag,
+        stack_file=stack_file,
+        on_change=shown.change,
+        note=note,
+        details=shown.details,
+        planned=shown.planned,
+    )
     answer = {
         "image": tag,
         "digest": found.digest,
@@ -107,10 +118,10 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
         ),
     )
     if not found.equal:
-        shown = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
+        listed = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
         more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
         raise LockError(
-            f"the rebuild differs in {len(found.differences)} places{shown}{more}",
+            f"the rebuild differs in {len(found.differences)} places{listed}{more}",
             where=tag,
             hint="tell us; an image must follow from its lock alone",
         )
