@@ -53,6 +53,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "launch": ("run", "Run a script over the hosts of a hostfile"),
         "doctor": ("doctor", "Say what this machine has, can run, and lacks"),
     },
+    "Set up": {
+        "cache": ("cache", "List what the cache holds, with sizes, or remove it"),
+        "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
+    },
 }
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
