@@ -34,15 +34,16 @@ KILLS ?= --kills 50 --seed 15
 kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
 	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
-lint: $(VENV)/ready ## ruff, mypy strict, and the layers of the packages
+lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, and plain words
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/python scripts/plain_words.py
 
 bench: $(VENV)/ready ## The figures of docs/results/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py
-	$(VENV)/bin/python benchmarks/bench_road.py
+	$(VENV)/bin/python benchmarks/bench_commands.py
 
 .PHONY: engine
 engine: ## A Docker engine: the one that is there, or one that scripts/install-engine installs and starts

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import doing, emit, json_option, progress_options, tell
+from envbuild.cli.output import doing, emit, json_option, progress_options, show_notices
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -47,7 +47,7 @@ def list_cache(as_json: bool) -> None:
     from envbuild.settings import load_settings
 
     doing("adding up sizes")
-    found = contents_of(tell(load_settings()).cache_dir)
+    found = contents_of(show_notices(load_settings()).cache_dir)
     kinds = []
     for kind in KINDS:
         mine = [entry for entry in found.entries if entry.kind == kind.name]
@@ -102,7 +102,7 @@ def prune_cache(kinds: tuple[str, ...], every: bool, age: str | None, dry_run: b
         raise UsageError("--all and a KIND contradict each other", where="cache prune", hint="give one of them")
     chosen = kinds or [kind.name for kind in KINDS if every or kind.made_again]
     older_s = _seconds(age)
-    folder = tell(load_settings()).cache_dir
+    folder = show_notices(load_settings()).cache_dir
     doing("removing files")
     done = prune(folder, chosen, older_s=older_s, dry_run=dry_run)
     answer = {
@@ -157,10 +157,16 @@ def _pruned(done: "Pruned", *, dry_run: bool) -> str:
     for entry in done.removed:
         counts.setdefault(entry.kind, []).append(entry.size)
     verb = "would remove" if dry_run else "removed"
-    rows = [(kind, size_text(sum(sizes)), f"{len(sizes)} entries") for kind, sizes in counts.items()]
-    lines = [f"{verb} {len(done.removed)} entries, {size_text(done.size)}", *([table(rows)] if rows else [])]
+    rows: list[tuple[str, ...]] = [
+        (kind, size_text(sum(sizes)), _entries(len(sizes))) for kind, sizes in counts.items()
+    ]
+    lines = [f"{verb} {_entries(len(done.removed))}, {size_text(done.size)}", *([table(rows)] if rows else [])]
     reasons: dict[str, int] = {}
     for _, why in done.stayed:
         reasons[why] = reasons.get(why, 0) + 1
-    lines += [f"{count} entries stay: {why}" for why, count in reasons.items()]
+    lines += [f"kept {_entries(count)}: {why}" for why, count in reasons.items()]
     return "\n".join(lines)
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"

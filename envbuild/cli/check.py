@@ -19,9 +19,13 @@ _KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
 
 @click.command()
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
-@click.option("--as", "kind", type=click.Choice(_KINDS), help="What the files are, where their names do not say so.")
+@click.option("--as", "kind", type=click.Choice(_KINDS), help="Read the files as this kind, whatever their names.")
 @click.option(
-    "--ignore", "ignored", multiple=True, metavar="RULE", help="Leave out the findings of a rule. Repeat it for more."
+    "--ignore",
+    "ignored",
+    multiple=True,
+    metavar="RULE",
+    help="Leave out the findings of this rule; repeat it for more.",
 )
 @click.option(
     "--format",
@@ -34,9 +38,9 @@ _KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
 @json_option
 @progress_options
 def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: str, as_json: bool) -> int:
-    """Check recipes: Dockerfiles, requirements files, shell scripts, environments of conda, pyproject.toml, TOML of axes.
+    """Check recipes: Dockerfiles, requirements files, shell scripts, conda environments, pyproject.toml, TOML of axes.
 
-    FILE may be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
+    FILE can be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
     its line, rule, source and what to do. Exits with 0 when there is none and with 4 when there is one.
     """
     from envbuild.matrix.load import load_matrix

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
-from envbuild.cli.output import doing, emit, json_option, note, progress_options, tell
-from envbuild.cli.road import Asked, asked_from, digest_option, parse_digest, road_options
+from envbuild.cli.cell_options import Asked, asked_from, cell_options, digest_option, parse_digest
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
-@click.option("--locked", is_flag=True, help="Use the cell's lock exactly as it is; never make or renew one.")
-@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the registry of the settings.")
+@click.option("--locked", is_flag=True, help="Use the cell's lock as it is; never make or renew one.")
+@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the configured registry.")
 @digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
-@click.option("--no-smoke", is_flag=True, help="Stop after the audit.")
-@click.option("--push", "do_push", is_flag=True, help="Push the image to the registry of the settings.")
-@click.option("--builder", metavar="NAME", help="A buildx builder: local, remote or kubernetes.")
+@click.option("--no-smoke", is_flag=True, help="Stop after the audit; run no smoke tests.")
+@click.option("--push", "do_push", is_flag=True, help="Push the image to the configured registry.")
+@click.option("--builder", metavar="NAME", help="Build with this buildx builder: local, remote or kubernetes.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Compile jobs at once. [default: from cores, memory and what a job needs]",
+    help="Run this many compile jobs at a time. [default: from cores, memory and what a job needs]",
 )
 @click.option(
     "--build-context",
     "contexts",
     multiple=True,
     metavar="STAGE=SOURCE",
-    help="Replace an external input, as `docker buildx build` does.",
+    help="Replace an external input, like `docker buildx build --build-context`.",
 )
 @json_option
 @progress_options
@@ -60,14 +60,14 @@ def image(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Build the image of a cell, or pull it if it is prebuilt; audit it and prove as much as this host allows.
+    """Build the image of a cell, or pull it if it is prebuilt; audit it and run the smoke tests that this host can run.
 
-    Builds in the Docker engine or the buildx builder that is there. Of a pulled image the answer says who vouches for
-    it; one that only the registry vouches for is not verified.
+    Builds with the local Docker engine or a buildx builder. A pulled image is verified only when its digest is known
+    from somewhere other than the registry: --digest, an earlier build here, or committed evidence.
 
-    Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails, 6 when
-    the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host, or another host does not
-    answer.
+    Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails,
+    6 when the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host or another host
+    does not answer.
     """
     from envbuild.cli.building import TestCount
     from envbuild.cli.image_report import for_people, report_on
@@ -86,14 +86,14 @@ def image(
         raise UsageError(
             "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
             where="--push with --build-context",
-            hint="leave --push out; docker tag and docker push publish it under a name of its own",
+            hint="leave --push out; docker tag and docker push publish it under another name",
         )
     given = _Given(flags=flags, lock_file=lock_file, sources=sources)
     doing("choosing versions")
     asked = given.asked()
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
-    tell(settings)
+    show_notices(use_cache(settings))
     note(f"cell {asked.solution.cell.id}")
     doing("asking the engine")
     client = engine_client(settings)
@@ -129,8 +129,8 @@ def image(
     ]
     if made.verified.by == "nobody":
         report["not_proven"].append(
-            "that the image was made from its lock: only the registry vouches for it, and what the image says of itself in "
-            "an audit or a test is its own word (--no-pull builds it here, --digest says which one you expect)"
+            "that the image was made from its lock: nobody but the registry confirmed its digest, and what the image reports in "
+            "an audit or a test is its own claim (--no-pull builds it here, --digest names the one you expect)"
         )
     pushing = do_push and proof.failure is None
     if pushing:
@@ -202,7 +202,7 @@ class _Given:
 def _with_lock(
     request: "ImageRequest", given: _Given, asked: Asked, client: "EngineClient"
 ) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
-    """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
+    """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
     from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
     from envbuild.pipeline.image import find_present
@@ -223,18 +223,21 @@ def _with_lock(
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
             require_sources(settings, plan, replaced=replaced, note=note)
     except UnreachableError as error:
-        lacking = {m.component: m.host for m in error.missing}
+        unreachable = {m.component: m.host for m in error.missing}
         droppable = all(
             axis in asked.matrix.axes and asked.matrix.axes[axis].use == "default" and not given.names(axis)
-            for axis in lacking
+            for axis in unreachable
         )
         if request.locked_only or not droppable:
             raise
     else:
         return asked, found, {}
-    left_out = {axis: f"its source is out of reach ({host}), and nobody asked for it" for axis, host in lacking.items()}
+    left_out = {
+        axis: f"its source cannot be reached ({host}), and no flag or stack names it"
+        for axis, host in unreachable.items()
+    }
     for name, why in left_out.items():
-        note(f"{name} is left out: {why}; `--{name} auto` insists on it")
+        note(f"{name} is left out: {why}; `--{name} auto` requires it")
     asked = given.without(left_out).asked()
     note(f"cell {asked.solution.cell.id}")
     found = lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note, replaced=replaced)

@@ -109,6 +109,14 @@ def note(text: str) -> None:
         print(for_people(text), file=sys.stderr, flush=True)
 
 
+def use_cache(settings: "Settings") -> "Settings":
+    """Keep `envbuild cache prune` from removing what this command uses until it ends; return the settings."""
+    from envbuild.util.in_use import share
+
+    share(settings.cache_dir, note)
+    return settings
+
+
 def doing(text: str) -> None:
     """Take what is done now; it is shown only to who waits for it."""
     if printed.work:
@@ -122,7 +130,7 @@ def marked(text: str) -> str:
     return escape(for_people(text))
 
 
-def tell(settings: "Settings") -> "Settings":
+def show_notices(settings: "Settings") -> "Settings":
     """Print what the user should know of the settings, and return them."""
     for text in settings.notices:
         note(text)

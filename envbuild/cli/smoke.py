@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.building import TestCount
-from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, tell
+from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
 from envbuild.evidence.report import Device, Level
 
 if TYPE_CHECKING:
@@ -44,44 +44,57 @@ class _Asked:
     "--python",
     "interpreter",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Interpreter of the environment to test with --host; `python3` of the PATH by default.",
+    help="With --host: test the environment of this interpreter. [default: python3 of the PATH]",
 )
 @click.option(
     "--expected",
     "expected_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What the lock says is there; an image and an active environment of the shell rendering carry their own.",
+    help="Compare with this list of what must be installed. [default: the image's or the active environment's]",
 )
-@click.option("--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="How far to go.")
-@click.option("--nproc", type=click.IntRange(min=1), help="Ranks; every GPU, two on a CPU, every slot of --nodes.")
-@click.option("--seed", type=click.IntRange(min=0), help="Repeat the run of this seed; a fresh one, told, by default.")
+@click.option(
+    "--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="Test up to this level."
+)
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Start this many ranks. [default: one per GPU; 2 on a CPU; --nodes: one per slot]",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Repeat the run with this seed. [default: a new one, which is printed]"
+)
 @click.option(
     "--nodes",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Hostfile (`host slots=N`): start ranks there too, by ssh.",
+    help="Start ranks on the hosts of this hostfile, too, by ssh; a line is `host slots=N`.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where to run; the cell decides by default. `cpu` proves of a CUDA image what runs without a GPU.",
+    help="Run on the CPU or on GPUs; `cpu` tests what a CUDA image can do without a GPU. [default: by the image]",
 )
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="Seconds."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Stop after this many seconds.",
 )
-@click.option("-k", "keyword", help="Only tests whose names match, as pytest's -k.")
+@click.option("-k", "keyword", help="Run only tests whose names match, like pytest's -k.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to add an evidence record to, such as matrices/evidence.",
+    help="Add an evidence record to this folder, such as matrices/evidence.",
 )
 @json_option
 @progress_options
 def smoke(**flags: Any) -> None:
-    """Run the smoke tests in the image TAG, or in an environment of this host.
+    """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
-    Each level includes those before it. A component that the lock lists and that is missing, wrong or silently slow
-    fails; one that the lock does not list is skipped.
+    Each level includes the ones before it. A component of the lock that is missing, wrong or silently slow fails; one
+    that is not in the lock is skipped.
     """
     from envbuild.errors import UsageError
     from envbuild.evidence.recording import from_report
@@ -95,7 +108,7 @@ def smoke(**flags: Any) -> None:
 
     asked = _Asked(**flags)
     target, expected_file = _target(asked)
-    settings = tell(load_settings())
+    settings = show_notices(use_cache(load_settings()))
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")
@@ -151,14 +164,14 @@ def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
 
     if asked.on_host == bool(asked.image):
         raise UsageError(
-            "name an image, or say --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
+            "name an image, or give --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
         )
     if asked.image:
         if asked.interpreter:
             raise UsageError("--python goes with --host; an image has its own", where="--python")
         return ImageTarget(reference=asked.image), asked.expected_file
     found = asked.interpreter or shutil.which("python3")
-    expected_file = asked.expected_file or _beside(found)
+    expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
         raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
     if found is None:
@@ -182,8 +195,8 @@ def _writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def _beside(interpreter: "Path | str | None") -> Path | None:
-    """Return the expectation that the shell rendering left beside the active environment, if `interpreter` is its own."""
+def _expected_of(interpreter: "Path | str | None") -> Path | None:
+    """Return the expectation that the shell rendering left next to the active environment, if `interpreter` is in it."""
     import os
 
     environment = os.environ.get("VIRTUAL_ENV")

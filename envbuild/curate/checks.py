@@ -27,7 +27,7 @@ from envbuild.solver.program import solvable
 Level = Literal["error", "warning", "note"]
 
 _CHECKED_BY_THEIR_OWN = frozenset({te.axis, torch.axis})
-"""Axes whose several distributions have a check of their own."""
+"""Axes with several distributions, which have their own check."""
 _MEGATRON_OWN = ("torch", "numpy")
 
 
@@ -114,7 +114,7 @@ def _releases(matrix: Matrix) -> Iterator[Finding]:
         before: Version | None = None
         for release in matrix.releases[name]:
             where = f"{name} {release.version}"
-            # what an image brings has the image's date, and is never weighed against others
+            # what is in an image has the image's date, and is never compared with others
             version = version_key(release.version)
             if axis.dated and release.date is None and version is not None:
                 yield Finding(level="error", where=where, text="has no date, and this axis counts in the spread")
@@ -254,7 +254,7 @@ def _pythons(matrix: Matrix, reach: _Reach, axis: AxisName, release: Release) ->
 
 
 def _requires_python(matrix: Matrix, reach: _Reach, axis: AxisName, release: Release, stated: str | None) -> list[str]:
-    """Return the Python versions that the matrix allows beside `release` and its Requires-Python does not."""
+    """Return the Python versions that the matrix allows with `release` and its Requires-Python does not."""
     if not stated:
         return []
     python = matrix.axes["python"]

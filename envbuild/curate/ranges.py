@@ -72,7 +72,7 @@ class _Ranges(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # plain-words: allow tell - the name that file objects have
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -31,7 +31,7 @@ from envbuild.util import quote
 from envbuild.util.logs import new_log
 from envbuild.util.scratch import scratch
 
-# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written anew, so that file
+# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
 _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
@@ -123,7 +123,7 @@ class Builder:
         )
 
     def prepare(self, folder: Path, private: Path, output: TextIO) -> None:
-        """Bring every external input here, verified, as a named context, and write the secrets.
+        """Download every external input, verified, as a named context, and write the secrets.
 
         Args:
             folder: the build's folder.
@@ -244,7 +244,7 @@ class Builder:
                 if self.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
-                keep_wheel(made, kept, anew=not self.cache)
+                keep_wheel(made, kept, replace=not self.cache)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")
@@ -265,7 +265,9 @@ class Builder:
                 try:
                     self.client.load(archive)
                 except EngineError as error:
-                    refused = BuildError("the engine did not take the image", where=tag, hint=error.said.strip()[-300:])
+                    refused = BuildError(
+                        "the engine did not take the image", where=tag, hint=error.output.strip()[-300:]
+                    )
                     raise disk_or(self.settings, self.log, refused) from None
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
 

@@ -57,9 +57,9 @@ def no_answer(stage: str, lines: Iterable[str]) -> bool:
     return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
 
 
-def disk_or(settings: Settings, log: Path, error: EnvbuildError, said: str = "") -> EnvbuildError:
-    """Return `error`, or the full disk where that is what it or `said`, the end of a log, comes from."""
-    text = f"{error.what} {error.hint} {said}"
+def disk_or(settings: Settings, log: Path, error: EnvbuildError, output: str = "") -> EnvbuildError:
+    """Return `error`, or the full disk where that is what it or `output`, the end of a log, comes from."""
+    text = f"{error.what} {error.hint} {output}"
     free = shutil.disk_usage(settings.cache_dir).free / 2**30
     if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
         return HostError(

@@ -73,10 +73,10 @@ def files_of_image(
         except tarfile.TarError as error:
             raise _unread(folder, image, f"not a tar: {error}") from None
         except subprocess.CalledProcessError as error:
-            said = bytes(error.stderr).decode("utf-8", "replace")
-            if _ABSENT.search(said):
+            output = bytes(error.stderr).decode("utf-8", "replace")
+            if _ABSENT.search(output):
                 return {}
-            raise _unread(folder, image, last_words(said)) from None
+            raise _unread(folder, image, last_words(output)) from None
 
 
 def _unread(folder: str, image: Image, why: str) -> HostError:

@@ -165,7 +165,7 @@ class Watch:
             self._open[digest] = started
             steps.running.add(digest)
             if not vertex.get("cached"):
-                self._tell(stage, "started")
+                self._report(stage, "started")
         if completed and (digest in self._open or vertex.get("cached")):
             begun = self._open.pop(digest, started or completed)
             steps.running.discard(digest)
@@ -177,26 +177,26 @@ class Watch:
                 record.executed += 1
                 record.seconds += _between(begun, completed)
         if error:
-            self._tell(stage, "stopped" if stopped else "failed")
+            self._report(stage, "stopped" if stopped else "failed")
         elif completed and steps.last_ended and not steps.running:
-            self._tell(stage, "done" if steps.ran else "cached")
+            self._report(stage, "done" if steps.ran else "cached")
 
     def _context(self, vertex: dict[str, Any]) -> None:
         steps, digest = self._steps.setdefault(CONTEXTS, _Steps(ran=True)), vertex["digest"]
         completed = vertex.get("completed") or vertex.get("error")
         if _text(vertex, "started") and not completed:
             steps.running.add(digest)
-            self._tell(CONTEXTS, "started")
+            self._report(CONTEXTS, "started")
         elif completed and digest in steps.running:
             steps.running.discard(digest)
             if not steps.running:
-                self._tell(CONTEXTS, "done")
+                self._report(CONTEXTS, "done")
 
     def ended(self, *, well: bool) -> None:
         """Take the end of one run of the builder: what still ran is done, or was stopped."""
         for stage, steps in self._steps.items():
             if steps.state == "started":
-                self._tell(stage, "done" if well else "stopped")
+                self._report(stage, "done" if well else "stopped")
             steps.running.clear()
             steps.last_ended, steps.ran = False, False
         self._open.clear()
@@ -205,7 +205,7 @@ class Watch:
         if len(self.errors) < _ERRORS:
             self.errors.append("\n".join(_clean(line) for line in text.splitlines()))
 
-    def _tell(self, stage: str, what: str) -> None:
+    def _report(self, stage: str, what: str) -> None:
         steps = self._steps[stage]
         again = what == "cached" and steps.state == "done"  # by a later run of the builder, from what this one made
         if again or steps.state in {what, "failed"} or (stage == "export" and not self.exports):

@@ -64,7 +64,7 @@ def carried_lock(client: EngineClient, image: str) -> Locked:
     Raises:
         HostError: the engine has no such image.
         UsageError: it carries no lock.
-        LockError: its lock cannot be read, lacks hashes, or is not the one that its label names.
+        LockError: its lock cannot be read, has no hashes, or is not the one that its label names.
 
     """
     found = client.image(image)
@@ -119,7 +119,7 @@ def reproduce(
     details: Details | None = None,
     planned: Callable[[Plan], object] = lambda _: None,
 ) -> Reproduction:
-    """Rebuild `image` from its own lock, every step anew, and compare.
+    """Rebuild `image` from its own lock, without the build cache, and compare.
 
     Args:
         client: the engine that holds it.

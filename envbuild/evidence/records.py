@@ -129,7 +129,7 @@ def content_id(record: Mapping[str, Any]) -> str:
     """Return the hash over everything in a record but its `id`.
 
     Raises:
-        ValueError: it holds an infinite number, which JSON lacks, or half a surrogate pair.
+        ValueError: it holds an infinite number, which JSON cannot hold, or half a surrogate pair.
 
     """
     body = {key: value for key, value in record.items() if key != "id"}

@@ -111,7 +111,7 @@ def below(folder: Path, relative: str) -> Path:
 
 
 def choice(source: CheckedTree) -> str:
-    """Return what tells trees of one commit apart: another choice of submodules is another tree."""
+    """Return what distinguishes trees of one commit: another choice of submodules is another tree."""
     used = [s for s in source.submodules if s.used]
     return (
         "-" + hashlib.sha256("".join(f"{s.path} {s.commit}\n" for s in used).encode()).hexdigest()[:8] if used else ""
@@ -130,7 +130,7 @@ def differs(source: CheckedTree, found: str, where: str) -> LockError:
     return LockError(
         f"the source of {source.what} is not what the lock names: its tree is {found}, the lock says {source.tree} (commit {source.commit})",
         where=redact(where),
-        hint="bring the tree of that commit, unchanged, or lock again if the change is meant",
+        hint="supply the tree of that commit, unchanged, or lock again if the change is meant",
     )
 
 

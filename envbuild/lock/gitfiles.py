@@ -105,7 +105,7 @@ def _named(name: bytes) -> str:
 def read_gitmodules(text: bytes, *, what: str) -> dict[str, str]:
     """Read a .gitmodules and return the address of each path, as it is written there.
 
-    A section that lacks its path or its address is left out.
+    A section without a path or an address is left out.
 
     Args:
         text: the file.
@@ -226,5 +226,5 @@ def submodule_url(parent: str, stated: str, *, what: str) -> str:
         raise DataError(
             f"the submodule {shown(what)} is at an address that is not used: {error}",
             where=".gitmodules",
-            hint="bring its tree or a clone of it under the folder that the setting `sources` names, and pin an upstream with another address",
+            hint="put its tree or a clone of it into the folder that the setting `sources` names, and pin an upstream with another address",
         ) from None

@@ -90,9 +90,9 @@ def _listing(entries: Iterable[tuple[object, object, object, object]], base: str
         try:
             files.append(_entry(name, url, digest, upload_time, base))
         except ValueError as error:
-            told = name if isinstance(name, str) else url if isinstance(url, str) else "an entry"
+            label = name if isinstance(name, str) else url if isinstance(url, str) else "an entry"
             if len(refused) < 1000:
-                refused.append(f"{place_of(told[-300:])}: {shown(str(error))}")
+                refused.append(f"{place_of(label[-300:])}: {shown(str(error))}")
     return Listing(files=tuple(files), refused=tuple(refused))
 
 
@@ -151,7 +151,7 @@ def read_page(body: bytes, content_type: str, base: str) -> Listing:
     try:
         files = read_object(body).get("files")
         if not isinstance(files, list):
-            raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - told below
+            raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - reported below
     except ValueError as error:
         raise LockError(
             f"the answer of {host_of(base)} is no page of a package index: {error}",

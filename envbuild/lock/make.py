@@ -91,12 +91,12 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
         settings: where to ask.
         matrix: the data that the cell was chosen from.
         inputs: what the cell is made of.
-        note: told what is being asked.
+        note: called with what is being looked up.
         epoch: SOURCE_DATE_EPOCH; today at midnight UTC when None.
 
     Raises:
         LockError: an answer contradicts a pin, or requirements cannot be satisfied.
-        HostError: this machine lacks a tool (apt-get, git).
+        HostError: a tool is missing on this machine (apt-get, git).
 
     """
     return _Maker(
@@ -298,15 +298,15 @@ class _Maker:
         sets: list[PythonSet] = []
         held: list[str] = []
         for group in self.inputs.python:
-            # The environment grows on torch's set; tools and toolchain live in folders of their own.
+            # The environment grows on torch's set; tools and toolchain are in separate folders.
             shared = group.name == "env"
             asked = self._with_requirements_of(group, files) if shared else group
             if not asked.requirements:
                 sets.append(PythonSet(name=group.name, requirements=()))
                 continue
             self.note(f"resolving the {group.name} packages")
-            beside = group.name in {"torch", "env"}
-            constraints = [*_caps(self.matrix, self.inputs, compiling=not beside), *(held if shared else ())]
+            shared_env = group.name in {"torch", "env"}
+            constraints = [*_caps(self.matrix, self.inputs, compiling=not shared_env), *(held if shared else ())]
             without = [line.split("==")[0] for line in held] if shared else []
             try:
                 text, found = pylock.resolve(
@@ -317,7 +317,7 @@ class _Maker:
                     machine=cell.arch,
                     constraints=constraints,
                     without=without,
-                    excludes=self.inputs.brought,
+                    excludes=self.inputs.provided,
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
@@ -381,8 +381,8 @@ def _requires_dist(sdist: Path) -> list[str]:
 def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
     """Return the ceilings on packages that the cell's components break above, as constraint lines.
 
-    With `compiling`, only those of what takes part in a compile: what Megatron wants beside it changes no build tool, or
-    another Megatron would compile everything anew.
+    With `compiling`, only those of what takes part in a compile: what Megatron requires changes no build tool, or
+    another Megatron would compile everything again.
     """
     from envbuild.matrix.packages import caps_for
 

@@ -103,8 +103,8 @@ def resolve(
     with scratch("uv") as folder:
         asked = folder / "requirements.in"
         asked.write_text("".join(f"{line}\n" for line in group.requirements), encoding="utf-8")
-        brought = folder / "excludes.txt"
-        brought.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
+        excluded = folder / "excludes.txt"
+        excluded.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
         held = folder / "constraints.txt"
         held.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
         out = folder / "pylock.toml"
@@ -117,7 +117,7 @@ def resolve(
         for place in settings.find_links:
             command += ["--find-links", place]
         if excludes:
-            command += ["--excludes", str(brought)]
+            command += ["--excludes", str(excluded)]
         for name in without:
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)

@@ -1,6 +1,6 @@
 """The one way a file comes from another host to this disk.
 
-Each call writes to a file of its own and hashes it on the way; only a whole file with the right hash gets its name. Calls
+Each call writes to its own file and hashes it on the way; only a whole file with the right hash gets its name. Calls
 for the same file, in threads or in processes, do not meet.
 """
 

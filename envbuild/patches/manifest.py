@@ -50,7 +50,7 @@ class PatchedFile(_Data):
 
 
 class Upstream(_Data):
-    """How to tell, in the newest upstream, whether the patch is still needed there.
+    """How to find out, in the newest upstream, whether the patch is still needed there.
 
     Exactly one of `fixed_when_present` and `fixed_when_absent` is a piece of text to look for in `path`. `state` is what
     was seen at the commit `seen`; a check reports a change from it.
@@ -71,7 +71,7 @@ class Upstream(_Data):
 
 
 class PatchEntry(_Data):
-    """A `[[patch]]` table of a manifest; the diff lies beside it as `NAME.patch`."""
+    """A `[[patch]]` table of a manifest; the diff is next to it as `NAME.patch`."""
 
     name: Name
     revisions: tuple[Revision, ...] = Field(min_length=1)

@@ -96,7 +96,7 @@ def examine(
 def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -> dict[str, bytes]:
     """Return what the patch makes of its files' pre-images, or with `undo` of their post-images, verified by blob id.
 
-    git works on copies, in a folder of their own and with a repository of ours.
+    git works on copies, in a separate folder and with a separate repository.
 
     Raises:
         DataError: the diff does not turn the one stated image into the other.
@@ -114,7 +114,7 @@ def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -
         ran = run_git(repository, "apply", *options, stdin=patch.diff, work_tree=stage, limit_s=300)
         if ran.code:
             raise DataError(
-                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.said.split()))}",
+                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.stderr.split()))}",
                 where=patch.filename,
             )
         for file in patch.files:

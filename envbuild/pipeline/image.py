@@ -78,7 +78,7 @@ class Made:
     origin: str
     """`found` in the engine, `pulled` from the registry, or `built`."""
     verified: Verified
-    """Who vouches for the image's digest."""
+    """Who confirmed the image's digest."""
     reference: str | None = None
     """Where it was pulled from, now or earlier; None when this machine built it."""
 
@@ -86,7 +86,7 @@ class Made:
 def find_present(
     client: EngineClient, plan: Plan, tag: str, *, pull: bool, expected: Expected | None
 ) -> tuple[Built, Verified, str | None] | None:
-    """Return the engine's image `tag` when it is the plan's, who vouches for it, and where it was pulled from.
+    """Return the engine's image `tag` when it is the plan's, who confirmed its digest, and where it was pulled from.
 
     Args:
         client: the engine; its settings say where the notes are kept.
@@ -115,7 +115,7 @@ def find_present(
         remember_pulled(settings, plan, Pulled(verified=verified, reference=note.reference))
     elif note.verified.by == "flag":
         verified = note.verified
-    else:  # whoever vouched then does so no more
+    else:  # whoever confirmed it then does so no more
         verified = Verified(by="nobody", digest=image.digest)
     return image, verified, note.reference
 
@@ -145,12 +145,12 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
     archive_matters = not installing <= set(request.substitutes)
     if archive_matters and not request.locked_only and not locked.fresh and locked.lock.complete:
         note("checking that the archive still has the pinned OS packages")
-        anew = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
-        if anew is not None:
-            locked, folder = anew
+        fresh = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
+        if fresh is not None:
+            locked, folder = fresh
             plan = plan_of(request.matrix, locked, request.inputs.stack)
             expected = expected_of(client.settings, plan, request.digest) if reuse else None
-            if reuse and (made := _present(request, client, plan, anew, expected)) is not None:
+            if reuse and (made := _present(request, client, plan, fresh, expected)) is not None:
                 return made
     builder = Builder(
         client=client,
@@ -167,7 +167,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
 
 
 def _verified(client: EngineClient, built: Built, digest: str | None) -> Verified:
-    """Return who vouches for an image that was just built; one that a person expected otherwise loses its name."""
+    """Return who confirms an image that was just built; one with another digest than a person expected loses its name."""
     if digest is None:
         return Verified(by="build", digest=built.digest)
     try:

@@ -72,7 +72,7 @@ def prove(
         progress: takes every event of the smoke tests as it comes.
 
     Raises:
-        HostError: this host lacks what the look at the image needs.
+        HostError: something that looking at the image needs is missing on this host.
 
     """
     settings, device = client.settings, device_for(client.settings, made)
@@ -149,8 +149,8 @@ def _smoke(
     progress: Callable[[Mapping[str, Any]], None],
 ) -> tuple[SmokeReport, list[str]]:
     """Run the smoke levels that this host can, and name those that it cannot."""
-    lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
-    note("smoke tests" + (" on the CPU" if lacking else ""))
+    on_cpu_only = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
+    note("smoke tests" + (" on the CPU" if on_cpu_only else ""))
     request = SmokeRequest(
         target=ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
@@ -159,4 +159,4 @@ def _smoke(
     )
     report = run_smoke(request, settings, progress=progress)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
-    return report, [unproven] if lacking else []
+    return report, [unproven] if on_cpu_only else []

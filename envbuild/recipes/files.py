@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def _read_path(path: Path, where: str) -> bytes:
-    # without O_NONBLOCK a FIFO that nobody writes to would hold the open
+    # without O_NONBLOCK a FIFO without a writer would block the open
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         kind = os.fstat(handle).st_mode

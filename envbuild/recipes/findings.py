@@ -51,7 +51,7 @@ class Report:
     statements: tuple[Statement, ...]
     """What the recipe states, as it was understood."""
     unknown: tuple[Statement, ...]
-    """Statements of releases that the matrix does not list, or has in no cell: nothing is said of them."""
+    """Statements of releases that the matrix does not list, or has in no cell: they are not judged."""
     not_understood: tuple[tuple[int, str], ...] = ()
     """Lines that no reader made sense of, and the beginning of what stands there."""
 

@@ -114,7 +114,7 @@ class Reader:
         Args:
             axes: those that are dropped; None for all.
             environment: only what the recipe's own pip or conda installed.
-            module: only what `module load` brought.
+            module: only what `module load` loaded.
 
         """
         for axis in sorted(self.matrix.axes) if axes is None else sorted(axes):
@@ -155,7 +155,7 @@ class Choice:
 
         Args:
             keep: variables are not again what they were before the first arm.
-            known: when the arm is taken is known, or is said by `Reader.under`.
+            known: when the arm is taken is known, or is given by `Reader.under`.
 
         """
         if self._arm >= 0 and not keep:

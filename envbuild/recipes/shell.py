@@ -278,7 +278,7 @@ class _Walk:
             self._reader.exported[name] = value
         if not alone or exported or name.isupper():
             self._reader.set_variable(name, value, self._line(node))
-            self._reader.recipe.said.append((self._line(node), f"{name}={value}"))
+            self._reader.recipe.commands.append((self._line(node), f"{name}={value}"))
         return {name: value}
 
     # ---- choices

@@ -103,7 +103,7 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
 
 
 def _with_board(matrix: Matrix, request: Request) -> Request:
-    """Add what a GPU's name says beside its architecture: an RTX 4090 is sm_89 and a GeForce board."""
+    """Add what a GPU's name says besides its architecture: an RTX 4090 is sm_89 and a GeForce board."""
     gpus = [pin for pin in request.pins if pin.axis == "gpu"]
     if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
         return request

@@ -1,4 +1,4 @@
-"""Why no cell fits: minimal sets of pins and of clauses, told as numbered steps.
+"""Why no cell fits: minimal sets of pins and of clauses, shown as numbered steps.
 
 A conflict is minimal twice over: without any one of its pins a cell exists, and without any one of its clauses the
 derivation falls apart.
@@ -122,7 +122,7 @@ def _minimal_pins(
 def _possible(asked: Asked, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
     """Leave out of `domains` what no cell has whatever is asked, so that no step need speak of it.
 
-    Except where nothing of a pin would remain: then that is the very thing to tell. So is a release that is taken only when
+    Except where nothing of a pin would remain: then that is the thing to report. So is a release that is taken only when
     it is named, where that one would do.
     """
     anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})

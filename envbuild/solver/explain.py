@@ -107,11 +107,11 @@ def _newest(
     trial = read_request(compiled.matrix, Request(pins=pins, prefer=asked.request.prefer))
     values = best_values(trial, evidence, trial.compiled.domains(trial.pinned()))
     if values is None:
-        told = [step for step in explain_conflict(trial).steps if step.pin is None]
+        reasons = [step for step in explain_conflict(trial).steps if step.pin is None]
         return Alternative(
             version=release.version,
-            why="impossible: " + (" ".join(step.text for step in told) or "it contradicts what was asked"),
-            source="; ".join(dict.fromkeys(step.source for step in told if step.source)),
+            why="impossible: " + (" ".join(step.text for step in reasons) or "it contradicts what was asked"),
+            source="; ".join(dict.fromkeys(step.source for step in reasons if step.source)),
         )
     why = difference(solution.score, score_of(asked, evidence, values), asked, release.version)
     return Alternative(version=release.version, why=why, source=release.source)
@@ -124,7 +124,7 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
         (
             chosen.defaults_out,
             other.defaults_out,
-            f"with it the cell would lack {_count(other.defaults_out - chosen.defaults_out, 'more default component')}",
+            f"with it {_count(other.defaults_out - chosen.defaults_out, 'more default component')} would be missing in the cell",
         ),
     ]
     if asked.request.prefer == "proven":
@@ -144,7 +144,7 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
                 other.spread,
                 f"season: its cell's releases lie {_count(other.spread, 'month')} apart, against {chosen.spread}",
             ),
-            (chosen.untagged, other.untagged, "its cell holds a commit that nobody tagged"),
+            (chosen.untagged, other.untagged, "its cell has a commit without a tag"),
         ]
     steps += [
         (

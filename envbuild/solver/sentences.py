@@ -37,14 +37,14 @@ def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses
         for pin, _, mask in asked.masks
         if pin in pins
     ]
-    told: list[Step] = []
+    shown_steps: list[Step] = []
     left = list(clauses)
     last: object = None
     while left:
         ready = [n for n in left if _firing(compiled, domains, n) is not None]
         if not ready:
             break
-        number = min(ready, key=lambda n: _telling_order(compiled, domains, n, last))
+        number = min(ready, key=lambda n: _step_order(compiled, domains, n, last))
         left.remove(number)
         cause = compiled.clauses[number].cause
         subject = _subject(cause)
@@ -67,11 +67,11 @@ def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses
             axis = _fire(compiled, domains, more)
         last = subject
         touched = [i for i, (old, new) in enumerate(zip(before, domains, strict=True)) if old != new]
-        told.append(_told(compiled, batch, before, domains, touched, failed=axis is None))
+        shown_steps.append(_step(compiled, batch, before, domains, touched, failed=axis is None))
         if axis is None:
             left = []
     # where propagation gets no further, these exclude one another only case by case
-    steps += [*told, *(_told(compiled, [number], domains, domains, [], failed=False) for number in left)]
+    steps += [*shown_steps, *(_step(compiled, [number], domains, domains, [], failed=False) for number in left)]
     steps[-1] = _concluded(steps[-1], compiled, asked, pins)
     return tuple(steps)
 
@@ -83,7 +83,7 @@ def _subject(cause: Cause) -> object:
     return (cause.rule.topic, tuple(cause.rule.when), tuple(cause.rule.needs))
 
 
-def _telling_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
+def _step_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
     cause = compiled.clauses[number].cause
     axis = _firing(compiled, domains, number)
     left = (
@@ -144,7 +144,7 @@ def _releases_in(compiled: Clauses, axis: int, mask: int) -> list[Release]:
     return found if compiled.axes[axis].scheme == "pep440" else found[::-1]
 
 
-def _told(
+def _step(
     compiled: Clauses,
     batch: Sequence[int],
     before: Sequence[int],
@@ -167,9 +167,9 @@ def _told(
     elif first.kind == "derived":
         givers = [n for n in axes if n != first.axis]
         text = (
-            f"{first.axis} is there only when something brings it ({', '.join(givers)}), and nothing that is left does."
+            f"{first.axis} is there only when something else includes it ({', '.join(givers)}), and nothing that is left does."
             if givers
-            else f"Nothing brings {first.axis}."
+            else f"Nothing includes {first.axis}."
         )
         rule, source = "derived", ""
     elif first.kind == "asked":
@@ -187,7 +187,7 @@ def _told(
             text, source = _release_text(compiled, causes, before)
         rule = "release"
     # a step that ends with nothing left says so once, not what was left on the way
-    consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
+    consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], shown=text) for axis in touched]
     claim = _sentence(compiled, text)
     return Step(
         rule=rule,
@@ -217,14 +217,14 @@ def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[i
         many = len(alive) > 1
         verb = {
             "needs": f"need{'' if many else 's'} {cause.target} {spec_text(cause.spec)}",
-            "with": f"need{'' if many else 's'} {cause.target} beside {'them' if many else 'it'}",
+            "with": f"need{'' if many else 's'} {cause.target} with {'them' if many else 'it'}",
             "without": f"cannot be in a cell with {cause.target}",
             "fixes": f"come{'' if many else 's'} with {cause.target} {spec_text(cause.spec)}",
         }[cause.kind]
         parts.append(f"{cause.axis} {_versions(alive)} {verb}")
         sources += [r.source for r in alive]
-    told = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
-    return f"{told}.", "; ".join(list(dict.fromkeys(sources))[:3])
+    changes = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
+    return f"{changes}.", "; ".join(list(dict.fromkeys(sources))[:3])
 
 
 def _filtered_text(
@@ -240,14 +240,14 @@ def _filtered_text(
     return f"No {first.axis} {only}goes with {partner}: {examples}", source
 
 
-def _left(compiled: Clauses, axis: int, before: int, after: int, *, told: str) -> str:
+def _left(compiled: Clauses, axis: int, before: int, after: int, *, shown: str) -> str:
     name = compiled.names[axis]
     if after == UNUSED:
         return f"So there is no {name} in such a cell."
     if before & UNUSED and before & ~UNUSED == after:
         return f"So {name} must be there."
     releases = _releases_in(compiled, axis, after)
-    if not releases or f"{name} {_versions(releases)}" in told:
+    if not releases or f"{name} {_versions(releases)}" in shown:
         return ""
     return f"That leaves {name} {_versions(releases)}."
 

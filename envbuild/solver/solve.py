@@ -15,14 +15,14 @@ from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
 from envbuild.solver.sentences import Step
 
-NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
+NOT_ASKED = "left out by default (--AXIS auto adds a version that fits)"
 """Why an axis of use `asked` is left out."""
 _NOTHING_FITS = "no release of it fits what was asked"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The chosen cell, and what can be said of the choice."""
+    """The chosen cell, and what is known of the choice."""
 
     cell: Cell
     request: Request
@@ -47,7 +47,7 @@ def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()
 
     Raises:
         UsageError: a pin names an unknown axis, or matches no release.
-        NoCellError: no cell satisfies the request; its `conflict` tells why in numbered steps.
+        NoCellError: no cell satisfies the request; its `conflict` explains why in numbered steps.
 
     """
     asked = read_request(matrix, request)
@@ -198,10 +198,10 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
 def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
     """Return the rule that keeps the newest releases of an axis out, and the conclusion.
 
-    The last step of a conflict is about what the others left, often an image that nobody asked for.
+    The last step of a conflict is about what the others left, often an image that was not requested.
     """
-    told = [step for step in steps if step.pin is None]
-    if not told:
+    rest = [step for step in steps if step.pin is None]
+    if not rest:
         return _NOTHING_FITS
     axis = compiled.number[name]
     taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
@@ -217,7 +217,7 @@ def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
         rule = rules.get(step.rule)
         return rule is not None and name in rule.when
 
-    main = max(told, key=lambda step: (concerns(step), name in step.narrowed or step is told[-1], is_of(step)))
+    main = max(rest, key=lambda step: (concerns(step), name in step.narrowed or step is rest[-1], is_of(step)))
     if not concerns(main):
-        return told[-1].text
-    return " ".join(filter(None, (main.claim, told[-1].conclusion)))
+        return rest[-1].text
+    return " ".join(filter(None, (main.claim, rest[-1].conclusion)))

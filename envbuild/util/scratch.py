@@ -1,6 +1,6 @@
 """Temporary folders: private, locked as long as their maker lives, and removed by a later run where that was killed.
 
-The one way here to make a temporary folder. A maker holds a lock on a file in it; where nobody holds it any more, the
+The one way here to make a temporary folder. A maker holds a lock on a file in it; where no process holds it any more, the
 maker is dead, and the next run that makes a folder in the same place, or sweeps it, removes what is left.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 _NAME = re.compile(r"\.?envbuild-[a-z]{1,32}-[0-9a-f]{16}\.tmp")
 _LOCK = ".lock"
 # A file system that is shared between hosts may keep locks for one host alone: a folder of another host counts as left
-# only when nobody can be at work in it any more.
+# only when no process can be at work in it any more.
 _ELSEWHERE_S = 7 * 86400
 
 

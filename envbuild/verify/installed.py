@@ -48,7 +48,7 @@ _OF_THE_ENVIRONMENT = re.compile(
     r"|bin/(?:activate(?:_this)?(?:\.[a-z0-9]+)?|deactivate\.bat|pydoc\.bat|python[\d.]*)"
     r"|bin/__pycache__/activate_this\.cpython-\d+\.pyc)"
 )
-# What the installer writes beside what the wheel brings.
+# What the installer writes in addition to the wheel's files.
 _BY_INSTALLER = re.compile(r"[^/]+\.dist-info/(?:INSTALLER|REQUESTED|RECORD|direct_url\.json)")
 _HANDED_ON = hashlib.sha256(
     b"import sys\n\nimport flash_attn_interface as module\n\nsys.modules[__name__] = module\n"
@@ -259,7 +259,7 @@ def hold_to_records(tree: Tree) -> Installed:
         if actual is None:
             faults.append(f"/{shown(place)} of {shown(by[place])} is no regular file")
         elif any(hashes):
-            # Two distributions may bring one file (`nvidia/__init__.py`): the one that came last is there.
+            # Two distributions may install one file (`nvidia/__init__.py`): the one that came last is there.
             compared += 1
             if actual not in hashes:
                 faults.append(f"/{shown(place)} is not what {shown(by[place])} installed")
@@ -337,7 +337,7 @@ def hold_to_wheel(
 
 
 def _place_in(site: str, path: str) -> str | None:
-    """Return where an installer puts a wheel's member; None where it changes it, or puts it beside the packages."""
+    """Return where an installer puts a wheel's member; None where it changes it, or puts it next to the packages."""
     top, _, rest = path.partition("/")
     if not top.endswith(".data"):
         own = path.count("/") == 1 and path.endswith(".dist-info/RECORD")  # the installer adds lines to it

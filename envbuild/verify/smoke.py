@@ -47,7 +47,7 @@ class SmokeRequest:
     seed: int | None = None
     """Of every random number; a fresh one by default."""
     timeout_s: float = 3600.0
-    """Seconds for the whole run; the suite's launches have shorter limits of their own."""
+    """Seconds for the whole run; the suite's launches have their own, shorter limits."""
     device: Device | None = None
     """`cpu` runs on CPUs what runs there even for a CUDA cell; by default the cell decides."""
     keyword: str | None = None
@@ -112,7 +112,7 @@ def run_smoke(
                 code = follow(started, collected, kept, request.timeout_s)
     if request.keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:
         raise UsageError(
-            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest said nothing'}",
+            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
             where=f"-k {request.keyword!r}",
             hint="give a part of a test's name, or several with `and`, `or` and `not`",
         )

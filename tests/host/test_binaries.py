@@ -385,7 +385,7 @@ def test_the_command_takes_a_wheel(root, tmp_path):
         (("{bad}",), AuditError, "cannot be read"),
         (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is no GPU of the matrix"),
         (("{folder}", "--deep"), UsageError, "a wheel or a folder has no lock"),
-        (("some/image:tag", "--gpu", "h100"), UsageError, "an image is held against the GPU of its own cell"),
+        (("some/image:tag", "--gpu", "h100"), UsageError, "an image is checked for its own cell's GPU"),
     ],
 )
 def test_what_the_command_does_not_take(tmp_path, words, error, text):

@@ -40,7 +40,7 @@ def test_an_engine_that_does_not_answer_is_an_error_of_the_host(client):
     for do in (lambda: client.pull("one"), lambda: client.push("one"), lambda: client.load(Path("none.tar"))):
         with pytest.raises(EngineError) as failed:
             do()
-        assert failed.value.said
+        assert failed.value.output
 
 
 def test_what_is_tidied_up_is_left_where_no_engine_answers(client):

@@ -10,8 +10,8 @@ import re
 import socket
 
 import pytest
+from cell_inputs import complete, inputs_for
 from fault_server import FaultServer
-from road import complete, inputs_for
 
 from envbuild.cli import main
 from envbuild.curate import ranges, upstreams, wheels

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import tomli
+from cell_inputs import complete, inputs_for_stack
 from hostile import MARK, OTHERS, TEXTS, leaves, outside_of_documents, put, put_unchecked
 from pydantic import ValidationError
-from road import complete, inputs_for_stack
 
 from envbuild.errors import DataError, EnvbuildError
 from envbuild.lock.files import Locked, read_lock
@@ -234,7 +234,7 @@ def test_a_lock_that_calls_itself_complete_is_not(tmp_path):
         (tmp_path / "lock.json").write_text(json.dumps(lock))
         found = read_lock(tmp_path).lock
         assert not found.complete
-        assert found.lacking()
+        assert found.still_missing()
         plan = plan_of(load_matrix(), read_lock(tmp_path))
         assert plan.labels["io.envbuild.complete"] == "false"
 

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.util import maker, processes
 from envbuild.util.maker import Maker
-from envbuild.util.processes import Said, bounded, followed, guarded, streamed
+from envbuild.util.processes import ProcessResult, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -77,7 +77,7 @@ def test_a_line_without_an_end_comes_in_pieces(tmp_path, monkeypatch):
 
 def test_what_a_command_says_is_returned_with_its_code():
     said = bounded(["sh", "-c", "cat; echo worse >&2; exit 3"], seconds=10, limit=100, stdin=b"fed")
-    assert said == Said(code=3, out=b"fed", err=b"worse\n")
+    assert said == ProcessResult(code=3, out=b"fed", err=b"worse\n")
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

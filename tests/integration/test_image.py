@@ -170,7 +170,7 @@ def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, reg
     assert run("pull", *CPU, *lock, env=other).answer["verified"]["by"] == "nobody"
     found = run("image", *CPU, *lock, "--no-smoke", env=other).answer
     assert (found["origin"], found["verified"]["by"], found["executed"]) == ("found", "nobody", 0)
-    assert any("only the registry vouches" in text for text in found["not_proven"])
+    assert any("nobody but the registry confirmed" in text for text in found["not_proven"])
     for tag in images(engine, f"{registry}/"):
         engine.image.remove(tag, force=True)  # the name alone: the image is the other tests'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.engine.build import Builder
 from envbuild.engine.client import EngineClient
 from envbuild.pipeline.locked import lock_for

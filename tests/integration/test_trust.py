@@ -16,7 +16,7 @@ import pytest
 from command import run
 from published import Published, member, publish
 
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
 from envbuild.engine.guest import LABEL
@@ -123,7 +123,7 @@ def test_what_only_the_registry_vouches_for_is_not_verified_and_not_built(site):
     assert not (folder / "made").exists()
     assert json.loads((folder / "pulled" / site.plan.key).read_text())["by"] == "nobody"
     told = run("pull", "--lock", str(LOCK), "--tag", site.tag, env=site.env)
-    assert "not verified: nobody but the registry vouches" in told.out
+    assert "not verified: no source but the registry names its digest" in told.out
 
 
 def test_a_digest_that_a_person_names_is_asked_for(site):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.lock.model import Lock
 from envbuild.matrix.load import load_matrix

@@ -79,9 +79,9 @@ def test_the_probe_looks_for_the_headers_where_transformer_engine_does(tmp_path,
 
 
 def test_what_the_base_image_brings_is_neither_foreign_nor_measured():
-    brought = {"distributions": {"six": "1.17.0", "numpy": "1.19.2"}, "bytes": 200}
-    assert "numpy 1.19.2 is not in the lock" in verdicts(**brought)["packages"][1]
-    of_base = verdicts(**brought, distributions_of_base=["numpy"])
+    provided = {"distributions": {"six": "1.17.0", "numpy": "1.19.2"}, "bytes": 200}
+    assert "numpy 1.19.2 is not in the lock" in verdicts(**provided)["packages"][1]
+    of_base = verdicts(**provided, distributions_of_base=["numpy"])
     assert of_base["packages"] == (
         "passed",
         "1 distributions, each at its locked version, and no other but 1 of the base image",

@@ -37,13 +37,13 @@ def test_a_command_that_answers_takes_json():
 
 
 def test_every_command_and_option_has_a_help_text():
-    lacking = [
+    undocumented = [
         (path, option.name)
         for path, command in EVERY.items()
         for option in command.params
         if isinstance(option, click.Option) and not option.help and not isinstance(option.type, click.Choice)
     ]
-    assert lacking == []
+    assert undocumented == []
     assert [path for path, command in EVERY.items() if not command.help] == []
 
 

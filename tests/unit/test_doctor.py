@@ -5,7 +5,7 @@ import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOTLESS, Recording, df, docker_info
 
 from envbuild.cli import main
-from envbuild.doctor.diagnosis import AREAS, Area, diagnose
+from envbuild.doctor.diagnosis import AREAS, MISSING, Area, diagnose
 from envbuild.doctor.reach import Reach, cuda_reach, gpu_release, stack_reach
 from envbuild.evidence.refs import evidence_refs
 from envbuild.host import Gpu
@@ -19,7 +19,7 @@ def areas(machine: Recording) -> dict[str, Area]:
 
 
 def mends(area: Area) -> str:
-    return "\n".join(mend for finding in area.findings for mend in finding.mend)
+    return "\n".join(fix for finding in area.findings for fix in finding.fix)
 
 
 def cells(machine: Recording) -> dict[str, Reach]:
@@ -37,7 +37,7 @@ def test_a_training_node_lacks_nothing_that_training_needs() -> None:
 
 def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None:
     engine = areas(BARE)["engine"]
-    assert engine.status == "lack"
+    assert engine.status == MISSING
     assert mends(engine) == "scripts/install-engine"
     rocky = BARE.but(files={"/etc/os-release": 'PRETTY_NAME="Rocky Linux 9"\nID="rocky"\n'})
     assert "docs.docker.com" in mends(areas(rocky)["engine"])
@@ -53,14 +53,14 @@ def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None
 )
 def test_an_engine_that_cannot_build(changes: dict, says: str) -> None:
     engine = areas(ENGINE.but(commands={INFO: docker_info(**changes)}))["engine"]
-    assert engine.status == "lack"
+    assert engine.status == MISSING
     assert says in " ".join(finding.what for finding in engine.findings)
     assert mends(engine)
 
 
 def test_the_toolkit_is_mended_with_the_current_commands() -> None:
     old = areas(OLD_A100)["toolkit"]
-    assert old.status == "lack"
+    assert old.status == MISSING
     assert "sudo nvidia-ctk runtime configure --runtime=docker" in mends(old)
     assert "remove nvidia-docker2" in mends(old)
     installed = OLD_A100.but(
@@ -83,9 +83,9 @@ def test_rootless_configures_the_users_own_engine() -> None:
 
 def test_disks_and_memory() -> None:
     assert "ENVBUILD_CACHE_DIR" in mends(areas(NFS_HOME)["disk"])
-    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("ext4", 9)}))["disk"].status == "lack"
-    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("nfs4", 900)}))["disk"].status == "lack"
-    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 3000000 kB\n"}))["memory"].status == "lack"
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("ext4", 9)}))["disk"].status == MISSING
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("nfs4", 900)}))["disk"].status == MISSING
+    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 3000000 kB\n"}))["memory"].status == MISSING
     assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 6000000 kB\n"}))["memory"].status == "warn"
 
 

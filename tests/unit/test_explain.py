@@ -181,7 +181,7 @@ def test_resolve_prints_the_answer_alone():
     assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "left_out", "matrix"}
     assert {"status", "text", "date", "claim"} <= set(answer["standing"])
     assert answer["driver_verdict"] == "full"
-    assert answer["left_out"]["megatron"] == "only when asked for (--AXIS auto takes what fits)"
+    assert answer["left_out"]["megatron"] == "left out by default (--AXIS auto adds a version that fits)"
     assert answer["cell"]["torch"] == "2.8.0+cu126"
     assert answer["matrix"] == load_matrix().digest
     assert answer["id"].startswith("cu126-py312-torch2.8.0-te2.6.0-apex25.08-sm90-")

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.axes import request_from
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix

@@ -755,7 +755,7 @@ def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch
 
     monkeypatch.setattr(fcntl, "flock", none)
     for run in (check, apply, undo):
-        with pytest.raises(PatchError, match="no locks to tell"):
+        with pytest.raises(PatchError, match="no locks that show which"):
             run(tree, patches)
     assert snapshot(tree) == before
     for name in set(before) - {"a.txt", "sub/b.sh"}:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
+from cell_inputs import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
 from envbuild.components import COMPONENTS
 from envbuild.components.apex import Apex
@@ -226,17 +226,17 @@ def test_a_te_that_does_not_know_cuda_13s_packages_is_told_where_their_libraries
     assert plan_for(**pinned).environment.get("CUDA_HOME") == cuda_home
 
 
-def test_what_a_replaced_stage_alone_needs_may_lack():
+def test_what_a_replaced_stage_alone_needs_may_be_missing():
     lock = complete(inputs_for()).lock
     image = Missing(what="digest of x (base)", host="docker.io", stages=("base",))
     builder = Missing(what="tools packages: ninja", host="pypi.org", stages=("builder",))
     both = Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel"))
     always = Missing(what="env packages: six", host="pypi.org")
-    lacking = lock.model_copy(update={"missing": (image, builder, both, always)}).lacking
-    assert lacking() == (image, builder, both, always)
-    assert lacking(("base",)) == (builder, both, always)
-    assert lacking(("base", "devel")) == (builder, always)
-    assert lacking(("runtime", "builder")) == (always,)  # what is made on a base does without it
+    still_missing = lock.model_copy(update={"missing": (image, builder, both, always)}).still_missing
+    assert still_missing() == (image, builder, both, always)
+    assert still_missing(("base",)) == (builder, both, always)
+    assert still_missing(("base", "devel")) == (builder, always)
+    assert still_missing(("runtime", "builder")) == (always,)  # what is made on a base does without it
 
 
 def llama3_70b(**overrides: str) -> planning.Plan:

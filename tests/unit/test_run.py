@@ -67,17 +67,17 @@ def test_gpus_by_hook_by_runtime_and_by_cdi(machine: Recording, gpus: str, expec
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpus", "says", "mend"),
+    ("machine", "gpus", "says", "fix"),
     [
         (BARE, "all", "no GPU that answers", "driver-installation-guide"),
         (OLD_A100, "all", "cannot see this machine's GPUs", "nvidia-ctk runtime configure"),
         (H200, "8", "8 GPUs, numbered from 0", "doctor"),
     ],
 )
-def test_gpus_that_cannot_be_had(machine: Recording, gpus: str, says: str, mend: str) -> None:
+def test_gpus_that_cannot_be_had(machine: Recording, gpus: str, says: str, fix: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         flags(machine, gpus=gpus)
-    assert mend in caught.value.hint
+    assert fix in caught.value.hint
     assert caught.value.where == f"--gpus {gpus}"
 
 

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from cell_inputs import complete, inputs_for, inputs_for_stack, plan_for
 from git_server import git_server
-from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError
@@ -24,7 +24,7 @@ from envbuild.lock.model import GitSource, Missing, Submodule
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
 from envbuild.plan.plan import plan_of
-from envbuild.plan.shell import HOST_BRINGS, script
+from envbuild.plan.shell import HOST_PROVIDES, script
 from envbuild.stacks.load import load_stack, stack_names
 
 CUDA = BASE | {"flash-attn-hopper": "auto", "megatron": "auto"}
@@ -112,7 +112,7 @@ def test_a_host_brings_its_own_images_and_os_packages():
         Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel")),
     )
     ours = Missing(what="source tree of apex at 123", host="github.com", stages=("src-apex",))
-    assert lock.model_copy(update={"missing": (*of_the_host, ours)}).lacking(HOST_BRINGS) == (ours,)
+    assert lock.model_copy(update={"missing": (*of_the_host, ours)}).still_missing(HOST_PROVIDES) == (ours,)
 
 
 def test_a_torch_that_exists_in_an_image_alone_is_refused():

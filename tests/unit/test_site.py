@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from road import plan_for
+from cell_inputs import plan_for
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.site import jobs, secrets

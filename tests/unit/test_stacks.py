@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from road import complete, inputs_for_stack
+from cell_inputs import complete, inputs_for_stack
 
 from envbuild.cli import main
 from envbuild.errors import DataError, LockError, NoCellError, UsageError
@@ -176,7 +176,7 @@ def test_devel_flavor_starts_from_the_base_with_the_compiler():
 def test_ngc_stack_takes_torch_from_its_image():
     plan = _plan(load_stack("gpt2-3d"))
     assert not plan.has("torch")
-    assert plan.brought == ("numpy", "torch")
+    assert plan.provided == ("numpy", "torch")
     assert [c.axis for c in plan.components] == ["deepspeed"]
     text = dockerfile(plan)
     assert 'ENV PATH="/opt/venv/bin:$PATH"' in text
@@ -242,7 +242,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ("[environment]", '[environment]\nPATH = "/opt/mine/bin:$PATH"', "PATH is made by envbuild"),
         ("[environment]", '[environment]\nA = """b\nUSER x"""', "environment"),
         ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
-        ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a key of its own"),
+        ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a separate key"),
         ("title = ", "titel = ", "unknown key titel"),
         ('run = "make -C megatron/data"', 'run = "true\\nenvbuild_end\\nUSER x"', "the word that ends a script"),
         ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
@@ -251,9 +251,9 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/.?/.?/x"]', "leads out of the repository"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
         ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image's own"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/usr"', "is a folder of the image's own"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/etc/megatron"', "is a folder of the image's own"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/usr"', "is a folder of the image"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/etc/megatron"', "is a folder of the image"),
         ('path = "/workspace/megatron-deepspeed"', 'path = "//"', "repository.path"),
         ('path = "/workspace/megatron-deepspeed"', 'path = "/workspace/."', "leads out of where it begins"),
         ('ref = "hpc/fujii/new-mds"', 'ref = "main\\nRUN x"', "repository.ref"),

@@ -1,4 +1,4 @@
-"""Who vouches for an image, and what is read of a foreign one, where no engine is needed."""
+"""Who confirmed the digest of an image, and what is read of a foreign one, where no engine is needed."""
 
 import io
 import json
@@ -7,11 +7,11 @@ import struct
 import tarfile
 
 import pytest
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.cli import main
+from envbuild.cli.cell_options import parse_digest
 from envbuild.cli.image_report import for_people
-from envbuild.cli.road import parse_digest
 from envbuild.engine.built import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure
@@ -247,7 +247,7 @@ def test_what_is_no_whole_tar_is_an_error_of_tars(body):
         read(io.BytesIO(body))
 
 
-def test_the_answer_of_a_pull_is_json_that_names_who_vouches():
+def test_the_answer_of_a_pull_is_json_that_names_who_confirmed_it():
     found = Verified(by="nobody", digest=ONE).as_json()
     assert json.loads(json.dumps(found)) == found
     assert found["text"].startswith("not verified")
@@ -268,11 +268,11 @@ def answer(**more) -> dict:
     ("origin", "words"),
     [("pulled", "pulled from r.example/team:x in 3 s"), ("found", "pulled earlier from r.example/team:x in 3 s")],
 )
-def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, words):
+def test_the_answer_of_an_image_says_where_it_is_from_and_who_confirmed_it(origin, words):
     said = for_people(answer(origin=origin))
     assert words in said
-    assert "trust   not verified: nobody but the registry vouches" in said
-    assert "what the image says of itself" in said
+    assert "trust   not verified: no source but the registry names its digest" in said
+    assert "what the image reports about itself" in said
     assert "\nproven" not in said
 
 

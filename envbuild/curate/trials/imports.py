@@ -143,7 +143,7 @@ class _Reader:
                     yield from self.expression(argument.annotation)
             if node.returns is not None:
                 yield from self.expression(node.returns)
-        # inside, only imports: attributes there are read of values that nobody knows here
+        # inside, only imports: attributes there are read of values that are not known here
         known = dict(self.aliases)
         items = tuple(item for item in _flat(self.block(node.body)) if not (isinstance(item, Need) and item.attribute))
         self.aliases = known

@@ -13,7 +13,7 @@ from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
 _LIBRARY = re.compile(r"[^/]+\.so(?:\.\d+)*")
-# Of glibc and gcc's runtime, which every image has, and of the driver, which the host brings.
+# Of glibc and gcc's runtime, which every image has, and of the driver, which is the host's.
 _OF_THE_SYSTEM = re.compile(
     r"(?:ld-linux-x86-64\.so\.2|linux-vdso\.so\.1|lib(?:c|m|dl|rt|util|pthread|resolv|gcc_s|stdc\+\+|gomp)\.so\.\d+)"
 )

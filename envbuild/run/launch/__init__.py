@@ -1,7 +1,7 @@
 """One training job over several hosts: a container on each, and the launcher that the training code expects.
 
 `torchrun` and `srun` start one process per host and need no login between containers. `mpirun` and `deepspeed` log in
-from container to container: each gets an sshd on a port of its own, host keys made at its start and known to all others,
+from container to container: each gets an sshd on its own port, host keys made at its start and known to all others,
 and one key for this job. No key is ever in an image, on a command line or on a host's disk.
 """
 

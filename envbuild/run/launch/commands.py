@@ -142,7 +142,7 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, li
 
     Raises:
         UsageError: the launcher cannot run this hostfile.
-        HostError: the containers ask for something that this machine lacks; the other hosts are taken to be like it.
+        HostError: the containers ask for something that is missing on this machine; the other hosts are assumed to be like it.
 
     """
     if job.launcher != "deepspeed" and len({node.slots for node in job.nodes}) > 1:
@@ -179,7 +179,7 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, li
     launcher = _mpirun(job) if job.launcher == "mpirun" else _deepspeed(job)
     return Plan(
         keepers=keepers,
-        setups=tuple(on(rank, shells[rank], "sshd with a host key of its own", fed) for rank in ranks),
+        setups=tuple(on(rank, shells[rank], "sshd with its own host key", fed) for rank in ranks),
         starts=(on(0, _inside(job, 0, settings, launcher), "the launcher, in the first container"),),
     ), notes
 

@@ -55,7 +55,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
             key, _, value = word.partition("=")
             if key == "slots":
                 count = value
-            elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which bounds what nobody asks for here
+            elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which limits what is not used here
                 unknown = True
         if unknown or not _HOST.match(name) or not (count == "" or re.fullmatch(r"0{0,9}[1-9][0-9]{0,4}", count)):
             raise UsageError(

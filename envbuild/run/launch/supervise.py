@@ -79,7 +79,7 @@ def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     text=True,
-                    # A session of its own: Ctrl-C reaches only this process, which ends the containers in order.
+                    # Its own session: Ctrl-C reaches only this process, which ends the containers in order.
                     start_new_session=True,
                 )
             )
@@ -132,9 +132,9 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
     end = time.monotonic() + START_SECONDS
     while True:
         if keeper.poll() is not None:
-            said = keeper.stderr.read() if keeper.stderr else ""
+            output = keeper.stderr.read() if keeper.stderr else ""
             raise HostError(
-                f"no container could be started: {_first_line(said)}",
+                f"no container could be started: {_first_line(output)}",
                 where=step.node,
                 hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
             )

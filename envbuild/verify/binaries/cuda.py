@@ -140,7 +140,7 @@ def check_opened(process: Process) -> tuple[list[Finding], str]:
             by_stem[stem].add(name if version else f"{stem}.so.{major[1]}")
         for stem, names in sorted(by_stem.items()):
             if not stem.startswith(f"lib{family['family']}") or binary.soname in names:
-                continue  # another family's: whoever needs that brings it
+                continue  # another family's: whoever needs that installs it
             count += 1
             place = next((p for n in sorted(names) if (p := process.loader.find(n, (path,))) is not None), None)
             here = posixpath.dirname(process.files.real(path))

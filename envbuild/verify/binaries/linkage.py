@@ -91,7 +91,7 @@ def check_symbols(process: Process) -> tuple[list[Finding], str]:
             binary = process.files.binaries[each]
             unknown = _undefined(process, binary, places)
             unknown = [n for n in unknown if not _may_be_elsewhere(process, n, absent)]
-            # what torch's own libraries lack is theirs to open later
+            # what torch's own libraries are missing is theirs to open later
             if unknown and (each == process.files.real(path) or process.is_compiled(each)):
                 lost += unknown
             else:
@@ -163,12 +163,12 @@ def check_versions(process: Process) -> tuple[list[Finding], str]:
             if provider is None and (place := process.loader.find(library, (path,))) is not None:
                 provider = process.files.real(place)
             has = process.files.binaries[provider].versions if provider is not None else frozenset()
-            if lacking := sorted(versions - has if has else (), key=_version):
+            if absent := sorted(versions - has if has else (), key=_version):
                 newest = max(
-                    (v for v in has if v.partition("_")[0] == lacking[-1].partition("_")[0]), key=_version, default=""
+                    (v for v in has if v.partition("_")[0] == absent[-1].partition("_")[0]), key=_version, default=""
                 )
                 high = f"up to {shown(newest)}" if newest else "none"
-                text = f"needs {shown(lacking[-1])} of {shown(library)}, which has {high}"
+                text = f"needs {shown(absent[-1])} of {shown(library)}, which has {high}"
                 findings.append(Finding(f"{named(path)} {text}", path in process.used or process.is_compiled(path)))
         findings += _against_tag(process, path, frozenset().union(*binary.wanted_versions.values()))
     return findings, "every version of a symbol is there"

@@ -30,7 +30,7 @@ class Asked:
     stack: "Stack | None"
 
 
-def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the axis flags, `--source` and `--lock` to a command; `asked_from` reads them."""
     for option in (
         click.option(
@@ -44,7 +44,7 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "sources",
             multiple=True,
             metavar="te=git|te=pypi",
-            help="Where a component's source comes from; Transformer Engine's is PyPI unless git is asked for.",
+            help="Take Transformer Engine's source from git or from PyPI. [default: te=pypi]",
         ),
         axis_options,
     ):
@@ -55,7 +55,7 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
 digest_option = click.option(
     "--digest",
     metavar="sha256:…",
-    help="The digest that the image must have; any other is refused.",
+    help="Refuse an image with any other digest.",
 )
 
 

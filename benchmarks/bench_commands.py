@@ -1,6 +1,6 @@
 """What asking costs before anything is built: resolve, plan and render of the headline cell, in process and as a command.
 
-Run: python benchmarks/bench_road.py [--json] [--runs N]
+Run: python benchmarks/bench_commands.py [--json] [--runs N]
 
 Wall time on a machine that does other things says little; beside it stands the CPU time of the same runs.
 """
