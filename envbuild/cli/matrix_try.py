@@ -1,4 +1,4 @@
-"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
+"""`envbuild matrix try` and `trials`: pairs of releases, tried with each other without a GPU or an image."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
