@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ResolvedRequest:
     """A request, resolved: the cell and what it is made of."""
 
     matrix: "Matrix"
@@ -72,11 +72,11 @@ def parse_digest(text: str | None) -> str | None:
         return checked(Digest, text)
     except ValueError:
         raise UsageError(
-            f"{shown(text)!r} is no digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
+            f"{shown(text)!r} is not a digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
         ) from None
 
 
-def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
+def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> ResolvedRequest:
     """Resolve the flags to a cell and its inputs.
 
     Raises:
@@ -107,7 +107,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else None)
     inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
-    return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
+    return ResolvedRequest(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 
 
 def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
@@ -119,7 +119,7 @@ def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
             chosen = "pypi"
         else:
             raise UsageError(
-                f"{text!r} is no source",
+                f"{text!r} is not a source",
                 where="--source",
                 hint="te=pypi (the default) or te=git; every other component has one source",
             )

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.cli.cell_options import Asked
+from envbuild.cli.cell_options import ResolvedRequest
 
 if TYPE_CHECKING:
     from envbuild.pipeline.image import Made
 
 
-def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
+def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
     """Return what is known of an image before it is proven, as JSON values."""
     from envbuild.run.container import shown
 
@@ -37,7 +37,7 @@ def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str,
     }
 
 
-def _left_out(asked: Asked) -> dict[str, str]:
+def _left_out(asked: ResolvedRequest) -> dict[str, str]:
     """Return the components that every image holds unless something forbids them, and what forbade them."""
     return {
         axis: why

@@ -333,7 +333,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
+            "upstreams cannot be reached: their releases are missing from the answer, and their commits are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )

@@ -115,9 +115,7 @@ def _trees(texts: "Sequence[str]") -> dict[str, Path]:
     for text in texts:
         axis, _, path = text.partition("=")
         if axis not in COMPONENTS or not path or not Path(path).is_dir():
-            raise UsageError(
-                f"{text!r} names no component and folder", where="--tree", hint="such as --tree apex=/src/apex"
-            )
+            raise UsageError(f"{text!r} is not COMPONENT=FOLDER", where="--tree", hint="such as --tree apex=/src/apex")
         found[axis] = Path(path)
     return found
 

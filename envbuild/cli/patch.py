@@ -94,7 +94,7 @@ def _emit_changes(reports: tuple[PatchReport, ...], words: Mapping[str, str], *,
 def _check_upstream(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], *, as_json: bool) -> int:
     patches = load_patches()
     if not names:
-        raise click.UsageError("--upstream needs --patch: a newer tree is recognised by nothing")
+        raise click.UsageError("--upstream needs --patch: a newer tree cannot be recognised")
     reports = check_upstream(tree, _without(select(patches, names), skipped, patches))
     answer: list[dict[str, Any]] = [
         {"name": r.name, "path": r.path, "state": r.state, "known": r.known, "text": r.text} for r in reports

@@ -65,7 +65,9 @@ def _sm_of(gpu: str) -> int:
         if gpu.lower() in {release.version, *release.aliases}:
             return int(release.version.removeprefix("sm_"))
     known = ", ".join(release.version for release in releases)
-    raise UsageError(f"{gpu} is no GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them")
+    raise UsageError(
+        f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
+    )
 
 
 @click.command()

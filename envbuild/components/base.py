@@ -268,7 +268,7 @@ def sm_of(view: View) -> str:
     """
     if "gpu" not in view.versions:
         raise UsageError(
-            "what is compiled for CUDA is compiled for one GPU architecture, and this cell has none",
+            "CUDA code is compiled for one GPU architecture, and this cell has none",
             where="--gpu none",
             hint="name the GPU, such as --gpu h100, or leave the flag out",
         )
@@ -291,7 +291,7 @@ def commit_of(view: View, axis: str) -> str:
     commit = view.commits.get(axis) or view.release(axis).commit
     if commit is None:
         raise UsageError(
-            f"the matrix knows no commit of {axis} {view.versions[axis]}, so that it cannot be built from git",
+            f"the matrix has no commit of {axis} {view.versions[axis]}, so it cannot be built from git",
             where=f"--source {axis}=git",
             hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
         )

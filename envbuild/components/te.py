@@ -70,7 +70,7 @@ class TransformerEngine(Component):
             raise UsageError(
                 f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
                 where="te=pypi",
-                hint="leave the source out, and this release comes from git",
+                hint="leave --source out: this release then comes from git",
             )
         return "git"
 

@@ -146,7 +146,7 @@ def read_uploads(body: bytes) -> dict[Version, Upload]:
     try:
         releases = table(read_object(body).get("releases"))
     except ValueError as error:
-        raise LockError(f"the answer is none of the JSON API of a package index: {error}") from None
+        raise LockError(f"the answer is not from the JSON API of a package index: {error}") from None
     found = {}
     for text, listed in releases.items():
         files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []

@@ -87,7 +87,7 @@ def _parsed(body: bytes, what: str) -> Any:
     try:
         return parse_json(body, limit=_JSON_LIMIT)
     except ValueError as error:
-        raise ImageError(f"{what} is no JSON that an image has: {error}") from None
+        raise ImageError(f"{what} is not the JSON of an image: {error}") from None
 
 
 def read_index(body: Any) -> _Index:

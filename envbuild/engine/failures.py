@@ -34,14 +34,14 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
         return HostError(
             f"buildx has no builder named {settings.builder}",
             where="--builder, or the setting `builder`",
-            hint="`docker buildx ls` lists those that there are; leave it out to use the engine's own",
+            hint="`docker buildx ls` lists the existing ones; leave it out to use the engine's own",
         )
     foreign = [line for line in lines if _FOREIGN.search(line)]
     if foreign:
         return LockError(
-            f"stage {stage or target} was handed a file that the lock does not name:\n    " + "\n    ".join(lines),
+            f"stage {stage or target} got a file that the lock does not name:\n    " + "\n    ".join(lines),
             where=f"the whole log is in {log}",
-            hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
+            hint="ask who runs the index or mirror why it changed; lock again only if the change is meant",
         )
     what = f"stage {stage or target} failed:\n    " + "\n    ".join(lines)
     where = f"the whole log is in {log}"

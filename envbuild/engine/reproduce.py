@@ -70,7 +70,7 @@ def carried_lock(client: EngineClient, image: str) -> Locked:
     label = found.labels.get("io.envbuild.lock")
     if label is None:
         raise UsageError(
-            f"{shown(image)} carries no lock: envbuild did not build it",
+            f"{shown(image)} contains no lock: envbuild did not build it",
             hint="name an image that `envbuild image` made",
         )
     files = files_of_image(client, found, _IN_IMAGE, _LOCK_FILES)

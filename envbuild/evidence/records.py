@@ -174,7 +174,7 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def read_evidence(path: Path) -> Evidence:

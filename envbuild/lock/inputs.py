@@ -127,7 +127,7 @@ def inputs_of(
     toolchain = pypi_toolchain(matrix, cell)
     if flavor == "devel" and toolchain:
         raise UsageError(
-            "an image that keeps its CUDA compiler needs a base that holds one",
+            "an image with a CUDA compiler needs a base that contains one",
             where="--flavor devel",
             hint='choose such a base: --base "nvidia-cuda-*"',
         )
@@ -291,7 +291,9 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
         meant = difflib.get_close_matches(correction.item, matrix.axes, n=1, cutoff=0.8)
         if meant and correction.item not in matrix.axes:
             raise DataError(
-                f"a correction is of {correction.item!r}, which is no axis", where=where, hint=f"is {meant[0]} meant?"
+                f"a correction is of {correction.item!r}, which is not an axis",
+                where=where,
+                hint=f"is {meant[0]} meant?",
             )
 
 

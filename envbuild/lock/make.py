@@ -176,7 +176,7 @@ class _Maker:
 
         if image.digest:
             return image
-        self.note(f"asking for the digest of {image.reference}")
+        self.note(f"looking up the digest of {image.reference}")
         host = parse_reference(image.reference).host
         try:
             digest = find_digest(image.reference, settings=self.settings)

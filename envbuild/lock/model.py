@@ -95,7 +95,7 @@ class GitSource(Model):
         _once("submodule", (s.path for s in self.submodules))
         for submodule in self.submodules:
             if submodule.used and not submodule.url:
-                raise ValueError(f"the submodule {submodule.path} is read by the build and has no address")
+                raise ValueError(f"the submodule {submodule.path} is used by the build and has no address")
         return self
 
 

@@ -257,11 +257,11 @@ def _packages(text: str, machine: str) -> list[tuple[_Package, tuple[tuple[str, 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise LockError(f"this is no pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
     except RecursionError:
-        raise LockError("this is no pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
+        raise LockError("this is not a pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
     except ValueError as error:
-        raise LockError(f"this is no pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
     for package, wheels in found:
         if not wheels:
             raise LockError(
@@ -307,7 +307,7 @@ def _read(group: PythonGroup, text: str, machine: str) -> tuple[str, PythonSet]:
             stated = f'{key} = "{value}"'
             if stated not in text:  # uv wrote it with escapes
                 raise LockError(
-                    f"{package.name} {package.version} lies in a folder whose name cannot be written plainly",
+                    f"{package.name} {package.version} is in a folder whose name has special characters",
                     where=shown(value or ""),
                     hint="move the wheels to a folder of letters, digits and . _ -",
                 )

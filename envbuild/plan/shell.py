@@ -37,7 +37,7 @@ def script(plan: Plan) -> str:
     """
     if plan.provided:
         raise UsageError(
-            f"torch {plan.cell.versions['torch']} of this cell exists inside {plan.cell.versions['base']} alone, and no host has it",
+            f"torch {plan.cell.versions['torch']} of this cell exists only inside {plan.cell.versions['base']}, and no host has it",
             where="--format shell",
             hint="render it as a Dockerfile, or ask for a cell with another --base",
         )

@@ -20,7 +20,7 @@ from envbuild.recipes.model import (
     is_known_with,
     may_hold_with,
 )
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
 from envbuild.solver.program import solvable
@@ -188,7 +188,7 @@ class Held:
                 "the recipe states too many different versions to compare", hint="check its parts one by one"
             )
 
-    def _asked(self, pins: Sequence[Pin]) -> Asked:
+    def _asked(self, pins: Sequence[Pin]) -> ReadRequest:
         cpu = any(map(is_cpu, pins))
         # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
         own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]

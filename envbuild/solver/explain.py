@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, score_of
 from envbuild.solver.proof import RANKS, EvidenceRef
@@ -35,7 +35,7 @@ class Choice:
     """The most preferred release, where it was not chosen and is not the next best."""
 
 
-def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: Asked) -> tuple[Choice, ...]:
+def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: ReadRequest) -> tuple[Choice, ...]:
     """Return the choices of `solution`, in the matrix' order of axes.
 
     Args:
@@ -73,7 +73,7 @@ def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: 
 
 
 def _next_best(
-    asked: Asked, evidence: Sequence[EvidenceRef], solution: Solution, axis: int, chosen: int
+    asked: ReadRequest, evidence: Sequence[EvidenceRef], solution: Solution, axis: int, chosen: int
 ) -> Alternative | None:
     compiled = asked.compiled
     domains = compiled.domains(asked.pinned())
@@ -89,7 +89,7 @@ def _next_best(
 
 
 def _newest(
-    asked: Asked,
+    asked: ReadRequest,
     evidence: Sequence[EvidenceRef],
     solution: Solution,
     axis: int,
@@ -117,7 +117,7 @@ def _newest(
     return Alternative(version=release.version, why=why, source=release.source)
 
 
-def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
+def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) -> str:
     """Say at which step of the stated order `other`, the best cell with `version`, loses to `chosen`."""
     steps = [
         (chosen.compat, other.compat, "its cell needs the package cuda-compat under this driver"),

@@ -113,7 +113,7 @@ def run_smoke(
                 code = follow(started, collected, kept, request.timeout_s)
     if request.keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:
         raise UsageError(
-            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
+            f"no test has such a name: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
             where=f"-k {request.keyword!r}",
             hint="give a part of a test's name, or several with `and`, `or` and `not`",
         )

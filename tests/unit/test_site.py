@@ -178,5 +178,5 @@ def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
 
 
 def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
-    with pytest.raises(LockError, match="describes bash in no known way: version"):
+    with pytest.raises(LockError, match="describes bash in an unknown way: version"):
         _parse_stanzas("Package: bash\nArchitecture: amd64\n")
