@@ -18,6 +18,7 @@ from published import Published, member, publish
 
 from envbuild.cli.cell_options import asked_from
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.guest import LABEL
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.trust import expected_digests
@@ -190,7 +191,7 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
         request = ImageRequest(
             matrix=site.asked.matrix, inputs=site.asked.inputs, tag=site.tag, locked_only=True, **more
         )
-        silent = (lambda *_: None, lambda _: None)
+        silent = (lambda *_: None, lambda _: None, Details())
         return make_image(request, EngineClient(settings), (site.locked, LOCK), lambda plan: silent)
 
     first = image(site.settings)
