@@ -47,6 +47,15 @@ def test_every_command_and_option_has_a_help_text():
     assert [path for path, command in EVERY.items() if not command.help] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "line"), [(("matrix", "try"), "  names      each name"), (("completion",), "  zsh    envbuild")]
+)
+def test_a_table_in_a_help_text_keeps_its_lines(path, line):
+    text = EVERY[path].get_help(click.Context(EVERY[path], terminal_width=100))
+    assert f"\n{line}" in text
+    assert "\\b" not in text
+
+
 def test_the_list_of_commands_loads_none_of_them():
     code = (
         "import sys, envbuild.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
