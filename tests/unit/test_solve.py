@@ -96,7 +96,7 @@ def test_releases_that_nobody_may_choose_by_accident(matrix):
     assert versions(matrix, apex="25.08.post1")["apex"] == "25.08.post1"
     assert versions(matrix, apex="ccccccc")["apex"] == "25.08.post1"
     assert versions(matrix, base="ngc-*")["torch"] == "2.7.1+cu126"
-    with pytest.raises(NoCellError, match="taken only when asked for by name"):
+    with pytest.raises(NoCellError, match="used only when requested by name"):
         solve(matrix, request(apex=">=25.08.post1"))
 
 
