@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,20 +23,25 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What to try; may be given again. [default: all but sources]",
+    help="Run only trials of this kind; repeat it for more. [default: all but sources]",
 )
-@click.option("--all", "every", is_flag=True, help="Try pairs that no cell holds, too.")
-@click.option("--again", is_flag=True, help="Try again what was tried with the same files.")
-@click.option("--list", "only_list", is_flag=True, help="List the pairs and what is known of them; try nothing.")
+@click.option("--all", "every", is_flag=True, help="Try pairs that are in no cell, too.")
+@click.option("--again", is_flag=True, help="Repeat trials that were made with the same files.")
+@click.option("--list", "only_list", is_flag=True, help="List the pairs and their known results; try nothing.")
 @click.option(
-    "--tree", "trees", multiple=True, metavar="AXIS=PATH", help="A source tree of a component that no index has."
+    "--tree",
+    "trees",
+    multiple=True,
+    metavar="AXIS=PATH",
+    help="Use this source tree for a component that is on no index.",
 )
 @click.option(
     "--records",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of trials. [default: this installation's]",
+    help="Use this folder of trials. [default: this installation's]",
 )
 @json_option
+@progress_options
 def try_pairs(
     axes: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -47,7 +52,7 @@ def try_pairs(
     records: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Try pairs of releases without a GPU and without a whole build, and record what came of each.
+    r"""Try pairs of releases with each other, without a GPU or an image, and record the results.
 
     `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch:
 
@@ -68,7 +73,13 @@ def try_pairs(
 
     matrix = load_matrix()
     asked = read_axes(matrix, axes)
-    runner = Runner(matrix, tell(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again)
+    runner = Runner(
+        matrix,
+        show_notices(use_cache(load_settings())),
+        records=records or trials_folder(),
+        trees=_trees(trees),
+        again=again,
+    )
     pairs = list(pairs_of(runner.files, matrix, asked, every=every))
     if only_list:
         _list(pairs, runner.ledger.of, as_json=as_json)
@@ -81,7 +92,7 @@ def try_pairs(
 @click.command("trials")
 @json_option
 def list_trials(as_json: bool) -> None:
-    """Count the trials that are recorded: by pair of axes and kind, the last of each pair."""
+    """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
     from envbuild.evidence.trials import committed_trials, counted
 
@@ -109,9 +120,7 @@ def _trees(texts: "Sequence[str]") -> dict[str, Path]:
     for text in texts:
         axis, _, path = text.partition("=")
         if axis not in COMPONENTS or not path or not Path(path).is_dir():
-            raise UsageError(
-                f"{text!r} names no component and folder", where="--tree", hint="such as --tree apex=/src/apex"
-            )
+            raise UsageError(f"{text!r} is not COMPONENT=FOLDER", where="--tree", hint="such as --tree apex=/src/apex")
         found[axis] = Path(path)
     return found
 

@@ -51,7 +51,7 @@ class TransformerEngine(Component):
     extensions = {"transformer-engine-torch": ("transformer_engine_torch",)}
 
     def module(self, view: View) -> str:
-        return "transformer_engine" if self.is_brought(view) else "transformer_engine.pytorch"
+        return "transformer_engine" if self.is_provided(view) else "transformer_engine.pytorch"
 
     def source_of(self, view: View) -> Literal["pypi", "git"]:
         """Return `pypi` or `git`: what PyPI does not have comes from git, unless it was to be PyPI.
@@ -62,7 +62,7 @@ class TransformerEngine(Component):
         """
         asked = view.sources.get("te")
         v = view.versions
-        if "te" not in v or self.is_brought(view) or asked == "git":
+        if "te" not in v or self.is_provided(view) or asked == "git":
             return "git" if asked == "git" else "pypi"
         if v["cuda"].split(".")[0] in view.release("te").facts.core:
             return "pypi"
@@ -70,7 +70,7 @@ class TransformerEngine(Component):
             raise UsageError(
                 f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
                 where="te=pypi",
-                hint="leave the source out, and this release comes from git",
+                hint="leave --source out: this release then comes from git",
             )
         return "git"
 
@@ -123,7 +123,7 @@ class TransformerEngine(Component):
         )
 
     def environment(self, view: View, *, site: str, devel: bool) -> dict[str, str]:
-        if self.is_brought(view):
+        if self.is_provided(view):
             return {}
         # TE compiles some kernels at run time and looks for CUDA's headers here first.
         cuda13 = view.versions["cuda"].startswith("13")

@@ -8,8 +8,9 @@ from envbuild.components import COMPONENTS
 from envbuild.curate.links import source_url
 from envbuild.curate.page import Page
 from envbuild.errors import HostError
-from envbuild.matrix.model import GpuFacts, Release, Rule, Spec
+from envbuild.matrix.model import GpuFacts, Release
 from envbuild.matrix.spec import public_version
+from envbuild.matrix.text import rule_text, spec_text
 
 _ASSETS = Path(__file__).with_name("page_assets")
 
@@ -53,8 +54,8 @@ def render_page(page: Page) -> str:
         lstrip_blocks=True,
         autoescape=True,
     )
-    environment.filters |= {"source_url": source_url, "spec": _spec_text, "public": _public}
-    environment.globals |= {"demand": _demand, "gpu_names": _gpu_names, "stack_axes": _SHOWN_OF_STACKS}
+    environment.filters |= {"source_url": source_url, "spec": spec_text, "public": _public}
+    environment.globals |= {"demand": rule_text, "gpu_names": _gpu_names, "stack_axes": _SHOWN_OF_STACKS}
     data = json.dumps(page_data(page), separators=(",", ":"), ensure_ascii=False)
     return environment.get_template("page.html.j2").render(
         page=page,
@@ -70,22 +71,6 @@ def _public(version: str) -> str:
     """Return a version without its variant, which the CUDA above the table says."""
     public = public_version(version)
     return str(public) if public is not None else version
-
-
-def _spec_text(spec: Spec) -> str:
-    return spec if isinstance(spec, str) else " or ".join(spec)
-
-
-def _demand(rule: Rule) -> tuple[str, str]:
-    """Return when a rule applies and what it then demands, in short."""
-    when = ", ".join(f"{axis} {_spec_text(spec)}" for axis, spec in rule.when.items())
-    then = [f"{axis} {_spec_text(spec)}" for axis, spec in rule.needs.items()]
-    then += [" and ".join(f"{axis} {_spec_text(spec)}" for axis, spec in each.items()) for each in rule.any_of]
-    then += [f"{axis} in use" for axis in rule.with_]
-    then += [f"no {axis}" for axis in rule.without]
-    if rule.same:
-        then.append(f"one major.minor of {' and '.join(rule.same)}")
-    return (f"{rule.component}: {when}" if rule.component else when), (" or " if rule.any_of else " and ").join(then)
 
 
 def page_path(folder: Path) -> Path:

@@ -58,7 +58,7 @@ class Trial(Model):
     @model_validator(mode="after")
     def _says_why(self) -> Self:
         if self.verdict != "passed" and not self.first:
-            raise ValueError("a trial that did not pass says why")
+            raise ValueError("a trial that did not pass needs a reason")
         return self
 
     def sealed(self) -> "Trial":

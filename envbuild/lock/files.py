@@ -105,7 +105,7 @@ def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str, mac
     except OSError as error:
         raise DataError(f"a file of the lock cannot be read: {error.strerror}", where=place, hint=_WHOLE) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LockError) as error:
-        raise DataError(f"this is no pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
+        raise DataError(f"this is not a pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
     differing = sorted({p.name for p in set(stated) ^ set(python_set.packages)})
     if differing:
         raise LockError(

@@ -51,7 +51,7 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
         DataError, LockError: there is one, it cannot be read, and there is no other.
 
     """
-    lacking: tuple[Locked, Path] | None = None
+    incomplete_one: tuple[Locked, Path] | None = None
     unreadable: EnvbuildError | None = None
     for folder in _candidates(settings, inputs):
         if not (folder / "lock.json").is_file():
@@ -63,14 +63,14 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
             continue
         if found[0].lock.complete:
             return found
-        lacking = lacking or found
-    if lacking is None and unreadable is not None:
+        incomplete_one = incomplete_one or found
+    if incomplete_one is None and unreadable is not None:
         raise unreadable
-    return lacking
+    return incomplete_one
 
 
 def place_for(folder: Path, lock: Lock) -> Path:
-    """Return where a new lock for `folder` goes: one that lacks inputs goes beside a complete one, not in its place."""
+    """Return where a new lock for `folder` goes: one with missing inputs goes next to a complete one, not in its place."""
     try:
         held = not lock.complete and read_lock(folder).lock.complete
     except (DataError, LockError):  # nothing there, or nothing of use
@@ -104,9 +104,9 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
 def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:
     """Raise LockError listing every missing hash and the host that holds it, unless the lock has all that is needed.
 
-    `replaced` names the stages that come from elsewhere, such as `base`: what they alone need may lack.
+    `replaced` names the stages that come from elsewhere, such as `base`: what only they need may be missing.
     """
-    missing = lock.lacking(replaced)
+    missing = lock.still_missing(replaced)
     if missing:
         raise incomplete(missing, where)
 

@@ -4,11 +4,9 @@ Who only reads a lock (`render`) waits for none of what asks, so those modules l
 """
 
 import datetime as dt
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -33,6 +31,7 @@ from envbuild.lock.model import (
     PythonSet,
     Root,
 )
+from envbuild.lock.sdists import requires_dist, sdist_url
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
@@ -71,7 +70,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
         sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
         files=(
-            *(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists),
+            *(FileSource(name=s.name, url=sdist_url(s)) for s in inputs.sdists),
             *inputs.files,
             *((likely_file(matrix, inputs.compat, inputs.cell.arch),) if inputs.compat else ()),
         ),
@@ -94,11 +93,6 @@ def _newest(matrix: Matrix, inputs: Inputs) -> int:
     return _midnight(newest)
 
 
-def _sdist_url(sdist: Sdist) -> str:
-    name = sdist.distribution.replace("-", "_")
-    return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
-
-
 def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
     """Pin every input of a cell.
 
@@ -108,12 +102,12 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
         settings: where to ask.
         matrix: the data that the cell was chosen from.
         inputs: what the cell is made of.
-        note: told what is being asked.
+        note: called with what is being looked up.
         epoch: SOURCE_DATE_EPOCH; today at midnight UTC when None.
 
     Raises:
         LockError: an answer contradicts a pin, or requirements cannot be satisfied.
-        HostError: this machine lacks a tool (apt-get, git).
+        HostError: a tool is missing on this machine (apt-get, git).
 
     """
     return _Maker(
@@ -193,7 +187,7 @@ class _Maker:
 
         if image.digest:
             return image
-        self.note(f"asking for the digest of {image.reference}")
+        self.note(f"looking up the digest of {image.reference}")
         host = parse_reference(image.reference).host
         try:
             digest = find_digest(image.reference, settings=self.settings)
@@ -266,7 +260,7 @@ class _Maker:
                 urlsplit(self.settings.index_url).hostname or "index",
                 f"src-{sdist.name}",
             )
-            return FileSource(name=sdist.name, url=_sdist_url(sdist))
+            return FileSource(name=sdist.name, url=sdist_url(sdist))
         for file in files:
             if file.filename.endswith(suffix) and file.sha256:
                 return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
@@ -327,15 +321,15 @@ class _Maker:
         sets: list[PythonSet] = []
         held: list[str] = []
         for group in self.inputs.python:
-            # The environment grows on torch's set; tools and toolchain live in folders of their own.
+            # The environment grows on torch's set; tools and toolchain are in separate folders.
             shared = group.name == "env"
             asked = self._with_requirements_of(group, files) if shared else group
             if not asked.requirements:
                 sets.append(PythonSet(name=group.name, requirements=()))
                 continue
             self.note(f"resolving the {group.name} packages")
-            beside = group.name in {"torch", "env"}
-            constraints = [*_caps(self.matrix, self.inputs, compiling=not beside), *(held if shared else ())]
+            shared_env = group.name in {"torch", "env"}
+            constraints = [*_caps(self.matrix, self.inputs, compiling=not shared_env), *(held if shared else ())]
             without = [line.split("==")[0] for line in held] if shared else []
             try:
                 text, found = pylock.resolve(
@@ -346,7 +340,7 @@ class _Maker:
                     machine=cell.arch,
                     constraints=constraints,
                     without=without,
-                    excludes=self.inputs.brought,
+                    excludes=self.inputs.provided,
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
@@ -371,7 +365,7 @@ class _Maker:
             if file.sha256 is None:
                 continue
             path, _ = download(self.settings, file.url, file.sha256, self.settings.cache_dir / "files")
-            for line in _requires_dist(path):
+            for line in requires_dist(path):
                 requirement = Requirement(line)
                 name = canonicalize_name(requirement.name)
                 # A variant is pinned by CUDA major; an sdist's metadata was made on one of them.
@@ -390,28 +384,11 @@ class _Maker:
         )
 
 
-def _requires_dist(sdist: Path) -> list[str]:
-    """Return what the distribution asks for at run time, extras aside, as its PKG-INFO or its egg-info says."""
-    import tarfile
-
-    texts: dict[str, str] = {}
-    with tarfile.open(sdist) as tar:
-        for member in tar:
-            if re.fullmatch(r"[^/]+/PKG-INFO|[^/]+/(src/)?[^/]+\.egg-info/requires\.txt", member.name):
-                body = tar.extractfile(member)
-                texts[member.name.rsplit("/", 1)[1]] = body.read().decode() if body else ""
-    if "PKG-INFO" not in texts:
-        raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
-    stated = re.findall(r"^Requires-Dist: (.+)$", texts["PKG-INFO"].split("\n\n")[0], re.MULTILINE)
-    # setuptools before 68 wrote the requirements of a source distribution to its egg-info alone
-    return stated or [line for line in texts.get("requires.txt", "").split("\n[")[0].splitlines() if line]
-
-
 def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
     """Return the ceilings on packages that the cell's components break above, as constraint lines.
 
-    With `compiling`, only those of what takes part in a compile: what Megatron wants beside it changes no build tool, or
-    another Megatron would compile everything anew.
+    With `compiling`, only those of what takes part in a compile: what Megatron requires changes no build tool, or
+    another Megatron would compile everything again.
     """
     from envbuild.matrix.packages import caps_for
 

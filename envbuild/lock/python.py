@@ -103,8 +103,8 @@ def resolve(
     with scratch("uv") as folder:
         asked = folder / "requirements.in"
         asked.write_text("".join(f"{line}\n" for line in group.requirements), encoding="utf-8")
-        brought = folder / "excludes.txt"
-        brought.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
+        excluded = folder / "excludes.txt"
+        excluded.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
         held = folder / "constraints.txt"
         held.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
         out = folder / "pylock.toml"
@@ -117,7 +117,7 @@ def resolve(
         for place in settings.find_links:
             command += ["--find-links", place]
         if excludes:
-            command += ["--excludes", str(brought)]
+            command += ["--excludes", str(excluded)]
         for name in without:
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)
@@ -166,13 +166,13 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
         return HostError(
             f"{host} cannot be reached, and the {group.name} packages are resolved there",
             where=place_of(unreachable["url"]),
-            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)",
+            hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/reference/settings.md)",
         )
     if login := _NO_LOGIN.search(stderr):
         return HostError(
             f"{host_of(login['url'])} asks for a login, and the {group.name} packages are resolved there",
             where=place_of(login["url"]),
-            hint="put the login into the address in your settings (docs/settings.md)",
+            hint="put the login into the address in your settings (docs/reference/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
     return LockError(
@@ -257,11 +257,11 @@ def _packages(text: str, machine: str) -> list[tuple[_Package, tuple[tuple[str, 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise LockError(f"this is no pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
     except RecursionError:
-        raise LockError("this is no pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
+        raise LockError("this is not a pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
     except ValueError as error:
-        raise LockError(f"this is no pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
     for package, wheels in found:
         if not wheels:
             raise LockError(
@@ -307,7 +307,7 @@ def _read(group: PythonGroup, text: str, machine: str) -> tuple[str, PythonSet]:
             stated = f'{key} = "{value}"'
             if stated not in text:  # uv wrote it with escapes
                 raise LockError(
-                    f"{package.name} {package.version} lies in a folder whose name cannot be written plainly",
+                    f"{package.name} {package.version} is in a folder whose name has special characters",
                     where=shown(value or ""),
                     hint="move the wheels to a folder of letters, digits and . _ -",
                 )

@@ -162,7 +162,7 @@ def compat_of(matrix: Matrix, cell: Cell) -> Compat | None:
 
 
 def carries_compat(matrix: Matrix, cell: Cell) -> bool:
-    """Return whether an image for the cell's own `driver` has to bring cuda-compat; NVIDIA's PyTorch images have it."""
+    """Return whether an image for the cell's own `driver` has to contain cuda-compat; NVIDIA's PyTorch images have it."""
     if _is_ngc(matrix, cell):
         return False
     verdict = driver_verdict(matrix, cell)
@@ -177,7 +177,7 @@ def _is_ngc(matrix: Matrix, cell: Cell) -> bool:
 def _switch(matrix: Matrix, cell: Cell) -> str:
     if _is_ngc(matrix, cell):
         return "which the base image has and its own start script switches on"
-    return "which the image carries and switches on as it starts, on hosts with such a driver alone"
+    return "which the image contains and switches on as it starts, on hosts with such a driver alone"
 
 
 def needs_compat(release: Release, driver: str) -> bool:

@@ -10,7 +10,7 @@ from envbuild.net.exchange import Answer, Bounds
 from envbuild.settings import redact
 from envbuild.util.names import shown
 
-REACH_HINT = "check the network, or name a mirror, proxy or CA bundle in your settings (docs/settings.md)"
+REACH_HINT = "check the network, or name a mirror, proxy or CA bundle in your settings (docs/reference/settings.md)"
 
 
 class NoAnswerError(Exception):

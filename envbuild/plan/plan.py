@@ -46,8 +46,8 @@ class Plan:
     placed: tuple[tuple[str, str], ...]
     mpi: MpiFacts | None
     """The MPI that the build compiles."""
-    brought: tuple[str, ...]
-    """Distributions that the base image brings; its Python's packages are then seen by the environment."""
+    provided: tuple[str, ...]
+    """Distributions that the base image contains; its Python's packages are then seen by the environment."""
     compat: Compat | None
     """NVIDIA's package for older drivers, where the image carries it."""
 
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def external(self) -> tuple[str, ...]:
-        """The stages that bring something from outside, and that `--build-context` may replace."""
+        """The stages that take something from outside, and that `--build-context` may replace."""
         images = [i.stage for i in self.lock.images] or ["base"]
         sources = [f"src-{s.name}" for s in self.lock.sources] + [f"src-{s.name}" for s in self.lock.files]
         own = ["runtime", *(["builder"] if self.compiles else []), "torch"]
@@ -110,7 +110,7 @@ class Plan:
         return found is not None and bool(found.requirements)
 
     def index(self, name: str) -> str | None:
-        """Return the index that the Python set `name` needs beside PyPI."""
+        """Return the index that the Python set `name` needs besides PyPI."""
         found = self.lock.python_set(name)
         return found.index if found else None
 
@@ -172,7 +172,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         managed_python=managed,
         placed=placed,
         mpi=mpi,
-        brought=inputs.brought,
+        provided=inputs.provided,
         compat=inputs.compat,
     )
 

@@ -55,7 +55,7 @@ def check_ignored(matrix: Matrix, ignored: Sequence[str]) -> None:
             raise UsageError(
                 f"there is no rule {shown(rule)!r}",
                 where="--ignore",
-                hint="a finding's rule stands behind its file and line",
+                hint="a finding shows its rule after its file and line",
             )
 
 

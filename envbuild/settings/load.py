@@ -105,7 +105,7 @@ def _from_file(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
             raise DataError(
                 f"{shown(key, 60)!r} is not a setting",
                 where=str(path),
-                hint=f"{_nearest(key)}docs/settings.md lists the settings: {', '.join(Settings.model_fields)}",
+                hint=f"{_nearest(key)}docs/reference/settings.md lists the settings: {', '.join(Settings.model_fields)}",
             )
     try:
         return _validated(raw, env, path.absolute().parent)
@@ -121,8 +121,8 @@ def _from_environment(env: Mapping[str, str], notices: list[str]) -> dict[str, t
             continue
         key = name.removeprefix("ENVBUILD_").lower()
         if key not in Settings.model_fields:
-            # Not an error: a site may use such a name for something of its own.
-            notices.append(f"{name} is not a setting: {_nearest(key)}docs/settings.md lists them")
+            # Not an error: a site may use such a name for something else.
+            notices.append(f"{name} is not a setting: {_nearest(key)}docs/reference/settings.md lists them")
             continue
         try:
             found[key] = (_validated({key: split_value(key, text)}, env)[key], name)

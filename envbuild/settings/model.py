@@ -19,7 +19,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     index_url: Url = Field("https://pypi.org/simple", description="Python package index (Simple API).")
-    extra_index_urls: tuple[Url, ...] = Field((), description="Further package indexes, asked beside `index_url`.")
+    extra_index_urls: tuple[Url, ...] = Field(
+        (), description="Further package indexes, asked in addition to `index_url`."
+    )
     torch_index: Url = Field(
         "https://download.pytorch.org/whl",
         description="Base of PyTorch's per-variant indexes; `/cu126`, `/cpu` and so on are appended.",
@@ -52,11 +54,11 @@ class Settings(BaseModel):
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
     git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
-        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
+        (), description="What source trees may be fetched by besides https: `ssh`, `file`."
     )
     debs: ExistingFolder | None = Field(
         None,
-        description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
+        description="Folder of `.deb` files, for a site without a package mirror; where it has every package that a lock names and a stage needs, no archive is asked.",
     )
     jobs: int | None = Field(
         None,

@@ -85,7 +85,7 @@ def wheels_of(stack: Stack, mpi_prefix: str | None) -> tuple[Wheel, ...]:
 
     Args:
         stack: the stack.
-        mpi_prefix: where the cell's MPI lies when the build compiles it; None when the OS brings it.
+        mpi_prefix: where the cell's MPI is when the build compiles it; None when it comes with the OS.
 
     """
     return tuple(

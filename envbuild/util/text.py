@@ -1,4 +1,4 @@
-"""Text on its way out: what a terminal must not obey, and what nobody must read.
+"""Text on its way out: what a terminal must not obey, and what must not be read.
 
 It imports nothing but `re`, since every command prints.
 """

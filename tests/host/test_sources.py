@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from road import plan_for
+from cell_inputs import plan_for
 
 from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError

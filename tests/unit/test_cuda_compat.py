@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cell_inputs import complete, inputs_for, plan_for
 from fault_server import FaultServer
-from road import complete, inputs_for, plan_for
 
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock import find
@@ -61,7 +61,7 @@ def test_a_base_that_has_it_gets_no_second_one():
 def test_the_verdict_says_what_switches_it_on():
     matrix = load_matrix()
     verdict = driver_verdict(matrix, inputs_for(**OLD).cell, "535.104.05")
-    assert "the image carries and switches on as it starts" in verdict.why
+    assert "the image contains and switches on as it starts" in verdict.why
 
 
 def test_an_image_without_it_is_as_before_and_one_with_it_differs_in_nothing_else():
@@ -105,7 +105,7 @@ def test_a_lock_without_it_is_not_taken_for_a_driver_that_needs_it():
         find.check_fits(complete(without).lock, with_it, "--lock here")
 
 
-def test_what_lacks_its_hash_is_not_complete():
+def test_a_package_without_its_hash_is_not_complete():
     inputs = inputs_for(**OLD)
     lock = unlocked(load_matrix(), inputs)
     assert lock.source(COMPAT).sha256 is None

@@ -9,11 +9,11 @@ from envbuild.errors import DataError, HostError
 from envbuild.paths import data_dir
 from envbuild.settings import LIST_KEYS, Settings, config_path, load_settings, redact
 
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 class Machine:
-    """A home, an /etc and an environment of their own."""
+    """A separate home, /etc and environment."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -319,7 +319,7 @@ def _reference() -> str:
 
 
 def test_the_page_lists_every_setting_as_the_model_has_it() -> None:
-    assert _reference() in DOCS.read_text(), f"docs/settings.md should hold this table:\n{_reference()}"
+    assert _reference() in DOCS.read_text(), f"docs/reference/settings.md should hold this table:\n{_reference()}"
 
 
 def test_the_example_of_the_page_loads(machine: Machine) -> None:
@@ -368,7 +368,7 @@ def test_a_list_of_hosts_holds_no_quote_and_no_line_feed(machine: Machine, odd: 
         machine.load()
 
 
-def test_an_odd_value_of_the_machine_is_passed_over_and_said(machine: Machine) -> None:
+def test_an_odd_value_of_the_machine_is_passed_over_and_reported(machine: Machine) -> None:
     settings = machine.load(http_proxy='http://me:secret@p:1" ; x "')
     assert settings.http_proxy is None
     assert "passing over the value of http_proxy" in settings.notices[0]

@@ -34,7 +34,7 @@ class Files:
     """What indexes hold, and what of it lies in the cache.
 
     Args:
-        settings: the index and the cache. Folders and indexes beside the main one are left out: a trial says what anybody
+        settings: the index and the cache. Folders and indexes besides the main one are left out: a trial shows what anybody
             finds there.
 
     """

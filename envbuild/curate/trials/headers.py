@@ -140,8 +140,8 @@ def try_headers(folder: Path, sources: HostSources, torch_paths: Collection[str]
     missing = []
     if stated is not None and required is not None and stated < required:
         # torch's cpp_extension adds its own standard only where a build states none
-        told = f"{sources.flags_in[0]} states -std=c++{stated}"
-        missing.append(f"{told}, and torch's {UMBRELLA} refuses less than C++{required}")
+        states = f"{sources.flags_in[0]} states -std=c++{stated}"
+        missing.append(f"{states}, and torch's {UMBRELLA} refuses less than C++{required}")
     names = {define.removeprefix("-D").partition("=")[0] for define in stated_flags(folder, sources)[0]}
     files = code_files(folder, sources)
     present = guarded = 0
