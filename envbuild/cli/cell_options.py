@@ -86,6 +86,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     """
     from envbuild.evidence.refs import evidence_refs
     from envbuild.lock.inputs import inputs_of
+    from envbuild.lock.model import COMPAT
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
     from envbuild.solver.solve import solve
@@ -106,7 +107,9 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     solution = solve(matrix, request, evidence_refs())
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else None)
-    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
+    # a lock with cuda-compat is for every host; that one without it is for this driver is checked with the rest
+    compat = True if pinned and pinned.source(COMPAT) else None
+    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source, compat=compat)
     return ResolvedRequest(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 
 

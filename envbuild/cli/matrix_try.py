@@ -1,11 +1,11 @@
-"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
+"""`envbuild matrix try` and `trials`: pairs of releases, tried with each other without a GPU or an image."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,7 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     help="Use this folder of trials. [default: this installation's]",
 )
 @json_option
+@progress_options
 def try_pairs(
     axes: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -73,7 +74,11 @@ def try_pairs(
     matrix = load_matrix()
     asked = read_axes(matrix, axes)
     runner = Runner(
-        matrix, show_notices(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again
+        matrix,
+        show_notices(use_cache(load_settings())),
+        records=records or trials_folder(),
+        trees=_trees(trees),
+        again=again,
     )
     pairs = list(pairs_of(runner.files, matrix, asked, every=every))
     if only_list:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 from envbuild.errors import PatchError
 from envbuild.patches import apply as trees
 from envbuild.patches.manifest import Patch, load_patches, select
@@ -46,6 +46,7 @@ def list_patches(as_json: bool) -> None:
 @_skipped
 @click.option("--upstream", is_flag=True, help="Check whether TREE, the newest upstream, still needs the patch.")
 @json_option
+@progress_options
 def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream: bool, as_json: bool) -> int:
     """Check of each patch whether it fits TREE, is already applied, or is refused and why.
 

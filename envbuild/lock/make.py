@@ -1,4 +1,4 @@
-"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are.
+"""cell -> lock: the one place that looks up the inputs at indexes, upstreams, archives and registries.
 
 Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
 """
@@ -17,9 +17,22 @@ from packaging.utils import canonicalize_name
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.components.base import Sdist
 from envbuild.errors import HostError, LockError
+from envbuild.lock.compat import find_file, likely_file
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, PythonGroup
-from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Missing, OsPackage, OsSet, PythonSet, Root
+from envbuild.lock.model import (
+    COMPAT,
+    BaseImage,
+    FileSource,
+    GitSource,
+    Kind,
+    Lock,
+    Missing,
+    OsPackage,
+    OsSet,
+    PythonSet,
+    Root,
+)
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
@@ -57,7 +70,11 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
         python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
         sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
-        files=(*(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists), *inputs.files),
+        files=(
+            *(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists),
+            *inputs.files,
+            *((likely_file(matrix, inputs.compat, inputs.cell.arch),) if inputs.compat else ()),
+        ),
         missing=(Missing(what="everything but names and versions", host="-", why="rendered without a lock"),),
     )
 
@@ -159,7 +176,7 @@ class _Maker:
             os=os_sets,
             python=python,
             sources=trees,
-            files=(*files, *(self._file(f) for f in inputs.files)),
+            files=(*files, *(self._file(f) for f in inputs.files), *self._compat()),
             missing=tuple(self.missing),
         )
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True, unreached=self.unreached)
@@ -268,6 +285,18 @@ class _Maker:
             what = f"hash of {file.url.rsplit('/', 1)[-1]}"
             self.missing.append(Missing(what=what, host=host, why=why, kind="file", stages=(f"src-{file.name}",)))
         return file
+
+    def _compat(self) -> tuple[FileSource, ...]:
+        compat, arch = self.inputs.compat, self.inputs.cell.arch
+        if compat is None:
+            return ()
+        self.note(f"looking up the package {compat.package}")
+        try:
+            return (find_file(self.settings, compat, arch),)
+        except HostError as error:
+            host = urlsplit(self.settings.cuda_repository).hostname or "NVIDIA's repository"
+            self._miss("file", f"OS package {compat.package}", error, host, f"src-{COMPAT}")
+            return (likely_file(self.matrix, compat, arch),)
 
     def _tree(self, number: int) -> GitSource:
         from envbuild.lock.objects import NotAllowedError

@@ -133,7 +133,7 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
 
 
 def _is_for_one(statement: Statement) -> bool:
-    """Return whether a statement is held against few others only."""
+    """Return whether a statement is checked against few others only."""
     return statement.of == ARCHITECTURES or statement.axis == "cudnn"
 
 

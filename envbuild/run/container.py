@@ -15,6 +15,9 @@ from envbuild.settings import Settings
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
 
+READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; "
+"""Start of a `sh -c` text that runs in a container without its image's entrypoint: it switches on cuda-compat where needed."""
+
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")

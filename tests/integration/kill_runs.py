@@ -80,13 +80,13 @@ STAGES: Mapping[str, Stage] = {
     "source": Stage("looking up the source", gone=("locks", "git", "built"), flags=QUICK),
     "base": Stage("base system: started", gone=("roots", "built"), flags=HAVE, weight=6),
     "runtime": Stage("OS packages: started", gone=("built",), flags=WITHOUT_CACHE, weight=4),
-    "builder": Stage("builder: started", gone=("built",), flags=WITHOUT_CACHE),
+    "builder": Stage("compilers and build tools: started", gone=("built",), flags=WITHOUT_CACHE),
     "torch": Stage("torch .*: started", gone=("built",), flags=WITHOUT_CACHE, weight=5),
-    "compile": Stage("build-regex: started", gone=("wheels", "built"), flags=WITHOUT_CACHE, weight=4),
-    "wheel": Stage("regex 2024.11.6: (started|cached)", gone=("wheels", "built"), flags=HAVE, weight=2),
+    "compile": Stage("regex 2024.11.6: started", gone=("wheels", "built"), flags=WITHOUT_CACHE, weight=4),
+    "wheel": Stage("regex 2024.11.6: (started|from cache)", gone=("wheels", "built"), flags=HAVE, weight=2),
     "env": Stage("Python environment: started", gone=("built",), flags=WITHOUT_CACHE, weight=2),
     "export": Stage("export: started", gone=("built",), flags=HAVE, weight=5),
-    "load": Stage("load: started", gone=("built",), flags=HAVE, weight=5),
+    "load": Stage("load into the engine: started", gone=("built",), flags=HAVE, weight=5),
     "audit": Stage("audit$", gone=("proofs",), flags=("--locked",), weight=3),
     "smoke": Stage("smoke$", gone=("proofs",), flags=("--locked",), weight=3, smoke=True),
     "proof": Stage("the stack's own proof", gone=("proofs",), flags=("--locked",), weight=2, smoke=True),
@@ -95,7 +95,7 @@ STAGES: Mapping[str, Stage] = {
 USUAL = {"lock": 20.0, "base": 30.0, "runtime": 12.0, "builder": 10.0, "torch": 20.0, "compile": 4.0, "env": 4.0}
 USUAL |= {"source": 1.0, "wheel": 1.0, "audit": 8.0, "smoke": 25.0, "proof": 5.0}
 # What a run says as it goes; each begins a stage, and the next one ends it.
-_STAGE_LINE = re.compile(r": (?:started|done|cached)\b|^audit|^smoke|^the stack's own proof|^\S+ing ")
+_STAGE_LINE = re.compile(r": (?:started|done|from cache)\b|^audit|^smoke|^the stack's own proof|^\S+ing ")
 
 
 @dataclass
@@ -230,8 +230,10 @@ class Killer:
             took = (ends[0] if ends else run.lines[-1][0]) - at if at is not None else 0.0
             self.seconds[name] = min(60.0, max(took, USUAL.get(name, 1.0)))
         # What is exported first is the wheel; of the image's own export nothing is printed twice.
-        begun = next(at for at, line in begun_stages if re.search("^image: (done|cached)", line))
-        self.seconds["export"] = max(1.0, next(at for at, line in begun_stages if "load: started" in line) - begun)
+        begun = next(at for at, line in begun_stages if re.search("^image: (done|from cache)", line))
+        self.seconds["export"] = max(
+            1.0, next(at for at, line in begun_stages if "load into the engine: started" in line) - begun
+        )
         self.files = self.kept_files()
         faults = self.left()
         if faults:
@@ -291,8 +293,8 @@ class Killer:
         return [*self._temporary(), *self._halves(), *self._processes(), *self._engine()]
 
     def kept_files(self) -> set[str]:
-        """Return the cache's files, but for logs, proofs and what uv and git keep as they like."""
-        apart = {"logs", "proofs", "uv"}
+        """Return the cache's files, but for logs, proofs, times and what uv and git keep as they like."""
+        apart = {"logs", "proofs", "times", "uv"}
         return {
             str(path.relative_to(self.cache))
             for path in self.cache.rglob("*")

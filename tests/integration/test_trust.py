@@ -18,6 +18,7 @@ from published import Published, member, publish
 
 from envbuild.cli.cell_options import asked_from
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.guest import LABEL
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.trust import expected_digests
@@ -109,7 +110,7 @@ def looking(engine) -> list[str]:
 
 
 def test_what_only_the_registry_confirms_is_not_verified_and_not_built(site):
-    """The label and the lock fit, and the rest is somebody's: no more than that is known."""
+    """The label and the lock fit, and the rest is not known."""
     hostile = site.publish([*site.files(), member("opt/venv/bin/python", b"#!/bin/steal", mode=0o755)])
     done = site.pull()
     assert done.code == 0, done.err
@@ -190,7 +191,7 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
         request = ImageRequest(
             matrix=site.asked.matrix, inputs=site.asked.inputs, tag=site.tag, locked_only=True, **more
         )
-        silent = (lambda *_: None, lambda _: None)
+        silent = (lambda *_: None, lambda _: None, Details())
         return make_image(request, EngineClient(settings), (site.locked, LOCK), lambda plan: silent)
 
     first = image(site.settings)

@@ -1,4 +1,4 @@
-"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an error of ours."""
+"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an EnvbuildError."""
 
 import contextlib
 import subprocess

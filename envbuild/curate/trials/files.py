@@ -127,7 +127,7 @@ class Files:
             part.write_bytes(data)
             part.replace(place)
         except OutsideError:
-            return  # a name that no file of ours has: it is read again when it is asked for again
+            return  # a name that no file here may have: it is read again when it is needed again
         except OSError as error:
             raise HostError(
                 f"a file cannot be kept: {error.strerror}", where=str(self.folder), hint="free some space there"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.container import run_flags
+from envbuild.run.container import READ_COMPAT, run_flags
 from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER
@@ -133,7 +133,7 @@ def _inside(job: Job, rank: int, settings: Settings, command: Sequence[str]) -> 
     return [
         *settings.engine_command, "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
         *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, rank),
-        "sh", "-c", f". {FOLDER}/environment; exec " + '"$@"', "sh", *command,
+        "sh", "-c", f"{READ_COMPAT}. {FOLDER}/environment; exec " + '"$@"', "sh", *command,
     ]  # fmt: skip
 
 
