@@ -4,11 +4,9 @@ Who only reads a lock (`render`) waits for none of what asks, so those modules l
 """
 
 import datetime as dt
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -33,6 +31,7 @@ from envbuild.lock.model import (
     PythonSet,
     Root,
 )
+from envbuild.lock.sdists import requires_dist, sdist_url
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
@@ -71,7 +70,7 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
         sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
         files=(
-            *(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists),
+            *(FileSource(name=s.name, url=sdist_url(s)) for s in inputs.sdists),
             *inputs.files,
             *((likely_file(matrix, inputs.compat, inputs.cell.arch),) if inputs.compat else ()),
         ),
@@ -92,11 +91,6 @@ def _newest(matrix: Matrix, inputs: Inputs) -> int:
     dates = [matrix.release(axis, v).date for axis, v in inputs.cell.versions.items() if matrix.has(axis, v)]
     newest = max((d for d in dates if d), default=dt.date(2020, 1, 1))
     return _midnight(newest)
-
-
-def _sdist_url(sdist: Sdist) -> str:
-    name = sdist.distribution.replace("-", "_")
-    return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
 
 
 def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
@@ -266,7 +260,7 @@ class _Maker:
                 urlsplit(self.settings.index_url).hostname or "index",
                 f"src-{sdist.name}",
             )
-            return FileSource(name=sdist.name, url=_sdist_url(sdist))
+            return FileSource(name=sdist.name, url=sdist_url(sdist))
         for file in files:
             if file.filename.endswith(suffix) and file.sha256:
                 return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
@@ -371,7 +365,7 @@ class _Maker:
             if file.sha256 is None:
                 continue
             path, _ = download(self.settings, file.url, file.sha256, self.settings.cache_dir / "files")
-            for line in _requires_dist(path):
+            for line in requires_dist(path):
                 requirement = Requirement(line)
                 name = canonicalize_name(requirement.name)
                 # A variant is pinned by CUDA major; an sdist's metadata was made on one of them.
@@ -388,23 +382,6 @@ class _Maker:
         return PythonGroup(
             name=group.name, requirements=(*group.requirements, *dict.fromkeys(extra)), index=group.index
         )
-
-
-def _requires_dist(sdist: Path) -> list[str]:
-    """Return what the distribution asks for at run time, extras aside, as its PKG-INFO or its egg-info says."""
-    import tarfile
-
-    texts: dict[str, str] = {}
-    with tarfile.open(sdist) as tar:
-        for member in tar:
-            if re.fullmatch(r"[^/]+/PKG-INFO|[^/]+/(src/)?[^/]+\.egg-info/requires\.txt", member.name):
-                body = tar.extractfile(member)
-                texts[member.name.rsplit("/", 1)[1]] = body.read().decode() if body else ""
-    if "PKG-INFO" not in texts:
-        raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
-    stated = re.findall(r"^Requires-Dist: (.+)$", texts["PKG-INFO"].split("\n\n")[0], re.MULTILINE)
-    # setuptools before 68 wrote the requirements of a source distribution to its egg-info alone
-    return stated or [line for line in texts.get("requires.txt", "").split("\n[")[0].splitlines() if line]
 
 
 def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
