@@ -62,7 +62,7 @@ def try_pairs(
     records: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Try pairs of releases with each other, without a GPU or an image, and record the results.
+    """Try pairs of releases with each other, without a GPU or an image, and record the results.
 
     `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch, and
     `envbuild matrix try all torch` each component:
@@ -75,7 +75,7 @@ def try_pairs(
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
     A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
-    """
+    """  # noqa: D301 - click knows the control character, not a backslash
     from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder

@@ -47,6 +47,11 @@ def test_every_command_and_option_has_a_help_text():
     assert [path for path, command in EVERY.items() if not command.help] == []
 
 
+def test_lines_that_stay_as_they_are_carry_the_mark_that_click_knows():
+    # In a raw docstring the mark is a backslash and a letter: click prints it, and wraps the lines.
+    assert [path for path, command in EVERY.items() if "\\b" in (command.help or "")] == []
+
+
 def test_the_list_of_commands_loads_none_of_them():
     code = (
         "import sys, envbuild.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
