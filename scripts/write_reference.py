@@ -105,9 +105,8 @@ def commands() -> str:
         usage = " ".join(command.collect_usage_pieces(context))
         lines += ["", f"## `{name}`", ""]
         for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-            head, _, kept = paragraph.partition("\n")
-            if head.strip() == "\b":  # click's mark of lines that are not wrapped
-                lines += ["```", *inspect.cleandoc(f"\n{kept}").splitlines(), "```", ""]
+            if paragraph.startswith("\b\n"):  # click keeps its lines
+                lines += ["```text", *paragraph.split("\n")[1:], "```", ""]
             else:
                 lines += [*wrapped(escaped(paragraph).replace(r"\|", "|")), ""]
         lines += ["```", f"{name} {usage}", "```"]

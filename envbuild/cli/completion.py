@@ -19,7 +19,7 @@ def completion(shell: str, as_json: bool) -> None:
     fish   envbuild completion fish > ~/.config/fish/completions/envbuild.fish
 
     Then start a new shell.
-    """  # noqa: D301 - click knows the control character, not a backslash
+    """  # noqa: D301 - click reads the character
     from click.shell_completion import get_completion_class
 
     from envbuild.cli import cli

@@ -74,8 +74,8 @@ def try_pairs(
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
-    A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
-    """  # noqa: D301 - click knows the control character, not a backslash
+    A stopped run continues where it was. Exits with 0 whatever the results are.
+    """  # noqa: D301 - click reads the character
     from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
