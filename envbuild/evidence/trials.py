@@ -15,14 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
-
 from envbuild.errors import DataError, HostError
+from envbuild.evidence.kept import records_of
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import public_version
 from envbuild.paths import data_dir
 from envbuild.util.bounded import read_text
-from envbuild.util.model import Model
+from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import Line, SafeName, Sha256, Version, shown
 
 Kind = Literal["metadata", "names", "libraries", "headers", "sources"]
@@ -39,7 +38,7 @@ def _two(pair: dict[str, str]) -> dict[str, str]:
 class Trial(Model):
     """One trial."""
 
-    id: str = Field("", pattern=r"^([0-9a-f]{16})?$")
+    id: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")
     """The first digits of the sha256 over the rest; a rule cites it as `trial:ID`."""
     date: dt.date
     kind: Kind
@@ -92,6 +91,8 @@ def read_trials(path: Path) -> tuple[Trial, ...]:
         DataError: a line is no record, or was edited.
 
     """
+    from pydantic import ValidationError
+
     found = []
     number = 0
     try:
@@ -137,7 +138,7 @@ def committed_trials() -> tuple[Trial, ...]:
         DataError: one was edited.
 
     """
-    return load_trials(trials_folder())
+    return records_of(trials_folder(), "*.jsonl", Trial, load_trials)
 
 
 def add_trial(trial: Trial, folder: Path) -> Trial:
@@ -183,6 +184,10 @@ def _same(axis: AxisName, tried: str, version: str) -> bool:
     """Return whether a trial with `tried` speaks for `version`: of torch, one patch of a minor release for the others."""
     if axis != "torch":
         return tried == version.partition("+")[0]
+    plain = tried.partition("+")[0].split("."), version.partition("+")[0].split(".")
+    if all(part.isdecimal() and part.isascii() for parts in plain for part in parts):  # the usual case, without PEP 440
+        first, second = ([*map(int, parts)][:2] for parts in plain)
+        return first == second
     one, other = public_version(tried), public_version(version)
     if one is None or other is None or other.is_prerelease:  # an image's own build is no release
         return False

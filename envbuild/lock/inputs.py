@@ -1,12 +1,8 @@
 """What a cell is made of, by name: requirements, sources, images, OS packages. Pure; `make` puts a hash on each."""
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, components_in
 from envbuild.components.base import Sdist, Tree, Wheel
@@ -217,6 +213,9 @@ def inputs_of(
 
 
 def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     return canonicalize_name(Requirement(requirement).name)
 
 
@@ -274,6 +273,8 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 hint=f"pin it under [stated]: {AXIS_OF_DISTRIBUTION[name]}",
             )
     rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
+    import difflib
+
     for correction in stack.corrections:
         if correction.rule not in rules:
             raise DataError(

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.components.base import Sdist
 from envbuild.errors import HostError, LockError
@@ -337,6 +334,9 @@ class _Maker:
         from envbuild.net.download import download
 
         extra: list[str] = []
+        from packaging.requirements import Requirement
+        from packaging.utils import canonicalize_name
+
         own = {canonicalize_name(c.distribution) for c in self.inputs.components}
         for file in files:
             if file.sha256 is None:

@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, Field, model_validator
-
 from envbuild.components import AXIS_OF_DISTRIBUTION
 from envbuild.matrix.cell import DEBIAN_ARCH, Cell
-from envbuild.util.model import Model
+from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import (
     ArchivePath,
     Commit,
@@ -40,6 +37,8 @@ _MANY = 10_000
 
 
 def _check_requirement(value: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         parsed = Requirement(value)
     except InvalidRequirement as error:

@@ -1,18 +1,19 @@
 """Reading `matrices/`: one pass, every mistake named with its file and key."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from envbuild.errors import DataError
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
+from envbuild.util import compiled
 from envbuild.util.bounded import read_file
-from envbuild.util.model import NoFacts
+from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
 RULES_FILE = "rules.toml"
@@ -27,7 +28,7 @@ class Matrix:
     releases: dict[AxisName, tuple[Release, ...]]
     rules: tuple[Rule, ...]
     digest: str
-    packages: PackagesFile = field(default_factory=PackagesFile)
+    packages: PackagesFile = field(default_factory=PackagesFile.trusted)
     """Bounds on distributions that are no axis, and names on PyPI that belong to other projects."""
 
     @cached_property
@@ -67,7 +68,7 @@ def _load_axis(path: Path) -> AxisFile:
             if release.facts is None:  # an axis whose facts have required fields says so here
                 facts_type.model_validate({})
         releases = tuple(r if r.facts is not None else r.model_copy(update={"facts": facts_type()}) for r in releases)
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error
     return file.model_copy(update={"release": releases})
 
@@ -126,23 +127,118 @@ def load_matrix(folder: Path | None = None) -> Matrix:
     return _load(folder or data_dir("matrices"))
 
 
+def axis_headers() -> tuple[tuple[str, str, str], ...]:
+    """Return (name, title, use) of every axis of this installation, by the order of its files.
+
+    Only the head of each file is read: the command line needs the names before it knows whether it needs the matrix.
+    """
+    folder = data_dir("matrices")
+    bodies, digest = _JUST_READ[folder] = _files(folder)
+    key = compiled.key_of(digest)
+    kept = compiled.read("axes", key)
+    if kept is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return tuple((str(name), str(title), str(use)) for name, title, use in kept)
+    import tomli
+
+    found = []
+    for body in bodies.values():
+        try:
+            axis = tomli.loads(body.partition(b"\n[[")[0].decode()).get("axis")
+        except ValueError:
+            continue  # the loader names the mistake when the matrix is read
+        if axis and "name" in axis:
+            found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
+    compiled.keep("axes", key, found)
+    return tuple(found)
+
+
+_JUST_READ: dict[Path, tuple[dict[Path, bytes], bytes]] = {}
+"""What `axis_headers` read, for the first that loads the matrix."""
+
+
+def _files(folder: Path) -> tuple[dict[Path, bytes], bytes]:
+    """Return the data files of `folder`, and the sha256 over their names and bytes."""
+    bodies = {path: _bytes(path) for path in sorted(folder.glob("*.toml"))}
+    digest = hashlib.sha256()
+    for path, body in bodies.items():
+        digest.update(path.name.encode() + b"\0" + body + b"\0")
+    return bodies, digest.digest()
+
+
 @cache
 def _load(folder: Path) -> Matrix:
-    digest = hashlib.sha256()
+    """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
+    bodies, found = _JUST_READ.pop(folder, None) or _files(folder)
+    digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
+    kept = compiled.read("matrix", key)
+    if kept is not None:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            return _with_key(_from_plain(kept, digest), key)
+    matrix = _checked(folder, bodies, digest)
+    compiled.keep("matrix", key, _plain(matrix))
+    return _with_key(matrix, key)
+
+
+def _with_key(matrix: Matrix, key: str) -> Matrix:
+    # no field: a copy with other rules is another matrix, and has no kept form
+    vars(matrix)["_key"] = key
+    return matrix
+
+
+def kept_key(matrix: Matrix) -> str | None:
+    """Return the key of the files that `load_matrix` read this very matrix from; None for one made otherwise."""
+    found: str | None = vars(matrix).get("_key")
+    return found
+
+
+def _plain(matrix: Matrix) -> dict[str, Any]:
+    return {
+        "axes": [plain(axis) for axis in matrix.axes.values()],
+        "releases": {name: [plain(release) for release in releases] for name, releases in matrix.releases.items()},
+        "rules": [plain(rule) for rule in matrix.rules],
+        "packages": plain(matrix.packages),
+    }
+
+
+def _from_plain(kept: dict[str, Any], digest: str) -> Matrix:
+    for name, releases in kept["releases"].items():
+        facts = FACTS.get(name, NoFacts)
+        for release in releases:
+            release["facts"] = facts.from_plain(release["facts"])
+    by_version = {
+        (name, release["version"]): Release.from_plain(release)
+        for name, releases in kept["releases"].items()
+        for release in releases
+    }
+    matrix = Matrix(
+        axes={axis["name"]: Axis.from_plain(axis) for axis in kept["axes"]},
+        releases={
+            name: tuple(by_version[name, release["version"]] for release in releases)
+            for name, releases in kept["releases"].items()
+        },
+        rules=tuple(map(Rule.from_plain, kept["rules"])),
+        digest=digest,
+        packages=PackagesFile.from_plain(kept["packages"]),
+    )
+    vars(matrix)["_by_version"] = by_version  # as the property would make it, which reads every release for that
+    return matrix
+
+
+def _checked(folder: Path, paths: Iterable[Path], digest: str) -> Matrix:
     files: dict[Path, AxisFile] = {}
     rules: list[tuple[Path, Rule]] = []
     packages = PackagesFile()
-    for path in sorted(folder.glob("*.toml")):
-        digest.update(path.name.encode() + b"\0" + _bytes(path) + b"\0")
+    for path in paths:
         if path.name == RULES_FILE:
             try:
                 rules += [(path, rule) for rule in RuleFile.model_validate(read_toml(path)).rule]
-            except ValidationError as error:
+            except ValueError as error:
                 raise explain_validation(error, path) from error
         elif path.name == PACKAGES_FILE:
             try:
                 packages = PackagesFile.model_validate(read_toml(path))
-            except ValidationError as error:
+            except ValueError as error:
                 raise explain_validation(error, path) from error
         else:
             files[path] = _load_axis(path)
@@ -156,6 +252,6 @@ def _load(folder: Path) -> Matrix:
         axes={f.axis.name: f.axis for f in files.values()},
         releases={f.axis.name: f.release for f in files.values()},
         rules=tuple(rule for _, rule in rules),
-        digest="sha256:" + digest.hexdigest(),
+        digest=digest,
         packages=packages,
     )
