@@ -4,15 +4,18 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.model import Lock, Missing
+from envbuild.lock.model import COMPAT, Lock, Missing
 from envbuild.paths import data_dir
-from envbuild.settings import Settings
 from envbuild.stacks.parts import digest_of
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
 
 
 def lock_name(inputs: Inputs) -> str:
@@ -24,6 +27,8 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
+    if inputs.compat:
+        parts.append("compat")
     stack = [digest_of(inputs.stack)] if inputs.stack else []
     asked = json.dumps(
         [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
@@ -31,25 +36,25 @@ def lock_name(inputs: Inputs) -> str:
     return "-".join([*parts, hashlib.sha256(asked.encode()).hexdigest()[:6]])
 
 
-def own_lock(settings: Settings, inputs: Inputs) -> Path:
+def own_lock(settings: "Settings", inputs: Inputs) -> Path:
     """Return the folder of the lock that this machine made of a cell, whether there is one or not."""
     return settings.cache_dir / "locks" / lock_name(inputs)
 
 
-def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
+def _candidates(settings: "Settings", inputs: Inputs) -> Iterator[Path]:
     # This machine's own first: it was made where the committed one no longer built, or where there was none.
     yield own_lock(settings, inputs)
     yield data_dir("matrices") / "locks" / lock_name(inputs)
 
 
-def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
+def find_lock(settings: "Settings", inputs: Inputs) -> tuple[Locked, Path] | None:
     """Return the lock of exactly these inputs and its folder, a complete one if there is any, or None when there is none.
 
     Raises:
         DataError, LockError: there is one, it cannot be read, and there is no other.
 
     """
-    lacking: tuple[Locked, Path] | None = None
+    incomplete_one: tuple[Locked, Path] | None = None
     unreadable: EnvbuildError | None = None
     for folder in _candidates(settings, inputs):
         if not (folder / "lock.json").is_file():
@@ -61,14 +66,14 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
             continue
         if found[0].lock.complete:
             return found
-        lacking = lacking or found
-    if lacking is None and unreadable is not None:
+        incomplete_one = incomplete_one or found
+    if incomplete_one is None and unreadable is not None:
         raise unreadable
-    return lacking
+    return incomplete_one
 
 
 def place_for(folder: Path, lock: Lock) -> Path:
-    """Return where a new lock for `folder` goes: one that lacks inputs goes beside a complete one, not in its place."""
+    """Return where a new lock for `folder` goes: one with missing inputs goes next to a complete one, not in its place."""
     try:
         held = not lock.complete and read_lock(folder).lock.complete
     except (DataError, LockError):  # nothing there, or nothing of use
@@ -91,14 +96,20 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )
+    if inputs.compat and lock.source(COMPAT) is None:
+        raise DataError(
+            f"the lock has no {inputs.compat.package}, and the driver needs it",
+            where=where,
+            hint="leave --lock out, or lock this cell with the same --driver: envbuild lock",
+        )
 
 
 def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:
     """Raise LockError listing every missing hash and the host that holds it, unless the lock has all that is needed.
 
-    `replaced` names the stages that come from elsewhere, such as `base`: what they alone need may lack.
+    `replaced` names the stages that come from elsewhere, such as `base`: what only they need may be missing.
     """
-    missing = lock.lacking(replaced)
+    missing = lock.still_missing(replaced)
     if missing:
         raise incomplete(missing, where)
 
@@ -118,7 +129,7 @@ def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = Fa
     )
 
 
-def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
+def needed(inputs: Inputs, settings: "Settings") -> tuple[Missing, ...]:
     """Return what a lock of `inputs` must pin and where each hash is to be had, for a cell that has no lock."""
     index = urlsplit(settings.index_url).hostname or settings.index_url
     found = [
@@ -147,4 +158,7 @@ def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
         Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url, kind="tree")
         for t in inputs.trees
     ]
+    if inputs.compat:
+        host = urlsplit(settings.cuda_repository).hostname or settings.cuda_repository
+        found.append(Missing(what=f"OS package {inputs.compat.package}", host=host, kind="file"))
     return tuple(found)

@@ -121,7 +121,7 @@ def load_matrix(folder: Path | None = None) -> Matrix:
     """Load every axis file and `rules.toml` of `folder` (the installation's own by default).
 
     Raises:
-        DataError: a file is malformed, lacks a source, or contradicts another.
+        DataError: a file is malformed, has no source, or contradicts another.
 
     """
     return _load(folder or data_dir("matrices"))
@@ -169,7 +169,7 @@ def _files(folder: Path) -> tuple[dict[Path, bytes], bytes]:
 @cache
 def _load(folder: Path) -> Matrix:
     """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
-    bodies, found = _JUST_READ.pop(folder, None) or _files(folder)
+    bodies, found = _JUST_READ.pop(folder) if folder in _JUST_READ else _files(folder)
     digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
     kept = compiled.read("matrix", key)
     if kept is not None:

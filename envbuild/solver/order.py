@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.matrix.driver import needs_compat
-from envbuild.solver.asked import Asked
+from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.compiled import days_of
 from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of, ranked
@@ -115,7 +115,7 @@ def preference_order(compiled: Clauses) -> list[int]:
     )
 
 
-def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
+def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
     """Return the place of a cell (value index per axis) in the stated order."""
     compiled = asked.compiled
     counted = _pair_axes(compiled)
@@ -140,7 +140,7 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
     )
 
 
-def add_order(program: "Program", asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
+def add_order(program: "Program", asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> None:
     """Add the stated order to `program` as minimisation, priorities 101 downwards."""
     compiled, domains = program.compiled, program.domains
     prefer = asked.request.prefer
@@ -262,14 +262,14 @@ def _chain(
     return atoms
 
 
-def best_values(asked: Asked, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
+def best_values(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
     """Return the best cell within `domains` (value index per axis), or None when there is none."""
     if any(not domain for domain in domains) or propagate(asked.compiled, domains) is not None:
         return None
     return best(asked.compiled, goal_of(asked, evidence, domains), domains) or by_clingo(asked, evidence, domains)
 
 
-def by_clingo(asked: Asked, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
+def by_clingo(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
     """Return the best cell within propagated `domains`, or None when there is none; complete, whatever it takes."""
     from envbuild.solver.program import Program
 
@@ -279,7 +279,7 @@ def by_clingo(asked: Asked, evidence: Sequence[EvidenceRef], domains: list[int])
     return program.solve()
 
 
-def goal_of(asked: Asked, evidence: Sequence[EvidenceRef], domains: Sequence[int]) -> Goal:
+def goal_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: Sequence[int]) -> Goal:
     """Return what `search` compares cells by: the same steps as `add_order`."""
     compiled = asked.compiled
     proven = asked.request.prefer != "newest"

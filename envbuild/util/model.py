@@ -194,13 +194,19 @@ class Model:
             vars(made).update({name: vars(self)[name] for name in type(self).model_fields} | dict(update or {}))
             return made
 
-        def model_dump(self, **options: Any) -> dict[str, Any]:
+        def model_dump(self, *, mode: str = "python", exclude_defaults: bool = False, **options: Any) -> dict[str, Any]:
             """Return the fields by name, as the pydantic model does."""
-            return self.as_checked().model_dump(**options)
+            if mode != "json" or options:
+                return self.as_checked().model_dump(mode=mode, exclude_defaults=exclude_defaults, **options)
+            return _dumped(self, exclude_defaults)
 
-        def model_dump_json(self, **options: Any) -> str:
+        def model_dump_json(self, *, indent: int | None = None, exclude_defaults: bool = False) -> str:
             """Return the fields as JSON, as the pydantic model does."""
-            return self.as_checked().model_dump_json(**options)
+            import json
+
+            separators = (",", ":") if indent is None else None
+            value = _dumped(self, exclude_defaults)
+            return json.dumps(value, indent=indent, separators=separators, ensure_ascii=False)
 
         def as_checked(self) -> Any:
             """Return the same as an instance of the pydantic model, unchecked."""
@@ -261,14 +267,27 @@ def plain(model: Model) -> dict[str, Any]:
     }
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: Any, of_model: Callable[[Model], Any] = plain) -> Any:
     if isinstance(value, Model):
-        return plain(value)
+        return of_model(value)
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {key: _as_json(each) for key, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _as_json(each, of_model) for key, each in value.items()}
+    return [_as_json(each, of_model) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _dumped(model: Model, exclude_defaults: bool) -> dict[str, Any]:
+    def dumped(one: Model) -> dict[str, Any]:
+        return _dumped(one, exclude_defaults)
+
+    found = {}
+    for name, stated in _plain_class(type(model)).model_fields.items():
+        value = getattr(model, name)
+        if (exclude_defaults and value == stated.default) or (stated.exclude_if and stated.exclude_if(value)):
+            continue
+        found[name] = _as_json(value, dumped)
+    return found
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -342,7 +361,12 @@ def _pydantic_of(cls: type[Model]) -> "type[BaseModel]":
         "__annotations__": {name: _checked_kind(kind) for name, kind in _annotations(cls)},
         # deferred: a command checks by a few of the models, and need not wait for the validators of all
         "model_config": pydantic.ConfigDict(
-            frozen=True, extra="forbid", populate_by_name=True, defer_build=True, allow_inf_nan=False
+            frozen=True,
+            extra="forbid",
+            populate_by_name=True,
+            defer_build=True,
+            allow_inf_nan=False,
+            from_attributes=True,  # a plain instance is checked like anything else
         ),
         "__eq__": Model.__eq__,
         "__hash__": Model.__hash__,

@@ -18,7 +18,7 @@ USERS = "builder:$2b$05$abcdefghijklmnopqrstuu3Jd./u/rH1RxB6auX5v7gLP6uWhKCgG\n"
 
 @pytest.fixture
 def make_image(engine, tmp_path):
-    """Build an image of one file under a tag of its own; return the tag. All of them are removed again."""
+    """Build an image of one file under a new tag; return the tag. All of them are removed again."""
     made = []
 
     def make(tag: str, content: str) -> str:

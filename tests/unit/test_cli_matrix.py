@@ -108,12 +108,12 @@ def test_update_of_an_axis_without_an_upstream(run):
     assert "axes with one: apex" in err
 
 
-def test_update_without_a_network_says_that_nobody_was_asked(run, monkeypatch):
+def test_update_without_a_network_says_that_nothing_is_known(run, monkeypatch):
     monkeypatch.setenv("ENVBUILD_INDEX_URL", "http://127.0.0.1:9/simple")
     code, out, err = run("update", "deepspeed", "flash-attn")
     assert code == 8
     assert out == ""  # least of all that there is nothing new
-    assert "nobody was asked" in err
+    assert "nothing is known of new releases" in err
     assert "http://127.0.0.1:9/simple" in err
 
 

@@ -1,4 +1,4 @@
-"""Reading an index without downloading wheels, and proposing what the matrix lacks; against an index on this machine."""
+"""Reading an index without downloading wheels, and proposing what is missing in the matrix; against an index on this machine."""
 
 import datetime as dt
 import subprocess
@@ -84,7 +84,7 @@ def settings(url):
 
 @pytest.mark.parametrize("html", [False, True])
 @pytest.mark.parametrize("sidecars", [False, True])
-def test_metadata_comes_from_beside_a_wheel_or_from_within(index, html, sidecars):
+def test_metadata_comes_from_next_to_a_wheel_or_from_within(index, html, sidecars):
     index.html, index.sidecars = html, sidecars
     with index.served() as url:
         found = distributions(settings(url), "torch")
@@ -101,7 +101,7 @@ def test_metadata_comes_from_beside_a_wheel_or_from_within(index, html, sidecars
     assert index.bytes_sent < 300_000  # of wheels of 300 kB each
 
 
-def test_an_index_without_ranges_is_told_plainly(index):
+def test_an_index_without_ranges_is_reported(index):
     index.sidecars = index.ranges = False
     with index.served() as url:
         newest = distributions(settings(url), "torch")[Version("2.11.0")]
@@ -112,9 +112,9 @@ def test_an_index_without_ranges_is_told_plainly(index):
 def test_days_and_yanks_come_from_the_json_api(index):
     index.add("torch", "2.9.0", *torch_wheels("2.9.0"), day="2025-10-15", yanked=True)
     with index.served() as url:
-        said = uploads(settings(url), "torch")
-    assert said[Version("2.9.0")].yanked
-    assert said[Version("2.11.0")].day == dt.date(2026, 3, 23)
+        days = uploads(settings(url), "torch")
+    assert days[Version("2.9.0")].yanked
+    assert days[Version("2.11.0")].day == dt.date(2026, 3, 23)
 
 
 def propose(folder, url, *axes):

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from road import plan_for
+from cell_inputs import plan_for
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.site import jobs, secrets
@@ -178,5 +178,5 @@ def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
 
 
 def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
-    with pytest.raises(LockError, match="describes bash in no known way: version"):
+    with pytest.raises(LockError, match="describes bash in an unknown way: version"):
         _parse_stanzas("Package: bash\nArchitecture: amd64\n")

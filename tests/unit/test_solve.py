@@ -74,7 +74,7 @@ def test_evidence_must_name_what_the_request_left_open(matrix):
     assert not solve(matrix, request(te="2.5", apex="25.05", torch="2.7"), [other]).evidence
 
 
-def test_what_cannot_be_is_left_out_and_told(matrix):
+def test_what_cannot_be_is_left_out_with_the_reason(matrix):
     solution = solve(matrix, request(cuda="cpu"))
     assert "te" not in solution.cell.versions
     assert solution.left_out["te"].startswith("Transformer Engine needs CUDA.")
@@ -160,7 +160,7 @@ def test_another_process_gives_the_same_cell():
 @pytest.mark.parametrize(
     ("driver", "verdict", "words"),
     [
-        ("560.35.03", "full", "12.6.2"),  # torch's wheel brings 12.6.2, so 12.6.3's floor does not count
+        ("560.35.03", "full", "12.6.2"),  # torch's wheel installs 12.6.2, so 12.6.3's floor does not count
         ("560.28.03", "minor-version", "560.35.03"),
         ("525.60.13", "minor-version", "525.60.13"),
         ("470.256.02", "needs-compat", "cuda-compat-12-6"),
