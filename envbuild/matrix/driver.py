@@ -7,7 +7,7 @@ from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import CudaFacts, GpuFacts, Release
+from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
 
 if TYPE_CHECKING:
@@ -172,16 +172,21 @@ def compat_of(matrix: Matrix, cell: Cell) -> Compat | None:
 
 def carries_compat(matrix: Matrix, cell: Cell) -> bool:
     """Return whether an image for the cell's own `driver` has to contain cuda-compat; NVIDIA's PyTorch images have it."""
-    if matrix.release("base", cell.versions["base"]).facts.kind == "ngc":
+    if _is_ngc(matrix, cell):
         return False
     verdict = driver_verdict(matrix, cell)
     return verdict is not None and verdict.verdict == "needs-compat"
 
 
+def _is_ngc(matrix: Matrix, cell: Cell) -> bool:
+    facts = matrix.release("base", cell.versions["base"]).facts
+    return isinstance(facts, BaseFacts) and facts.kind == "ngc"
+
+
 def _switch(matrix: Matrix, cell: Cell) -> str:
-    if matrix.release("base", cell.versions["base"]).facts.kind == "ngc":
+    if _is_ngc(matrix, cell):
         return "which the base image has and its own start script switches on"
-    return "which the image carries and switches on as it starts, on hosts with such a driver alone"
+    return "which the image contains and switches on as it starts, on hosts with such a driver alone"
 
 
 def needs_compat(release: Release, driver: str) -> bool:

@@ -61,7 +61,7 @@ def test_a_base_that_has_it_gets_no_second_one():
 def test_the_verdict_says_what_switches_it_on():
     matrix = load_matrix()
     verdict = driver_verdict(matrix, inputs_for(**OLD).cell, "535.104.05")
-    assert "the image carries and switches on as it starts" in verdict.why
+    assert "the image contains and switches on as it starts" in verdict.why
 
 
 def test_an_image_without_it_is_as_before_and_one_with_it_differs_in_nothing_else():
