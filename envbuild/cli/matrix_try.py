@@ -62,7 +62,7 @@ def try_pairs(
     records: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Try pairs of releases with each other, without a GPU or an image, and record the results.
+    """Try pairs of releases with each other, without a GPU or an image, and record the results.
 
     `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch, and
     `envbuild matrix try all torch` each component:
@@ -74,9 +74,15 @@ def try_pairs(
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
+<<<<<<< HEAD
     A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
     """
     from envbuild.curate.trials.pairs import every_axes, pairs_of
+=======
+    A stopped run continues where it was. Exits with 0 whatever the results are.
+    """  # noqa: D301 - click reads the character
+    from envbuild.curate.trials.pairs import pairs_of, read_axes
+>>>>>>> h-words
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
     from envbuild.matrix.load import load_matrix
