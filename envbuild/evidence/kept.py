@@ -24,15 +24,23 @@ def records_of(
         load: reads and checks the folder.
 
     """
-    try:
-        parts = [each for path in sorted(folder.glob(pattern)) for each in (path.name.encode(), read_file(path))]
-    except OSError:
+    key = key_of_files(folder, pattern)
+    if key is None:
         return load(folder)
-    name, key = kind.__name__.lower(), compiled.key_of(*parts)
+    name = kind.__name__.lower()
     kept = compiled.read(name, key)
     if kept is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return tuple(map(kind.from_plain, kept))
+            return tuple(map(kind.from_plain, filter(None, kept)))
     found = load(folder)
     compiled.keep(name, key, [plain(record) for record in found])
     return found
+
+
+def key_of_files(folder: Path, pattern: str) -> str | None:
+    """Return the key of what is made from the files of a folder with such names; None where one cannot be read."""
+    try:
+        parts = [each for path in sorted(folder.glob(pattern)) for each in (path.name.encode(), read_file(path))]
+    except OSError:
+        return None
+    return compiled.key_of(*parts)

@@ -65,4 +65,4 @@ def committed_trials() -> "Ledger":
     """
     from envbuild.evidence import trials
 
-    return trials.Ledger(trials.committed_trials())
+    return trials.committed_ledger()

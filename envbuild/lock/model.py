@@ -355,7 +355,8 @@ class Lock(Model):
 
     def os_set(self, name: str) -> OsSet:
         """Return the OS packages that the stage `name` adds."""
-        return next((s for s in self.os if s.name == name), OsSet.model_validate({"name": name, "wanted": ()}))
+        found = next((s for s in self.os if s.name == name), None)
+        return found or OsSet.model_validate({"name": name, "wanted": ()})
 
     def source(self, name: str) -> GitSource | FileSource | None:
         """Return the source `name`, or None."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -138,7 +139,7 @@ def axis_headers() -> tuple[tuple[str, str, str], ...]:
     kept = compiled.read("axes", key)
     if kept is not None:
         with contextlib.suppress(TypeError, ValueError):
-            return tuple((str(name), str(title), str(use)) for name, title, use in kept)
+            return tuple((str(name), str(title), str(use)) for name, title, use in map(json.loads, kept))
     import tomli
 
     found = []
@@ -192,34 +193,37 @@ def kept_key(matrix: Matrix) -> str | None:
     return found
 
 
-def _plain(matrix: Matrix) -> dict[str, Any]:
-    return {
-        "axes": [plain(axis) for axis in matrix.axes.values()],
-        "releases": {name: [plain(release) for release in releases] for name, releases in matrix.releases.items()},
-        "rules": [plain(rule) for rule in matrix.rules],
-        "packages": plain(matrix.packages),
-    }
-
-
-def _from_plain(kept: dict[str, Any], digest: str) -> Matrix:
-    for name, releases in kept["releases"].items():
-        facts = FACTS.get(name, NoFacts)
-        for release in releases:
-            release["facts"] = facts.from_plain(release["facts"])
-    by_version = {
-        (name, release["version"]): Release.from_plain(release)
-        for name, releases in kept["releases"].items()
-        for release in releases
-    }
-    matrix = Matrix(
-        axes={axis["name"]: Axis.from_plain(axis) for axis in kept["axes"]},
-        releases={
-            name: tuple(by_version[name, release["version"]] for release in releases)
-            for name, releases in kept["releases"].items()
+def _plain(matrix: Matrix) -> list[Any]:
+    """Return the axes and packages and an index in one value, then each release and each rule."""
+    return [
+        {
+            "axes": [plain(axis) for axis in matrix.axes.values()],
+            "releases": {name: [release.version for release in each] for name, each in matrix.releases.items()},
+            "packages": plain(matrix.packages),
         },
-        rules=tuple(map(Rule.from_plain, kept["rules"])),
+        *(plain(release) for each in matrix.releases.values() for release in each),
+        *(plain(rule) for rule in matrix.rules),
+    ]
+
+
+def _from_plain(kept: list[bytes], digest: str) -> Matrix:
+    head = json.loads(kept[0])
+    lines = iter(kept[1:])
+    by_version: dict[tuple[AxisName, str], Release] = {}
+    releases = {}
+    for name, versions in head["releases"].items():
+        facts = FACTS.get(name, NoFacts)
+        found = []
+        for version in versions:
+            by_version[name, version] = release = Release.from_plain(next(lines), facts=facts)
+            found.append(release)
+        releases[name] = tuple(found)
+    matrix = Matrix(
+        axes={axis["name"]: Axis.from_plain(axis) for axis in head["axes"]},
+        releases=releases,
+        rules=tuple(map(Rule.from_plain, lines)),
         digest=digest,
-        packages=PackagesFile.from_plain(kept["packages"]),
+        packages=PackagesFile.from_plain(head["packages"]),
     )
     vars(matrix)["_by_version"] = by_version  # as the property would make it, which reads every release for that
     return matrix

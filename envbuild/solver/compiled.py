@@ -5,6 +5,7 @@ conflict compiles the matrix anew.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,10 @@ def kept_clauses(matrix: Matrix, compile_anew: "Callable[[Matrix], Clauses]") ->
     kept = compiled.read("clauses", key) if key else None
     if kept is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return _from_plain(matrix, kept, compile_anew)
+            return _from_plain(matrix, json.loads(kept[0]), compile_anew)
     found = compile_anew(matrix)
     if key:
-        compiled.keep("clauses", key, _plain(found))
+        compiled.keep("clauses", key, [_plain(found)])
     return found
 
 

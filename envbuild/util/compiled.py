@@ -64,8 +64,8 @@ def _is_ours_alone(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def read(kind: str, key: str) -> Any:
-    """Return what is kept of `kind` under `key`; None where there is nothing that can be trusted."""
+def read(kind: str, key: str) -> list[bytes] | None:
+    """Return what is kept of `kind` under `key`, each value as its JSON; None where nothing can be trusted."""
     folder = _folder()
     if folder is None:
         return None
@@ -83,16 +83,16 @@ def read(kind: str, key: str) -> Any:
             return None
         with os.fdopen(os.dup(handle), "rb") as file:
             head, _, body = file.read(_LIMIT + 1).partition(b"\n")
-        return json.loads(body) if head.decode() == _sha256((key.encode(), body)) else None
-    except (OSError, ValueError, RecursionError):
+        return body.split(b"\n") if head.decode() == _sha256((key.encode(), body)) else None
+    except (OSError, ValueError):
         return None
     finally:
         for each in opened:
             os.close(each)
 
 
-def keep(kind: str, key: str, value: Any) -> None:
-    """Keep `value` for later runs; where that cannot be, nothing is kept, and nothing is lost."""
+def keep(kind: str, key: str, values: Iterable[Any]) -> None:
+    """Keep values of JSON, a line each, for later runs; where that cannot be, nothing is kept, and nothing is lost."""
     folder = _folder()
     if folder is None:
         return
@@ -108,7 +108,7 @@ def keep(kind: str, key: str, value: Any) -> None:
     try:
         if not _is_ours_alone(os.fstat(inside)):
             return
-        body = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+        body = "\n".join(json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in values).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(part, flags, 0o600, dir_fd=inside), "wb") as file:
             file.write(_sha256((key.encode(), body)).encode() + b"\n" + body)

@@ -120,20 +120,34 @@ class Model:
         return made
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """Return an instance without any check, from what `plain` returned; its values are read when one is asked for."""
+    def from_plain(cls, plain: "dict[str, Any] | bytes", **kinds: "type[Model]") -> Self:
+        """Return an instance without any check, from what `plain` returned; its values are read when one is asked for.
+
+        Args:
+            plain: the values, or their JSON, which is parsed when a value is asked for.
+            kinds: the models of the fields of which the class says `Any`.
+
+        """
         made = object.__new__(cls)
         vars(made)["_plain"] = plain
+        if kinds:
+            vars(made)["_kinds"] = kinds
         return made
 
     def _read(self) -> None:
         """Make the fields from what `from_plain` got."""
         given = vars(self).pop("_plain")
+        if isinstance(given, bytes):
+            import json
+
+            given = json.loads(given)
         cls = type(self)
         readers = vars(cls).get("_readers")
         if readers is None:
             readers = {name: _reader(kind) for name, kind in _annotations(cls)}
             cls._readers = readers  # type: ignore[attr-defined]
+        if kinds := vars(self).pop("_kinds", None):
+            readers = readers | {name: kind.from_plain for name, kind in kinds.items()}
         for name, stated in cls.model_fields.items():
             if name in given:
                 read = readers[name]
