@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.complete import complete_stack, completing
 from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError

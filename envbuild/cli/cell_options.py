@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.errors import UsageError
 from envbuild.util.names import Digest, checked, shown

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options
 from envbuild.cli.output import emit, json_option, show_notices
 

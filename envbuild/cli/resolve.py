@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.axes import axis_options, axis_order, request_from
 from envbuild.cli.output import emit, json_option, progress_options
 

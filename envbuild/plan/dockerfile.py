@@ -135,7 +135,7 @@ def _by_compiled(values: dict[str, object]) -> str | None:
     if hashlib.sha256(source).hexdigest() != compiled.OF:
         return None
     environment = Environment(_filters(), _finalize)
-    return "".join(compiled.root(Context(values), environment=environment))
+    return "".join(compiled.root(Context(values), environment=environment))  # type: ignore[no-untyped-call]
 
 
 def compiled_source() -> str:
@@ -143,7 +143,7 @@ def compiled_source() -> str:
     source = (data_dir("dockerfiles") / _COMPILED).read_bytes()
     from envbuild.plan import template_runtime
 
-    code = str(_templates().compile(source.decode(), name=_COMPILED, raw=True))  # type: ignore[call-overload]
+    code = str(_templates().compile(source.decode(), name=_COMPILED, raw=True))
     runtime, _, body = code.partition("\n")
     names = set(re.findall(r"\w+", runtime)) & set(template_runtime.__all__)
     return _HEAD.format(sha256=hashlib.sha256(source).hexdigest(), names=", ".join(sorted(names))) + body.replace(
