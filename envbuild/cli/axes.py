@@ -9,7 +9,7 @@ from envbuild.cli.complete import complete_stack, completing
 from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
-from envbuild.matrix.load import axis_headers
+from envbuild.matrix.headers import axis_headers
 from envbuild.paths import data_dir
 
 # What people ask for first; the axes that are not named here follow.

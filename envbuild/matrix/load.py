@@ -1,7 +1,6 @@
 """Reading `matrices/`: one pass, every mistake named with its file and key."""
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import DataError
+from envbuild.matrix.headers import data_files
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
 from envbuild.util import compiled
-from envbuild.util.bounded import read_file
 from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
@@ -43,15 +42,6 @@ class Matrix:
     def has(self, axis: AxisName, version: str) -> bool:
         """Return whether `axis` lists `version`."""
         return (axis, version) in self._by_version
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise DataError(
-            f"the data file cannot be read: {error.strerror}", where=str(path), hint="correct the file"
-        ) from None
 
 
 def _load_axis(path: Path) -> AxisFile:
@@ -128,49 +118,10 @@ def load_matrix(folder: Path | None = None) -> Matrix:
     return _load(folder or data_dir("matrices"))
 
 
-def axis_headers() -> tuple[tuple[str, str, str], ...]:
-    """Return (name, title, use) of every axis of this installation, by the order of its files.
-
-    Only the head of each file is read: the command line needs the names before it knows whether it needs the matrix.
-    """
-    folder = data_dir("matrices")
-    bodies, digest = _JUST_READ[folder] = _files(folder)
-    key = compiled.key_of(digest)
-    kept = compiled.read("axes", key)
-    if kept is not None:
-        with contextlib.suppress(TypeError, ValueError):
-            return tuple((str(name), str(title), str(use)) for name, title, use in map(json.loads, kept))
-    import tomli
-
-    found = []
-    for body in bodies.values():
-        try:
-            axis = tomli.loads(body.partition(b"\n[[")[0].decode()).get("axis")
-        except ValueError:
-            continue  # the loader names the mistake when the matrix is read
-        if axis and "name" in axis:
-            found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
-    compiled.keep("axes", key, found)
-    return tuple(found)
-
-
-_JUST_READ: dict[Path, tuple[dict[Path, bytes], bytes]] = {}
-"""What `axis_headers` read, for the first that loads the matrix."""
-
-
-def _files(folder: Path) -> tuple[dict[Path, bytes], bytes]:
-    """Return the data files of `folder`, and the sha256 over their names and bytes."""
-    bodies = {path: _bytes(path) for path in sorted(folder.glob("*.toml"))}
-    digest = hashlib.sha256()
-    for path, body in bodies.items():
-        digest.update(path.name.encode() + b"\0" + body + b"\0")
-    return bodies, digest.digest()
-
-
 @cache
 def _load(folder: Path) -> Matrix:
     """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
-    bodies, found = _JUST_READ.pop(folder) if folder in _JUST_READ else _files(folder)
+    bodies, found = data_files(folder)
     digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
     kept = compiled.read("matrix", key)
     if kept is not None:

@@ -1,4 +1,7 @@
-# Written by scripts/compile_template.py from dockerfiles/Dockerfile.j2: do not edit.
+'''dockerfiles/Dockerfile.j2 as Python. Written by scripts/compile_template.py: do not edit.
+
+Long because Jinja writes a line for each piece of the template.
+'''
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 

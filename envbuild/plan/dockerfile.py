@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 _COMPILED = "Dockerfile.j2"
-_HEAD = """# Written by scripts/compile_template.py from dockerfiles/Dockerfile.j2: do not edit.
+_HEAD = """'''dockerfiles/Dockerfile.j2 as Python. Written by scripts/compile_template.py: do not edit.
+
+Long because Jinja writes a line for each piece of the template.
+'''
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import {names}
 

@@ -22,7 +22,13 @@ _FORMAT = 1
 _LIMIT = 32 * 2**20
 _MOST_KEPT = 12
 """Files in the folder at most, so that what edited data left does not pile up."""
-_SOURCES = ("components", "evidence", "matrix", "solver", "util/model.py", "util/compiled.py")
+_SOURCES = (
+    "components",
+    "matrix",
+    *(f"evidence/{name}.py" for name in ("kept", "records", "report", "trials")),
+    *(f"solver/{name}.py" for name in ("clauses", "compiled", "masks", "season")),
+    *(f"util/{name}.py" for name in ("compiled", "model", "names", "patterns")),
+)
 """What makes or reads a compiled form, below the package."""
 
 
