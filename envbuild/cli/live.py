@@ -80,7 +80,7 @@ def _whole(state: State, now: float, mark: str, room: int) -> str:
         return "   " + ", ".join(words)
     amount = f"{amount_text(state.activity_amount)}, " if state.activity_amount else ""
     activity = state.activity or "working"
-    end = f"  {amount}{passed}"
+    end = f"  {amount}{duration(now - state.activity_begun)}"
     return fitted(f" {mark} {activity}", max(1, room - cell_len(end))) + end
 
 

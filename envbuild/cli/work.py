@@ -58,6 +58,7 @@ class State:
 
     begun: float
     activity: str = ""
+    activity_begun: float = 0.0
     activity_amount: Amount | None = None
     parts: dict[str, tuple[str, float | None]] = field(default_factory=dict)
     """Title and estimate of each part that is counted, by name."""
@@ -100,10 +101,14 @@ class Work(Details):
         self.mode: Mode = mode
         self._verbose, self._clock = verbose, clock
         self._state = State(begun=clock())
-        self._lock, self._ended = threading.RLock(), threading.Event()
-        self._view: View = (
-            _Json(self._state, clock) if mode == "json" else _Plain(clock) if mode != "quiet" else _Quiet()
-        )
+        self._state.activity_begun = self._state.begun
+        self._lock, self._ended, self._wake = threading.RLock(), threading.Event(), threading.Event()
+        self._view: View = _Quiet()
+        if mode == "json":
+            self._view = _Json(self._state, clock)
+        elif mode != "quiet":
+            self._view = _Plain(clock, begins=mode == "plain")
+        self._drawing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -118,23 +123,29 @@ class Work(Details):
 
     def close(self) -> None:
         """Take the view away; what comes later is printed line by line."""
-        from envbuild.util.processes import uninterrupted
-
         if self._ended.is_set():
             return
+        self._ended.set()
+        self._wake.set()
+        with self._lock:
+            drawing = self._drawing
+        if not drawing:
+            return  # nothing to take away, and no reason to load more
+        from envbuild.util.processes import uninterrupted
+
         with uninterrupted():  # a second Ctrl-C would leave half a view
-            self._ended.set()
-            if self._thread.is_alive():
-                self._thread.join()
+            self._thread.join()
             with self._lock, contextlib.suppress(OSError):  # a terminal that went away must not cost the answer
                 self._view.close()
-                if self.mode == "live":
-                    self._view = _Plain(self._clock)
+                self._view = _Plain(self._clock)
 
     def _run(self) -> None:
-        if self.mode == "live" and self._ended.wait(_LIVE_AFTER_S):
-            return
         if self.mode == "live":
+            self._wake.wait(_LIVE_AFTER_S)
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                self._drawing = True
             from envbuild.cli.live import Live
 
             with self._lock:
@@ -149,7 +160,8 @@ class Work(Details):
     def note(self, text: str, style: str = "") -> None:
         """Take a line of advice, or about what is done next."""
         with self._lock:
-            self._state.activity, self._state.activity_amount = for_people(text).partition("\n")[0], None
+            self._begin(text)
+            self._state.activity_amount = None
             self._view.said(text, style)
 
     def said(self, text: str, style: str = "") -> None:
@@ -160,7 +172,11 @@ class Work(Details):
     def activity(self, text: str) -> None:
         """Take what is done now, without a line that stays."""
         with self._lock:
-            self._state.activity = for_people(text).partition("\n")[0]
+            self._begin(text)
+
+    def _begin(self, activity: str) -> None:
+        self._state.activity = for_people(activity).partition("\n")[0]
+        self._state.activity_begun = self._clock()
 
     def progress(self, done: int, total: int) -> None:
         """Take how many of the tests are done."""
@@ -173,6 +189,7 @@ class Work(Details):
         """Take the parts of a build: name, title, and the seconds that each took before, where that is known."""
         with self._lock:
             self._state.parts = {name: (title, estimate) for name, title, estimate in parts}
+        self._wake.set()  # a build takes long
 
     def log(self, path: Path) -> None:
         """Take the path of a log."""
@@ -254,8 +271,8 @@ class _Quiet:
 class _Plain:
     """Prints lines; after a while of silence, one about what goes on."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._last = clock, clock()
+    def __init__(self, clock: Callable[[], float], *, begins: bool = True) -> None:
+        self._clock, self._last, self._begins = clock, clock(), begins
 
     def said(self, text: str, style: str) -> None:
         """Print it."""
@@ -265,8 +282,7 @@ class _Plain:
 
     def event(self, name: str, values: Mapping[str, Any], text: str, style: str) -> None:
         """Print the text of it."""
-        del name, values
-        if text:
+        if text and (self._begins or name != "stage" or values.get("state") != "started"):
             self.said(f"  {text}", style)
 
     def tick(self, state: State, now: float) -> None:
@@ -320,7 +336,7 @@ def going_on(state: State, now: float) -> Sequence[str]:
     if found:
         return found
     amount = f" ({amount_text(state.activity_amount)})" if state.activity_amount else ""
-    return [f"{state.activity or 'still working'}{amount}: {duration(now - state.begun)} since the start"]
+    return [f"{state.activity or 'still working'}{amount}: {duration(now - state.activity_begun)} so far"]
 
 
 def _remaining(running: Running, now: float) -> list[str]:
