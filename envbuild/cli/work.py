@@ -192,8 +192,9 @@ class Work(Details):
         self._wake.set()  # a build takes long
 
     def log(self, path: Path) -> None:
-        """Take the path of a log."""
+        """Take the path of a log, which is there when a build begins."""
         with self._lock:
+            self._begin("preparing inputs")
             self._view.event("log", {"path": str(path)}, f"log: {path}", "")
 
     def change(self, stage: str, what: str) -> None:
