@@ -52,4 +52,4 @@ def ci(limit: int, as_json: bool, **flags: Any) -> None:
     # GitHub would read any other key next to `include` as an axis.
     answer = {"include": [{"id": v.cell.id, "args": v.args, "stack": v.stack or ""} for v in found.cells]}
     emit(answer, as_json=as_json, human=human)
-    note(f"{len(found.cells)} cells hold {found.covered} of the {found.pairs} pairs of cuda, torch and te")
+    note(f"{len(found.cells)} cells contain {found.covered} of the {found.pairs} pairs of cuda, torch and te")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
-from envbuild.cli.cell_options import Asked, asked_from, cell_options, digest_option, parse_digest
+from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options, digest_option, parse_digest
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def image(
     expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
-            "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
+            "an image with a replaced input does not match its lock, and the registry stores images by their lock",
             where="--push with --build-context",
             hint="leave --push out; docker tag and docker push publish it under another name",
         )
@@ -180,7 +180,7 @@ class _Given:
     lock_file: Path | None
     sources: tuple[str, ...]
 
-    def asked(self) -> Asked:
+    def asked(self) -> ResolvedRequest:
         """Resolve them."""
         return asked_from(self.flags, lock_file=self.lock_file, sources=self.sources)
 
@@ -200,8 +200,8 @@ class _Given:
 
 
 def _with_lock(
-    request: "ImageRequest", given: _Given, asked: Asked, client: "EngineClient"
-) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
+    request: "ImageRequest", given: _Given, asked: ResolvedRequest, client: "EngineClient"
+) -> tuple[ResolvedRequest, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
     from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete

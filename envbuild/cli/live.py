@@ -115,7 +115,7 @@ class Live:
         )
         self._started = False
 
-    def said(self, text: str, style: str) -> None:
+    def show_line(self, text: str, style: str) -> None:
         """Print a line above the view."""
         self.console.print(Text(for_people(text), style=style), soft_wrap=True)
 
@@ -127,10 +127,10 @@ class Live:
             ok, bad = ("✓", "✗") if self._unicode else ("+", "x")
             mark = {"failed": bad, "stopped": "-"}.get(str(values.get("state")), ok)
             text = fitted(f" {mark} {for_people(text)}", self.console.width - 1, unicode=self._unicode)
-        self.said(text, style)
+        self.show_line(text, style)
 
     def tick(self, state: State, now: float) -> None:
-        """Draw it anew."""
+        """Draw it again."""
         if not self._started:
             self._live.start()
             self._started = True

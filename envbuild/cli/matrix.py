@@ -124,7 +124,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         if release.aliases:
             stated.append(f"also {', '.join(release.aliases)}")
         if release.asked:
-            stated.append("only when asked for")
+            stated.append("only when requested")
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
@@ -337,7 +337,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
+            "upstreams cannot be reached: their releases are missing from the answer, and their commits are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )

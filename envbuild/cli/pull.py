@@ -61,13 +61,13 @@ def pull(
     here = client.machine().platform
     if here and here != platform_of(plan.cell):
         note(
-            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be kept here, and not run"
+            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be stored here, but not run"
         )
     note(f"pulling {reference}")
     found = pull_prebuilt(client, plan, name, expected=expected)
     if found is None:
         raise LockError(
-            "the registry holds no image of this lock",
+            "the registry has no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",
         )

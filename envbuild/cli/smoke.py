@@ -1,4 +1,4 @@
-"""`envbuild smoke`: prove an image, or an environment of this host, and keep what was seen."""
+"""`envbuild smoke`: run the smoke tests in an image or on this host, and record the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LEVELS = tuple(level.value for level in Level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Flags:
     """The flags of the command, as click has checked them."""
 
     image: str | None
@@ -106,7 +106,7 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Asked(**flags)
+    asked = _Flags(**flags)
     target, expected_file = _target(asked)
     settings = show_notices(use_cache(load_settings()))
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
@@ -117,9 +117,9 @@ def smoke(**flags: Any) -> None:
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{asked.image} carries no {EXPECTED_IN_IMAGE}",
+            f"{asked.image} contains no {EXPECTED_IN_IMAGE}, the list of what must be installed",
             where=asked.image,
-            hint="give the expectation with --expected",
+            hint="give such a list with --expected",
         )
     request = SmokeRequest(
         target=target,
@@ -155,7 +155,7 @@ def smoke(**flags: Any) -> None:
         report.raise_for_verdict()
 
 
-def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
+def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     """Return what is tested, and the file of its expectation where that is not in the image."""
     import shutil
 
@@ -173,7 +173,9 @@ def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
     found = asked.interpreter or shutil.which("python3")
     expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
-        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
+        raise UsageError(
+            "--host needs --expected FILE: nothing on this host lists what must be installed", where="--host"
+        )
     if found is None:
         raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
     return HostTarget(python=Path(found)), expected_file
@@ -232,7 +234,7 @@ class _Shown(TestCount):
         if self.quiet:
             return
         if printed.work:
-            printed.work.said(text, "bold red" if failed else "")
+            printed.work.show_line(text, "bold red" if failed else "")
         else:
             note(text)
 

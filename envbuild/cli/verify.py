@@ -1,4 +1,4 @@
-"""`envbuild audit` and `envbuild reproduce`: an image held against its lock, and against its own rebuild."""
+"""`envbuild audit` and `envbuild reproduce`: compare an image with its lock, and with its own rebuild."""
 
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,9 @@ def _sm_of(gpu: str) -> int:
         if gpu.lower() in {release.version, *release.aliases}:
             return int(release.version.removeprefix("sm_"))
     known = ", ".join(release.version for release in releases)
-    raise UsageError(f"{gpu} is no GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them")
+    raise UsageError(
+        f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
+    )
 
 
 @click.command()

@@ -81,7 +81,7 @@ class State:
 class View(Protocol):
     """One way to show it."""
 
-    def said(self, text: str, style: str) -> None:
+    def show_line(self, text: str, style: str) -> None:
         """Show a line that stays."""
 
     def event(self, name: str, values: Mapping[str, Any], text: str, style: str) -> None:
@@ -162,12 +162,12 @@ class Work(Details):
         with self._lock:
             self._begin(text)
             self._state.activity_amount = None
-            self._view.said(text, style)
+            self._view.show_line(text, style)
 
-    def said(self, text: str, style: str = "") -> None:
+    def show_line(self, text: str, style: str = "") -> None:
         """Take a line that says nothing of what comes next."""
         with self._lock:
-            self._view.said(text, style)
+            self._view.show_line(text, style)
 
     def activity(self, text: str) -> None:
         """Take what is done now, without a line that stays."""
@@ -256,7 +256,7 @@ class Work(Details):
 class _Quiet:
     """Shows nothing."""
 
-    def said(self, text: str, style: str) -> None:
+    def show_line(self, text: str, style: str) -> None:
         """Drop it."""
 
     def event(self, name: str, values: Mapping[str, Any], text: str, style: str) -> None:
@@ -275,7 +275,7 @@ class _Plain:
     def __init__(self, clock: Callable[[], float], *, begins: bool = True) -> None:
         self._clock, self._last, self._begins = clock, clock(), begins
 
-    def said(self, text: str, style: str) -> None:
+    def show_line(self, text: str, style: str) -> None:
         """Print it."""
         del style
         self._last = self._clock()
@@ -284,12 +284,12 @@ class _Plain:
     def event(self, name: str, values: Mapping[str, Any], text: str, style: str) -> None:
         """Print the text of it."""
         if text and (self._begins or name != "stage" or values.get("state") != "started"):
-            self.said(f"  {text}", style)
+            self.show_line(f"  {text}", style)
 
     def tick(self, state: State, now: float) -> None:
         """Print what goes on where nothing was printed for a while."""
         if now - self._last >= SILENCE_S:
-            self.said("  " + "; ".join(going_on(state, now)), "")
+            self.show_line("  " + "; ".join(going_on(state, now)), "")
 
     def close(self) -> None:
         """Leave everything behind."""
@@ -301,7 +301,7 @@ class _Json:
     def __init__(self, state: State, clock: Callable[[], float]) -> None:
         self._state, self._clock, self._last = state, clock, clock()
 
-    def said(self, text: str, style: str) -> None:
+    def show_line(self, text: str, style: str) -> None:
         """Print it as a note."""
         self.event("note", {"text": text}, text, style)
 

@@ -1,4 +1,4 @@
-"""Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
+"""Image -> the same image again: rebuild from the lock in the image, and compare byte by byte."""
 
 import contextlib
 import errno
@@ -59,7 +59,7 @@ class Reproduction:
 def carried_lock(client: EngineClient, image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
-    The image may be anybody's: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
+    The image is not trusted: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
 
     Raises:
         HostError: the engine has no such image.
@@ -71,7 +71,7 @@ def carried_lock(client: EngineClient, image: str) -> Locked:
     label = found.labels.get("io.envbuild.lock")
     if label is None:
         raise UsageError(
-            f"{shown(image)} carries no lock: envbuild did not build it",
+            f"{shown(image)} contains no lock: envbuild did not build it",
             hint="name an image that `envbuild image` made",
         )
     files = files_of_image(client, found, _IN_IMAGE, _LOCK_FILES)

@@ -61,7 +61,7 @@ class ImageRequest:
         for stage in self.substitutes:
             if stage not in plan.external:
                 raise UsageError(
-                    f"{stage} is no input of this cell",
+                    f"{stage} is not an input of this cell",
                     where="--build-context",
                     hint=f"what can be replaced: {', '.join(plan.external)}",
                 )

@@ -1,4 +1,4 @@
-"""Run the smoke suite in a container or on the bare host, follow it, and turn what it says into one report.
+"""Run the smoke suite in a container or on the bare host, follow it, and turn its output into one report.
 
 The suite (`smoke_tests/run.py`) speaks on stdout in lines `@smoke {json}`; it is mounted read-only, and so is a pinned
 pytest, so that an image holds nothing its lock does not list.
@@ -112,7 +112,7 @@ def run_smoke(
                 code = follow(started, collected, kept, request.timeout_s)
     if request.keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:
         raise UsageError(
-            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
+            f"no test has such a name: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
             where=f"-k {request.keyword!r}",
             hint="give a part of a test's name, or several with `and`, `or` and `not`",
         )

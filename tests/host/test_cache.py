@@ -191,7 +191,7 @@ def test_a_log_that_is_written_stays(cache):
 
 def test_a_run_waits_until_the_removal_is_over(cache, monkeypatch):
     monkeypatch.setattr(in_use, "_held", {})
-    said = []
+    lines = []
     with alone(cache) as mine:
         assert mine
         with alone(cache) as second:
@@ -205,8 +205,8 @@ def test_a_run_waits_until_the_removal_is_over(cache, monkeypatch):
         waiting.kill()
         waiting.wait()
         waiting.stdout.close()
-    share(cache, said.append)
-    assert said == []
+    share(cache, lines.append)
+    assert lines == []
 
 
 def test_five_logs_of_a_subject_are_kept_and_one_that_is_written_stays(tmp_path):

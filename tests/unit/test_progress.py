@@ -31,7 +31,7 @@ def watch():
     return Watch(log=io.StringIO(), on_change=lambda stage, what: seen.append((stage, what))), seen
 
 
-def test_a_stage_is_timed_and_told():
+def test_a_stage_is_timed_and_reported():
     w, seen = watch()
     w.feed(vertex("a", "[build-te 1/1] RUN x", started="2026-01-01T00:00:00.123456789Z"))
     w.feed(
@@ -157,7 +157,7 @@ def test_internal_steps_are_no_stages():
         ("runtime", "E: Version '1' for 'zlib1g' was not found", False),
     ],
 )  # fmt: skip
-def test_a_stage_that_could_not_reach_a_host_is_told_from_one_that_failed(stage, line, unreached):
+def test_a_stage_that_could_not_reach_a_host_differs_from_one_that_failed(stage, line, unreached):
     assert no_answer(stage, ["something before", line]) is unreached
 
 

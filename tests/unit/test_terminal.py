@@ -96,7 +96,7 @@ class Screen:
 
 @contextlib.contextmanager
 def running(*words, width=60, height=20):
-    """Run the child on a terminal of its own; yield it, and what reads its output so far."""
+    """Run the child on its own terminal; yield it, and what reads its output so far."""
     mine, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in {"COLUMNS", "LINES", "NO_COLOR"}}
