@@ -21,7 +21,10 @@ _WIDE = 80
 """Columns from which there is room for a bar."""
 _ROOM = 4
 """Columns that stay free at the right: a terminal writes `^C` where the cursor is."""
-_NARROWEST = 20
+_HELPER_S = 2.0
+"""Seconds after which a stage that ends at once as a rule is worth a line."""
+_WIDEST = 100
+"""Columns that are used at most: an eye finds what belongs to a title next to it."""
 
 Line = tuple[str, str]
 """A text and its style."""
@@ -29,12 +32,14 @@ Line = tuple[str, str]
 
 def lines_of(state: State, now: float, *, width: int, height: int, unicode: bool = True) -> list[Line]:
     """Return the view, at most `height` - 1 lines of fewer than `width` columns each."""
-    room = max(width - _ROOM, _NARROWEST if width > _NARROWEST else 1)
+    room = max(min(width - _ROOM, _WIDEST), 1)
     spin = _SPIN if unicode else _PLAIN_SPIN
     mark = spin[int(now * 5) % len(spin)]
     found: list[Line] = []
     most = max(1, height - 2)
     for running in state.running.values():
+        if running.helper and now - running.begun < _HELPER_S:
+            continue
         found.append((_head(running, now, mark, room, unicode=unicode), "bold"))
         if running.line:
             found.append((fitted(f"    {running.line.strip()}", room, unicode=unicode), "dim"))

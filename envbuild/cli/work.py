@@ -50,6 +50,8 @@ class Running:
     line: str = ""
     amount: Amount | None = None
     shown: float = 0.0
+    helper: bool = False
+    """Whether it is a stage that ends at once as a rule: lists, recipes, tools."""
 
 
 @dataclass
@@ -208,13 +210,14 @@ class Work(Details):
         title, estimate = state.parts.get(name, (_TITLES.get(name, name), None))
         if what == "started":
             if name not in state.running and name not in state.finished:
-                state.running[name] = Running(title=title, begun=now, estimate=estimate)
+                helper = not counted and name not in _TITLES
+                state.running[name] = Running(title=title, begun=now, estimate=estimate, helper=helper)
                 self._ended_or_begun(name, title, what, counted, 0.0)
             return
         if what in {"done", "cached"} and (stage != name or name in state.finished):
             return  # a wheel is compiled in one stage and lies in another, which ends the part
         running = state.running.pop(name, None)
-        if counted:
+        if counted and what not in {"failed", "stopped"}:
             state.finished.add(name)
         self._ended_or_begun(name, title, what, counted, now - running.begun if running else 0.0)
 
@@ -226,7 +229,8 @@ class Work(Details):
         slow = name in _TITLES and (what == "started" or seconds >= 1)
         if counted or slow or what in {"failed", "stopped"}:
             took = f" ({duration(seconds)})" if seconds >= 0.5 or what == "done" else ""
-            count = f"{len(state.finished)} of {len(state.parts)}  " if counted and what != "started" else ""
+            ended = name in state.finished
+            count = f"{len(state.finished)} of {len(state.parts)}  " if ended else ""
             text = f"{count}{title}: {_WORDS.get(what, what)}{took}"
         self._view.event("stage", values, text, style)
 

@@ -49,7 +49,7 @@ def test_lines_count_the_parts_and_say_how_each_ended(capsys):
         "  1 of 4  base system: done (31 s)",
         "  2 of 4  torch 2.8.0+cu126: from cache",
         "  te 2.6.0: started",
-        "  3 of 4  te 2.6.0: failed (5 s)",
+        "  te 2.6.0: failed (5 s)",
     ]
 
 
@@ -169,6 +169,12 @@ def test_no_line_of_the_view_is_as_wide_as_the_terminal(running, activity, amoun
     for line, _ in (drawn := lines_of(state, 10.0**5, width=width, height=height, unicode=wide)):
         assert cell_len(line) < width
     assert 0 < len(drawn) < height
+
+
+def test_a_stage_that_ends_at_once_is_not_flashed():
+    state = State(begun=0.0, running={"lists": Running(title="lists", begun=0.0, helper=True)})
+    assert "lists" not in lines_of(state, 0.5, width=80, height=20)[0][0]
+    assert "lists" in lines_of(state, 5.0, width=80, height=20)[0][0]
 
 
 def test_the_view_says_how_far_it_is():
