@@ -80,6 +80,8 @@ def _whole(state: State, now: float, mark: str, room: int) -> str:
         if left is not None and left > 0:
             words.append(about(left))
         if not state.running:
+            while len(words) > 2 and cell_len(state.activity) + sum(map(len, words)) + 9 > room:
+                words.pop()  # what is done now is worth more than an estimate
             end = "  " + ", ".join(words)
             return fitted(f" {mark} {state.activity or 'working'}", max(1, room - cell_len(end))) + end
         return "   " + ", ".join(words)

@@ -152,7 +152,7 @@ class Work(Details):
 
             with self._lock:
                 self._view = Live()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a terminal that went away, a stream that was closed
             while not self._ended.wait(_REDRAWN_S if self.mode == "live" else 1.0):
                 with self._lock:
                     self._view.tick(self._state, self._clock())

@@ -32,6 +32,7 @@ def cache(tmp_path):
     folder = tmp_path / "cache"
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
+    put(folder / "compiled" / f"clauses-{KEY}.json")
     put(folder / "files" / KEY / "uv.whl")
     put(folder / "git" / "objects.git" / "config")
     put(folder / "locks" / "cu126-py312-torch2.8.0-3f9a21c7-92db1b" / "lock.json")

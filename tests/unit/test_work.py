@@ -112,7 +112,7 @@ def test_json_is_an_object_a_line(capsys, tmp_path):
     assert "secret" not in events[0]["text"]
     assert events[5] == {
         "event": "stage", "at": 2.0, "stage": "wheel-te", "title": "te 2.6.0", "state": "failed", "seconds": 2.0,
-        "done": 1, "total": 4,
+        "done": 0, "total": 4,
     }  # fmt: skip
 
 
