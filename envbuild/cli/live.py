@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live as RichLive
 from rich.text import Text
 
-from envbuild.cli.work import Running, State, about, amount_text, duration
+from envbuild.cli.quantities import about, amount_text, duration
+from envbuild.cli.work import Running, State
 from envbuild.engine.details import Amount
 from envbuild.util.text import for_people
 
