@@ -36,6 +36,8 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/utils/broken.py": "def (:\n",
     "torch/plain/inner.py": "x = 1\n",
     "torch/dtypes.py": "def _add(kind):\n    from torch import dtypes\n    setattr(dtypes, kind.__name__, kind)\n",
+    "torch/filled.py": "def _add(kind):\n    setattr(filled, kind.__name__, kind)\n",
+    "torch/filled.pyi": "class Kind: ...\n",
     "torch/share/data.json": "",
     "torch/listed.py": "for item in ['_first', 'second']:\n    globals()[item] = getattr(x, item)\n",
 }
@@ -55,6 +57,8 @@ def torch():
         ("torch", "mean", "yes"),  # made while it runs, and declared for type checkers
         ("torch", "Declared", "yes"),
         ("torch.listed", "_first", "yes"),
+        ("torch.filled", "Kind", "yes"),  # made while it runs, and declared in its stub
+        ("torch.filled", "Other", "unknown"),
         ("torch.listed", "third", "unknown"),
         ("torch", "whatever", "unknown"),  # it writes to globals()
         ("torch.nn", "Linear", "yes"),

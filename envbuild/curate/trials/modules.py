@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -272,16 +272,22 @@ class Library:
         return self._names[module]
 
     def _read(self, module: str) -> Names | None:
-        stem = module.replace(".", "/")
         source = self.source_of(module)
-        for path in [source] if source else self._stubs(stem):
-            try:
-                found = names_of(self._text(path), module, is_package="/__init__." in path)
-            except (SyntaxError, ValueError, RecursionError):
-                return None
+        stubs = self._stubs(module.replace(".", "/"))
+        if source is None:
+            found = self._read_file(stubs[0], module) if stubs else None
             # a stub need not have all that a compiled module has
-            return found if path == source else Names(bound=found.bound, stars=found.stars, open=True)
-        return None
+            return Names(bound=found.bound, stars=found.stars, open=True) if found else None
+        found = self._read_file(source, module)
+        if found is not None and found.open and stubs and (stub := self._read_file(stubs[0], module)) is not None:
+            return replace(found, declared=found.declared | stub.bound)
+        return found
+
+    def _read_file(self, path: str, module: str) -> Names | None:
+        try:
+            return names_of(self._text(path), module, is_package="/__init__." in path)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
 
     def has(self, module: str, name: str) -> Answer:
         """Return whether `from module import name` finds something, as far as the files show it."""
