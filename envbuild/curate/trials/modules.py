@@ -12,6 +12,7 @@ Answer = Literal["yes", "no", "unknown"]
 _COMPILED = re.compile(r"(?P<stem>[^/]+?)(?:\.cpython-[^/]+|\.abi3|\.pypy[^/]+)?\.(?:so|pyd)")
 _DEEPEST = 12
 """Star imports that follow one another."""
+_STUB_NAME = re.compile(r"^(?:(?:class|def|async def) +)?([A-Za-z_]\w*) *[\[(:=]", re.MULTILINE)
 _OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__path__", "__spec__", "__dict__", "__package__"})
 
 
@@ -279,8 +280,11 @@ class Library:
             # a stub need not have all that a compiled module has
             return Names(bound=found.bound, stars=found.stars, open=True) if found else None
         found = self._read_file(source, module)
-        if found is not None and found.open and stubs and (stub := self._read_file(stubs[0], module)) is not None:
-            return replace(found, declared=found.declared | stub.bound)
+        if found is not None and found.open and stubs:
+            stub = self._read_file(stubs[0], module)
+            # a stub in the syntax of a newer Python shows its names all the same
+            names = stub.bound if stub else frozenset(_STUB_NAME.findall(self._text(stubs[0])))
+            return replace(found, declared=found.declared | names)
         return found
 
     def _read_file(self, path: str, module: str) -> Names | None:
