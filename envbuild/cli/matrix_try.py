@@ -1,11 +1,11 @@
-"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
+"""`envbuild matrix try` and `trials`: pairs of releases, tried with each other without a GPU or an image."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +23,17 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What to try; may be given again. [default: all but sources]",
+    help="Run only trials of this kind; repeat it for more. [default: all but sources]",
 )
-@click.option("--all", "every", is_flag=True, help="Try pairs that no cell holds, too.")
-@click.option("--again", is_flag=True, help="Try again what was tried with the same files.")
-@click.option("--list", "only_list", is_flag=True, help="List the pairs and what is known of them; try nothing.")
+@click.option("--all", "every", is_flag=True, help="Try pairs that are in no cell, too.")
+@click.option("--again", is_flag=True, help="Repeat trials that were made with the same files.")
+@click.option("--list", "only_list", is_flag=True, help="List the pairs and their known results; try nothing.")
 @click.option(
-    "--tree", "trees", multiple=True, metavar="AXIS=PATH", help="A source tree of a component that no index has."
+    "--tree",
+    "trees",
+    multiple=True,
+    metavar="AXIS=PATH",
+    help="Use this source tree for a component that is on no index.",
 )
 @click.option(
     "--clone",
@@ -42,9 +46,10 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
 @click.option(
     "--records",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of trials. [default: this installation's]",
+    help="Use this folder of trials. [default: this installation's]",
 )
 @json_option
+@progress_options
 def try_pairs(
     axes: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -57,7 +62,7 @@ def try_pairs(
     records: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Try pairs of releases without a GPU and without a whole build, and record what came of each.
+    """Try pairs of releases with each other, without a GPU or an image, and record the results.
 
     `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch, and
     `envbuild matrix try all torch` each component:
@@ -69,9 +74,15 @@ def try_pairs(
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
+<<<<<<< HEAD
     A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
     """
     from envbuild.curate.trials.pairs import every_axes, pairs_of
+=======
+    A stopped run continues where it was. Exits with 0 whatever the results are.
+    """  # noqa: D301 - click reads the character
+    from envbuild.curate.trials.pairs import pairs_of, read_axes
+>>>>>>> h-words
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
     from envbuild.matrix.load import load_matrix
@@ -81,7 +92,7 @@ def try_pairs(
     asked = every_axes(matrix, axes)
     runner = Runner(
         matrix,
-        tell(load_settings()),
+        show_notices(use_cache(load_settings())),
         records=records or trials_folder(),
         trees=_folders(trees, "--tree"),
         clones=_folders(clones, "--clone"),
@@ -100,7 +111,7 @@ def try_pairs(
 @click.command("trials")
 @json_option
 def list_trials(as_json: bool) -> None:
-    """Count the trials that are recorded: by pair of axes and kind, the last of each pair."""
+    """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
     from envbuild.evidence.trials import committed_trials, counted
 

@@ -12,7 +12,7 @@ from envbuild.evidence.report import SmokeReport
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON keeps it: no infinity, which it lacks, and no lone surrogate, which UTF-8 lacks."""
+    """Return `value` as JSON keeps it: no infinity, which JSON cannot hold, and no lone surrogate, which UTF-8 cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from envbuild.doctor.diagnosis import diagnose
+from envbuild.doctor.diagnosis import MISSING, diagnose
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.settings import Settings
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
+
+READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; "
+"""Start of a `sh -c` text that runs in a container without its image's entrypoint: it switches on cuda-compat where needed."""
 
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -42,7 +45,7 @@ def parse_image(text: str) -> str:
         UsageError: it can be none of them.
 
     """
-    return _checked(text, _IMAGE.fullmatch, "is no image", where="TAG", hint="`docker image ls` lists what is here")
+    return _checked(text, _IMAGE.fullmatch, "is not an image", where="TAG", hint="`docker image ls` lists what is here")
 
 
 def parse_network(text: str) -> str:
@@ -53,7 +56,7 @@ def parse_network(text: str) -> str:
 
     """
     hint = "write host, none or what `docker network ls` lists"
-    return _checked(text, _NETWORK.fullmatch, "is no network", where="--network", hint=hint)
+    return _checked(text, _NETWORK.fullmatch, "is not a network", where="--network", hint=hint)
 
 
 def parse_mount(text: str) -> Mount:
@@ -66,7 +69,7 @@ def parse_mount(text: str) -> Mount:
     source, *rest = text.split(":")
     if len(rest) not in {1, 2} or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"], ["rw"]):
         raise UsageError(
-            f"{text!r} is no mount",
+            f"{text!r} is not a mount",
             where="--mount",
             hint="write SRC:DST or SRC:DST:ro, DST an absolute path in the container",
         )
@@ -103,20 +106,20 @@ class Container:
     infiniband: Literal["auto", "on", "off"] = "auto"
 
 
-def _mends(host: HostFacts, *areas: str) -> str | None:
-    mends = [
-        mend
+def _fixes(host: HostFacts, *areas: str) -> str | None:
+    fixes = [
+        fix
         for area in diagnose(host)
         if area.name in areas
         for finding in area.findings
-        if finding.status in {"lack", "absent"}
-        for mend in finding.mend
+        if finding.status in {MISSING, "absent"}
+        for fix in finding.fix
     ]
-    return "; ".join(mends) or None
+    return "; ".join(fixes) or None
 
 
 def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
-    """Return docker's flags for the GPUs, and what to tell the user where `auto` gives none although there are some.
+    """Return docker's flags for the GPUs, and a message for the user where `auto` gives none although there are some.
 
     Raises:
         HostError: GPUs were asked for, and there are none or containers cannot have them.
@@ -128,11 +131,11 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
     if not host.gpus:
         if gpus == "auto":
             return [], None
-        raise HostError("this machine has no GPU that answers", where=f"--gpus {gpus}", hint=_mends(host, "gpu"))
+        raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
     if host.gpu_access == "none":
-        hint = _mends(host, "toolkit")
+        hint = _fixes(host, "toolkit")
         if gpus == "auto":
-            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: mend it with {hint}"
+            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: fix it with {hint}"
         raise HostError("containers cannot see this machine's GPUs", where=f"--gpus {gpus}", hint=hint)
     wanted = "all" if gpus == "auto" else gpus
     if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
@@ -144,7 +147,7 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
             hint="choose among them; `envbuild doctor` lists them",
         )
     if host.gpu_access == "gpus":
-        # docker reads the value as CSV, so a list of devices needs quotes of its own.
+        # docker reads the value as CSV, so a list of devices needs its own quotes.
         return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], None
     if host.gpu_access == "runtime":
         return ["--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={wanted}"], None
@@ -155,7 +158,7 @@ def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
     if wanted == "off" or (wanted == "auto" and not host.infiniband_devices):
         return []
     if not host.infiniband_devices:
-        raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_mends(host, "infiniband"))
+        raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_fixes(host, "infiniband"))
     # Registering memory with the adapter locks it.
     return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
 
@@ -164,7 +167,7 @@ def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[st
     """Return the flags of `docker run` (all that comes before the image), and notes for the user.
 
     Raises:
-        HostError: the container asks for something that this machine lacks.
+        HostError: the container asks for something that is missing on this machine.
 
     """
     gpus, note = gpu_flags(host, container.gpus)
@@ -193,11 +196,11 @@ def run_command(
     `terminal` says whether a person sits at both ends (`--tty`).
 
     Raises:
-        HostError: the container asks for something that this machine lacks.
+        HostError: the container asks for something that is missing on this machine.
 
     """
     flags, notes = run_flags(host, container)
-    # --pull never: an image comes by `envbuild pull`, which says who vouches for it.
+    # --pull never: an image comes by `envbuild pull`, which shows who confirmed its digest.
     line = [
         *settings.engine_command,
         "run",
@@ -212,6 +215,6 @@ def run_command(
 
 
 def shown(line: Iterable[str]) -> str:
-    """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
+    """Return a command line for people: quoted for the shell, the values of `--env` whose names suggest a secret hidden."""
     secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
     return shlex.join(secret.sub(r"\1=***", word) for word in line)

@@ -59,21 +59,21 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.client import said_last
+    from envbuild.engine.client import last_line
     from envbuild.engine.guest import look_up, run_guest
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     image: Image | None = None
     if isinstance(target, HostTarget):
         try:
-            said = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
+            ran = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
         except OSError as error:
             raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
-        told: dict[str, Any] = {"kind": "host"}
-        where = where_of({**told, "interpreter": target.python})
+        stated: dict[str, Any] = {"kind": "host"}
+        where = where_of({**stated, "interpreter": target.python})
     else:
         image = look_up(settings, target.reference)
-        said = run_guest(
+        ran = run_guest(
             settings,
             "look",
             image,
@@ -82,17 +82,17 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
             seconds=_LOOK_S,
             limit=EXPECTED_LIMIT,
         )
-        told = {"kind": "image", "reference": target.reference, "digest": image.digest}
+        stated = {"kind": "image", "reference": target.reference, "digest": image.digest}
         where = f"{target.reference} ({image.digest})"
-    if said.fault:
-        raise SmokeError(f"its Python {said.fault}", where=where)
-    if said.code:
-        raise SmokeError(f"its Python does not run: {said_last(said) or 'it said nothing'}", where=where)
+    if ran.fault:
+        raise SmokeError(f"its Python {ran.fault}", where=where)
+    if ran.code:
+        raise SmokeError(f"its Python does not run: {last_line(ran) or 'it printed nothing'}", where=where)
     try:
-        python, executable, expected = read_look(said.out)
+        python, executable, expected = read_look(ran.out)
     except ValueError as error:
-        raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
-    return Seen(stated={**told, "interpreter": executable}, python=python, expected=expected, image=image)
+        raise SmokeError(f"the output of its Python cannot be read: {error}", where=where) from None
+    return Seen(stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image)
 
 
 def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:

@@ -49,7 +49,7 @@ def test_a_checkout_of_what_is_no_clone_or_has_no_such_commit_is_refused(clone, 
         files.checkout(clone.folder, "0" * 40)
 
 
-def test_a_checkout_that_lacks_a_blob_is_refused(clone, tmp_path):
+def test_a_checkout_without_one_of_its_blobs_is_refused(clone, tmp_path):
     blob = clone.git("rev-parse", "HEAD:deep/a.py").strip()
     (clone.folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
     files = Files(Settings(cache_dir=tmp_path / "cache"))

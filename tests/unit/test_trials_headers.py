@@ -74,8 +74,8 @@ def test_a_header_that_is_not_in_the_wheel_fails_and_a_guarded_one_does_not(tree
 @pytest.mark.parametrize(("required", "fails"), [(None, False), (17, False), (20, True)])
 def test_a_build_that_states_an_older_standard_than_torch_takes_fails(tree, required, fails):
     folder = tree(tools__torch_dot_py=SETUP, csrc__a_dot_cpp="#include <torch/torch.h>\n")
-    told = "setup.py states -std=c++17, and torch's ATen/ATen.h refuses less than C++20"
-    assert try_headers(folder, SOURCES, TORCH, required).missing == ((told,) if fails else ())
+    reason = "setup.py states -std=c++17, and torch's ATen/ATen.h refuses less than C++20"
+    assert try_headers(folder, SOURCES, TORCH, required).missing == ((reason,) if fails else ())
 
 
 def test_headers_of_the_stable_abi_take_any_standard(tree):

@@ -39,7 +39,7 @@ class Files:
     """What indexes hold, and what of it lies in the cache.
 
     Args:
-        settings: the index and the cache. Folders and indexes beside the main one are left out: a trial says what anybody
+        settings: the index and the cache. Folders and indexes besides the main one are left out: a trial shows what anybody
             finds there.
 
     """
@@ -132,7 +132,7 @@ class Files:
             part.write_bytes(data)
             part.replace(place)
         except OutsideError:
-            return  # a name that no file of ours has: it is read again when it is asked for again
+            return  # a name that no file here may have: it is read again when it is needed again
         except OSError as error:
             raise HostError(
                 f"a file cannot be kept: {error.strerror}", where=str(self.folder), hint="free some space there"
@@ -241,7 +241,7 @@ class Files:
             asked = b"".join(oid + b"\n" for _, oid in wanted)
             ran = run_git(own, "cat-file", "--batch", stdin=asked, borrowed=(objects,), limit_bytes=_SDIST.bytes)
         if listed.code or ran.code:
-            why = shown(((listed.said or ran.said).strip().splitlines() or ["no answer"])[-1])
+            why = shown(((listed.stderr or ran.stderr).strip().splitlines() or ["no answer"])[-1])
             raise LockError(f"{repository} does not give commit {commit}: {why}", hint="fetch it there first")
         answer = io.BytesIO(ran.stdout)
         for path, oid in wanted:

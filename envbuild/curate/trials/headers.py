@@ -168,6 +168,6 @@ def try_headers(
                 guarded += 1
     if refusing and stated is not None and required is not None and stated < required:
         # torch's cpp_extension adds its own standard only where a build states none
-        told = f"{sources.flags_in[0]} states -std=c++{stated}"
-        missing.insert(0, f"{told}, and torch's {UMBRELLA} refuses less than C++{required}")
+        standard = f"{sources.flags_in[0]} states -std=c++{stated}"
+        missing.insert(0, f"{standard}, and torch's {UMBRELLA} refuses less than C++{required}")
     return HeadersFound(files=len(files), present=present, guarded=guarded, missing=tuple(missing))

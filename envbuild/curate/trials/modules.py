@@ -257,7 +257,7 @@ class Library:
         return [path for path in (f"{stem}/__init__.pyi", f"{stem}.pyi") if path in self._paths]
 
     def is_plain_folder(self, module: str) -> bool:
-        """Return whether `module` is a folder without a source of its own."""
+        """Return whether `module` is a folder without its own source."""
         stem = module.replace(".", "/")
         return self.source_of(module) is None and stem not in self._compiled and stem in self._folders
 

@@ -73,7 +73,7 @@ class Consumer:
             parts = name.split(".")
             waiting += [".".join(parts[:n]) for n in range(1, len(parts))]
             for need, state in judged(self.modules[name].items, of_its_own):
-                # `missing` is what stands in the open here: the answer is no for every module of its own
+                # `missing` is what is in the open here: the answer is no for every module of the component
                 if state == "missing" and not need.attribute:
                     waiting.append(need.module)
                     waiting += [f"{need.module}.{each}" for each in need.names[:1]]

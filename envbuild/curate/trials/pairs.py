@@ -65,7 +65,7 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
         axis, _, spec = text.partition("=")
         if axis not in COMPONENTS:
             raise UsageError(
-                f"{axis!r} is no component", where="envbuild matrix try", hint="one of: " + ", ".join(COMPONENTS)
+                f"{axis!r} is not a component", where="envbuild matrix try", hint="one of: " + ", ".join(COMPONENTS)
             )
         if spec:
             check_spec(matrix.axes[axis], spec, text)

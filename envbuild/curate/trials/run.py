@@ -118,8 +118,8 @@ class Runner:
         """
         outcome = Outcome(pairs=len(pairs), held=sum(bool(pair.pythons) for pair in pairs))
         for number, pair in enumerate(pairs, 1):
-            told = self._pair(pair, kinds, outcome)
-            note(f"[{number}/{len(pairs)}] {pair}: {told}")
+            results = self._pair(pair, kinds, outcome)
+            note(f"[{number}/{len(pairs)}] {pair}: {results}")
         return outcome
 
     def _pair(self, pair: Pair, kinds: Sequence[Kind], outcome: Outcome) -> str:
@@ -134,16 +134,16 @@ class Runner:
                 outcome.absent.append(f"{axis} {version}")
         if component is None or other is None:
             return "not on the index"
-        told = []
+        results = []
         for kind in kinds:
             trial = self._trial(pair, kind, component, other, cuda, outcome)
             if trial is None:
                 continue
             outcome.verdicts.setdefault(kind, Counter())[trial.verdict] += 1
-            told.append(f"{kind} {trial.verdict}" + (f" ({trial.first[:160]})" if trial.verdict != "passed" else ""))
+            results.append(f"{kind} {trial.verdict}" + (f" ({trial.first[:160]})" if trial.verdict != "passed" else ""))
             outcome.contradictions += _contradictions(pair, trial)
         outcome.complete += 1
-        return ", ".join(told) or "nothing to try"
+        return ", ".join(results) or "nothing to try"
 
     def _subject(self, axis: AxisName, version: str, cuda: str) -> Subject | None:
         key = (axis, version, cuda)

@@ -96,7 +96,7 @@ def try_sources(
         ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
         for unit in units:
             error = _check(unit, [*ready, *flags, *own])
-            if error and ready:  # a unit stands alone: what a precompiled header brings must not decide
+            if error and ready:  # a unit is compiled alone: what a precompiled header defines must not decide
                 error = _check(unit, [*flags, *own])
             if error:
                 failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))

@@ -44,7 +44,7 @@ class Subject:
     requirements: tuple[str, ...] = ()
     """What installs it: its wheels by version, and what its sdists ask for."""
     asks: tuple[str, ...] = ()
-    """What its wheels and sdists ask for, those of its own aside."""
+    """What its wheels and sdists require, except itself."""
     entry: str | None = None
     """The module that a program imports."""
 
