@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 Answer = Literal["yes", "no", "unknown"]
@@ -12,6 +12,8 @@ Answer = Literal["yes", "no", "unknown"]
 _COMPILED = re.compile(r"(?P<stem>[^/]+?)(?:\.cpython-[^/]+|\.abi3|\.pypy[^/]+)?\.(?:so|pyd)")
 _DEEPEST = 12
 """Star imports that follow one another."""
+_KEPT = 1 << 13
+"""Files of which the result is kept: most are the same in many releases."""
 _STUB_NAME = re.compile(r"^(?:(?:class|def|async def) +)?([A-Za-z_]\w*) *[\[(:=]", re.MULTILINE)
 _OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__path__", "__spec__", "__dict__", "__package__"})
 
@@ -177,6 +179,7 @@ def _writes_modules(target: ast.expr) -> bool:
     return ast.unparse(target.value) in {"globals()", "vars()", "sys.modules"}
 
 
+@lru_cache(_KEPT)
 def names_of(source: str, module: str, *, is_package: bool) -> Names:
     """Return the names of the module `module` whose text is `source`.
 
