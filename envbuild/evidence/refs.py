@@ -64,4 +64,4 @@ def committed_trials() -> "Ledger":
     """
     from envbuild.evidence import trials
 
-    return trials.Ledger(trials.committed_trials())
+    return trials.Ledger(folder=trials.trials_folder())

@@ -96,15 +96,7 @@ def read_trials(path: Path) -> tuple[Trial, ...]:
     number = 0
     try:
         for number, line in enumerate(read_text(path).splitlines(), 1):
-            raw = json.loads(line)
-            trial = Trial.model_validate(raw)
-            if trial.id != _id(raw):
-                raise DataError(
-                    "this trial was edited after it was written",
-                    where=f"{path}:{number}",
-                    hint="restore the line from version control; `envbuild matrix try` adds a new one",
-                )
-            found.append(trial)
+            found.append(_validated(json.loads(line), f"{path}:{number}"))
     except RecursionError:
         problem = "it is nested too deeply"
     except OSError as error:
@@ -117,6 +109,18 @@ def read_trials(path: Path) -> tuple[Trial, ...]:
     else:
         return tuple(found)
     raise DataError(f"this trial does not load: {shown(problem)}", where=f"{path}:{number}", hint="restore the file")
+
+
+def _validated(raw: Mapping[str, Any], where: str = "") -> Trial:
+    """Return the record; raises DataError where it was edited, and ValidationError where it is none."""
+    trial = Trial.model_validate(raw)
+    if trial.id != _id(raw):
+        raise DataError(
+            "this trial was edited after it was written",
+            where=where or f"the trial of {' with '.join(map(' '.join, trial.pair.items()))}",
+            hint="restore the line from version control; `envbuild matrix try` adds a new one",
+        )
+    return trial
 
 
 def load_trials(folder: Path) -> tuple[Trial, ...]:
@@ -200,33 +204,65 @@ def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], di
     return found
 
 
+_Pair = tuple[tuple[str, str], ...]
+
+
 class Ledger:
     """Trials by pair.
 
     Args:
         trials: as `load_trials` returns them; a later one of the same kind counts, an earlier one does not.
+        folder: where further ones are. The file of a component is read when a pair of it is asked about, and a record is
+            validated when it is part of an answer: there are thousands, and a cell has a few.
 
     """
 
-    def __init__(self, trials: Iterable[Trial]) -> None:
-        self._by_pair: dict[tuple[tuple[str, str], ...], dict[Kind, Trial]] = {}
-        self._by_axes: dict[frozenset[str], list[dict[Kind, Trial]]] = {}
+    def __init__(self, trials: Iterable[Trial] = (), *, folder: Path | None = None) -> None:
+        self._by_pair: dict[_Pair, dict[str, Trial | dict[str, Any]]] = {}
+        self._by_axes: dict[frozenset[str], list[_Pair]] = {}
+        self._files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))} if folder else {}
         for trial in trials:
-            key = tuple(trial.pair.items())
-            if key not in self._by_pair:
-                self._by_pair[key] = {}
-                self._by_axes.setdefault(frozenset(trial.pair), []).append(self._by_pair[key])
-            self._by_pair[key][trial.kind] = trial
+            self._add(trial.pair, trial.kind, trial)
+
+    def _add(self, pair: Mapping[str, str], kind: str, trial: "Trial | dict[str, Any]") -> None:
+        key = tuple(pair.items())
+        if key not in self._by_pair:
+            self._by_pair[key] = {}
+            self._by_axes.setdefault(frozenset(pair), []).append(key)
+        self._by_pair[key][kind] = trial
+
+    def _read(self, axes: Iterable[str]) -> None:
+        for path in [self._files.pop(axis) for axis in axes if axis in self._files]:
+            try:
+                for line in read_text(path).splitlines():
+                    raw = json.loads(line)
+                    self._add(raw["pair"], raw["kind"], raw)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                read_trials(path)  # says which line it is
+
+    def _trial(self, key: _Pair, kind: str) -> Trial | None:
+        found = self._by_pair.get(key, {}).get(kind)
+        if isinstance(found, dict):
+            found = self._by_pair[key][kind] = _validated(found)
+        return found
 
     def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
-        """Return the last trial of this kind of exactly these releases."""
-        return self._by_pair.get(tuple(pair.items()), {}).get(kind)
+        """Return the last trial of this kind of exactly these releases; raises DataError for an edited one."""
+        self._read(pair)
+        return self._trial(tuple(pair.items()), kind)
 
     def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
-        """Return what is known of two releases, as a cell states them; None where they were not tried."""
-        for kinds in self._by_axes.get(frozenset(versions), ()):
-            trials = tuple(kinds[kind] for kind in KINDS if kind in kinds)
-            if all(_same(axis, trials[0].pair[axis], version) for axis, version in versions.items()):
+        """Return what is known of two releases, as a cell states them; None where they were not tried.
+
+        Raises:
+            DataError: a record does not load, or was edited.
+
+        """
+        self._read(versions)
+        for key in self._by_axes.get(frozenset(versions), ()):
+            pair = dict(key)
+            if all(_same(axis, pair[axis], version) for axis, version in versions.items()):
+                trials = tuple(trial for kind in KINDS if (trial := self._trial(key, kind)) is not None)
                 verdicts = [trial.verdict for trial in trials]
                 worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
                 return Tried(verdict=worst, kinds=tuple(t.kind for t in trials), trials=trials)
