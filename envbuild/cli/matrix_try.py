@@ -74,15 +74,9 @@ def try_pairs(
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
-<<<<<<< HEAD
-    A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
-    """
-    from envbuild.curate.trials.pairs import every_axes, pairs_of
-=======
     A stopped run continues where it was. Exits with 0 whatever the results are.
     """  # noqa: D301 - click reads the character
-    from envbuild.curate.trials.pairs import pairs_of, read_axes
->>>>>>> h-words
+    from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
     from envbuild.matrix.load import load_matrix
