@@ -94,7 +94,7 @@ def compile_pair(
     folder = subject.tree or next(f for sdist in subject.sdists if (f := files.source(sdist)) and (f / "csrc").is_dir())
     defines, stated = stated_flags(folder, sources)
     standard = stated or torch_standard(files, next(w for w in wheels if w.filename.startswith("torch-")))
-    flags = [f"-std=c++{standard}", "-O1", "-w", "-DTORCH_EXTENSION_NAME=compiled", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+    flags = [f"-std=c++{standard}", "-O0", "-w", "-DTORCH_EXTENSION_NAME=compiled", "-DTORCH_API_INCLUDE_EXTENSION_H"]
     flags += [*defines, *CXX_FLAGS.get(component, ()), f"-I{sysconfig.get_paths()['include']}"]
     flags += [f"-I{folder / each}" for each in sources.includes] + [f"-isystem{path}" for path in includes]
     nvcc = ["nvcc", "-gencode", "arch=compute_90,code=sm_90", "--expt-relaxed-constexpr", "--expt-extended-lambda"]
@@ -110,7 +110,7 @@ def compile_pair(
             number, unit = numbered
             if errors:
                 return ""
-            start = [*nvcc, "-Xcompiler", "-fPIC"] if unit.suffix == ".cu" else ["g++", "-fPIC"]
+            start = [*nvcc, "-Xcompiler", "-fPIC"] if unit.suffix == ".cu" else ["g++", "-fPIC", "-fmax-errors=1"]
             line = [*start, *flags, "-c", str(unit), "-o", f"{place}/{number}.o"]
             ran = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
             if ran.returncode:
