@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -222,6 +222,13 @@ class Library:
             if match := _COMPILED.fullmatch(parts[-1]):
                 self._compiled.add("/".join([*parts[:-1], match["stem"]]))
         self._names: dict[str, Names | None] = {}
+        self._answers: dict[Hashable, Answer] = {}
+
+    def answered(self, question: Hashable, answer: Callable[[], Answer]) -> Answer:
+        """Return what `answer` gives, worked out once: most releases of a component ask the same."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        return self._answers[question]
 
     @cached_property
     def roots(self) -> frozenset[str]:
