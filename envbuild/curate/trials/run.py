@@ -160,7 +160,9 @@ class Runner:
         pythons = pair.pythons or self._usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
         compiler = (compiler_version(),) if kind == "sources" else ()
-        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler)
+        sources = COMPONENTS[component.axis].host_sources
+        reads = (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
         if known is not None and known.inputs == inputs and not self.again:
