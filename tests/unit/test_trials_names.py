@@ -40,6 +40,7 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/filled.pyi": "class Kind: ...\n",
     "torch/newer.py": "def _add(kind):\n    setattr(newer, kind.__name__, kind)\n",
     "torch/newer.pyi": "x: int\nclass Kind(A[(]):\n    inner: int\ntype B[T = int] = T\n",
+    "torch/cuda/__init__.py": "def is_available(): ...\n",
     "torch/share/data.json": "",
     "torch/listed.py": "for item in ['_first', 'second']:\n    globals()[item] = getattr(x, item)\n",
 }
@@ -60,6 +61,8 @@ def torch():
         ("torch", "Declared", "yes"),
         ("torch.newer", "Kind", "yes"),  # in a stub of a newer syntax
         ("torch.newer", "inner", "unknown"),
+        ("torch.cuda", "FloatTensor", "yes"),
+        ("torch.cuda", "GoneTensor", "no"),
         ("torch.listed", "_first", "yes"),
         ("torch.filled", "Kind", "yes"),  # made while it runs, and declared in its stub
         ("torch.filled", "Other", "unknown"),

@@ -14,6 +14,10 @@ _DEEPEST = 12
 """Star imports that follow one another."""
 _KEPT = 1 << 13
 """Files of which the result is kept: most are the same in many releases."""
+# torch/csrc/tensor/python_tensor.cpp gives these to torch and torch.cuda when torch is imported
+_MADE_BY_TORCH = re.compile(
+    r"torch(?:\.cuda)?(?:\.sparse)?\.(?:BFloat16|Bool|Byte|Char|Double|Float|Half|Int|Long|Short)Tensor"
+)
 _STUB_NAME = re.compile(r"^(?:(?:class|def|async def) +)?([A-Za-z_]\w*) *[\[(:=]", re.MULTILINE)
 _OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__path__", "__spec__", "__dict__", "__package__"})
 
@@ -319,6 +323,8 @@ class Library:
         if names is None:
             return "no" if self.is_plain_folder(module) else "unknown"
         if name in names.bound or name in _OF_EVERY_MODULE or (names.open and name in names.declared):
+            return "yes"
+        if _MADE_BY_TORCH.fullmatch(f"{module}.{name}"):
             return "yes"
         answer: Answer = "unknown" if names.open else "no"
         for star in (*names.stars, *(names.declared_stars if names.open else ())):
