@@ -41,6 +41,7 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/newer.py": "def _add(kind):\n    setattr(newer, kind.__name__, kind)\n",
     "torch/newer.pyi": "x: int\nclass Kind(A[(]):\n    inner: int\ntype B[T = int] = T\n",
     "torch/cuda/__init__.py": "def is_available(): ...\n",
+    "torch/multiprocessing/__init__.py": "from multiprocessing import *\n",
     "torch/share/data.json": "",
     "torch/listed.py": "for item in ['_first', 'second']:\n    globals()[item] = getattr(x, item)\n",
 }
@@ -63,6 +64,8 @@ def torch():
         ("torch.newer", "inner", "unknown"),
         ("torch.cuda", "FloatTensor", "yes"),
         ("torch.cuda", "GoneTensor", "no"),
+        ("torch.multiprocessing", "Process", "yes"),  # of Python's own library
+        ("torch.multiprocessing", "Gone", "unknown"),
         ("torch.listed", "_first", "yes"),
         ("torch.filled", "Kind", "yes"),  # made while it runs, and declared in its stub
         ("torch.filled", "Other", "unknown"),

@@ -1,7 +1,9 @@
 """Which names a module of a release has, read from its source: nothing of it is imported."""
 
 import ast
+import importlib
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -206,6 +208,18 @@ def names_of(source: str, module: str, *, is_package: bool) -> Names:
     )
 
 
+@lru_cache(_KEPT)
+def _public(module: str) -> frozenset[str]:
+    """Return the names that a module of Python's own library gives to `from MODULE import *`; of another, none."""
+    if module.partition(".")[0] not in sys.stdlib_module_names:
+        return frozenset()
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return frozenset()
+    return frozenset(getattr(found, "__all__", None) or (name for name in dir(found) if not name.startswith("_")))
+
+
 class Library:
     """The modules of one release: its paths, and the text of those that are looked at.
 
@@ -328,6 +342,8 @@ class Library:
             return "yes"
         answer: Answer = "unknown" if names.open else "no"
         for star in (*names.stars, *(names.declared_stars if names.open else ())):
+            if name in _public(star):
+                return "yes"
             if depth >= _DEEPEST or star.partition(".")[0] not in self.roots:
                 answer = "unknown"  # of another distribution
                 continue
