@@ -7,7 +7,7 @@ from envbuild.curate.trials.pairs import shares
 from envbuild.evidence.trials import Ledger, committed_trials, counted
 from envbuild.matrix.load import load_matrix
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "trials.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "trials.md"
 
 
 def test_the_table_of_the_docs_counts_what_is_recorded():
