@@ -46,6 +46,13 @@ _COMMANDS = re.compile(
     r"|\bpython3? -m build\b|\b(?:pip3?|uv) wheel\b|\bTORCH_CUDA_ARCH_LIST=|\bDS_BUILD_\w+=|\bMAX_JOBS=|\bFORCE_CUDA="
     r"|\bpip3? install\b[^\n;&|]*--no-binary\b|\bnvcc -"
 )
+# One of them in an install command, whatever its index; not a wheel by its file name, which is compiled already.
+_INSTALLED = re.compile(
+    r"\binstall\b.*[\s\"'](?:"
+    + "|".join(sorted(n.replace("-", "[-_.]") for n in _PACKAGES))
+    + r")(?=$|[\s\"'\[=<>~!@;,])",
+    re.IGNORECASE,
+)
 
 
 def compiles(recipe: Recipe) -> bool:
@@ -58,5 +65,11 @@ def compiles(recipe: Recipe) -> bool:
         any(s.source or s.of == ARCHITECTURES for s in recipe.statements)
         or any(name in _PACKAGES for name, _ in recipe.packages)
         or any(_VARIABLES.fullmatch(name) for name, _, _ in recipe.variables)
-        or any(_COMMANDS.search(text) and not text.startswith(("echo ", "printf ")) for _, text in recipe.commands)
+        or any(_is_compile(text) for _, text in recipe.commands)
     )
+
+
+def _is_compile(command: str) -> bool:
+    if command.startswith(("echo ", "printf ")) or re.search(r"\buninstall\b", command):
+        return False
+    return bool(_COMMANDS.search(command) or _INSTALLED.search(command))

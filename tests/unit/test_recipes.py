@@ -249,6 +249,8 @@ PIP = "pip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu1
         ("RUN pip install flash_attn==2.8.3", True), ("RUN pip install deepspeed==0.17.5", True),
         ("ENV TORCH_CUDA_ARCH_LIST=9.0", True), ("RUN MAX_JOBS=8 pip install .", True),
         ("RUN pip install apex@git+https://github.com/NVIDIA/apex@25.08", True),
+        ("RUN pip install came-pytorch deepspeed -i https://mirrors.example.org/simple/", True),
+        ("RUN pip install flash_attn-2.7.4.post1+cu12torch2.5cxx11abiFALSE-cp310-cp310-linux_x86_64.whl", False),
         ("RUN true", False), ("RUN pip install transformers accelerate datasets", False),
         ("RUN pip install /workspace/optimum[tests]", False), ("RUN pip install -e .", False),
         ("CMD nvidia-smi", False), ("RUN echo python setup.py install", False),
