@@ -60,6 +60,8 @@ WORDS = {
     "thereby": "so",
     "hitherto": "so far",
     "anew": "again",
+    "anybody's": "untrusted",
+    "held against": "compared with, checked against",
 }
 
 # What stays as it is, each with the reason.

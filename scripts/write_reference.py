@@ -104,8 +104,11 @@ def commands() -> str:
         context = click.Context(command, info_name=name)
         usage = " ".join(command.collect_usage_pieces(context))
         lines += ["", f"## `{name}`", ""]
-        for paragraph in inspect.cleandoc(command.help or "").replace("\b\n", "").split("\n\n"):
-            lines += [*wrapped(escaped(paragraph).replace(r"\|", "|")), ""]
+        for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+            if paragraph.startswith("\b\n"):  # click keeps its lines
+                lines += ["```text", *paragraph.split("\n")[1:], "```", ""]
+            else:
+                lines += [*wrapped(escaped(paragraph).replace(r"\|", "|")), ""]
         lines += ["```", f"{name} {usage}", "```"]
         if _options(command, context, of_axes=True):
             lines += ["", "It takes the [flags of axes](#flags-of-axes), too."]

@@ -1,4 +1,4 @@
-"""One flag per axis, made from the axis files, and the request that they spell."""
+"""One flag per axis, made from the axis files, and the request that the flags make."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

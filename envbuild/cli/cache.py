@@ -74,7 +74,9 @@ def list_cache(as_json: bool) -> None:
 @cache.command("prune")
 @click.argument("kinds", nargs=-1, metavar="[KIND]...", shell_complete=_complete_kind)
 @click.option("--all", "every", is_flag=True, help="Remove every kind: compiled wheels, locks and proofs, too.")
-@click.option("--older-than", "age", metavar="AGE", help="Remove only what was last written so long ago: 12h, 30d, 4w.")
+@click.option(
+    "--older-than", "age", metavar="AGE", help="Remove only what was last written longer ago than this: 12h, 30d, 4w."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 @json_option
 @progress_options
@@ -84,7 +86,7 @@ def prune_cache(kinds: tuple[str, ...], every: bool, age: str | None, dry_run: b
     Without KIND, this removes what the next run downloads or makes again by itself. Compiled wheels, locks made here,
     proofs and notes of images go only when you name their kind or give --all.
 
-    What a run uses stays. Nothing but what envbuild put there is removed, and no link is followed.
+    Keeps what a run uses, and every file that envbuild did not put there; follows no link.
     """
     from envbuild.engine.cache import KINDS, prune
     from envbuild.engine.cache import as_json as of_entry

@@ -1,4 +1,4 @@
-"""`envbuild check`: what contradicts itself in a recipe that somebody wrote."""
+"""`envbuild check`: versions that do not go together in a recipe."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @json_option
 def completion(shell: str, as_json: bool) -> None:
-    r"""Print the script that makes SHELL complete commands, flags, versions and stacks.
+    """Print the script that makes SHELL complete commands, flags, versions and stacks.
 
     \b
     bash   envbuild completion bash > ~/.local/share/bash-completion/completions/envbuild
@@ -19,7 +19,7 @@ def completion(shell: str, as_json: bool) -> None:
     fish   envbuild completion fish > ~/.config/fish/completions/envbuild.fish
 
     Then start a new shell.
-    """
+    """  # noqa: D301 - click reads the character
     from click.shell_completion import get_completion_class
 
     from envbuild.cli import cli

@@ -1,4 +1,4 @@
-"""What `envbuild image` answers: as JSON values, and in words."""
+"""The answer of `envbuild image`: as JSON values, and as text."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ def for_people(report: dict[str, Any]) -> str:
             if s["executed"] == 0 or s["seconds"] >= 0.1
         ]
         lines.append(table(rows))
-    if report["verified"]["by"] == "nobody":  # its own Python reports it, and that can be anybody's
+    if report["verified"]["by"] == "nobody":  # its own Python reports it, which cannot be trusted
         lines += ["", "what the image reports about itself"]
     else:
         lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]

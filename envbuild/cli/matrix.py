@@ -124,7 +124,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         if release.aliases:
             stated.append(f"also {', '.join(release.aliases)}")
         if release.asked:
-            stated.append("only when asked for")
+            stated.append("only when requested")
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))

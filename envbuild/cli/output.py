@@ -65,7 +65,7 @@ def progress_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="How progress is shown on stderr: a live view on a terminal, lines, or a JSON object per line.",
         ),
         click.option("-v", "--verbose", is_flag=True, help="Print every line of a build's output, too."),
-        click.option("-q", "--quiet", is_flag=True, help="Print errors alone on stderr."),
+        click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr."),
     ):
         run = option(run)
     return run

@@ -48,7 +48,7 @@ def list_patches(as_json: bool) -> None:
 @json_option
 @progress_options
 def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream: bool, as_json: bool) -> int:
-    """Check of each patch whether it fits TREE, is already applied, or is refused and why.
+    """Check whether each patch fits TREE, is already applied, or is refused, and why.
 
     Without --patch, checks the patches of the project that TREE is recognised as. With --upstream, TREE needs only the
     files that the patches look at, and the exit code is 4 when upstream has changed since it was last checked.

@@ -1,4 +1,4 @@
-"""`envbuild smoke`: prove an image, or an environment of this host, and keep what was seen."""
+"""`envbuild smoke`: run the smoke tests in an image or on this host, and record the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`envbuild audit` and `envbuild reproduce`: an image held against its lock, and against its own rebuild."""
+"""`envbuild audit` and `envbuild reproduce`: compare an image with its lock, and with its own rebuild."""
 
 from typing import TYPE_CHECKING
 

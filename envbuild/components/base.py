@@ -14,6 +14,7 @@ from envbuild.util.model import Model, NoFacts
 
 Environment = Mapping[str, str]
 _NONE: Mapping[str, str] = MappingProxyType({})
+_NONE_INSTEAD: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
 """Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
@@ -152,12 +153,15 @@ class HostSources:
         folders: where it lies below the source; every C++ file there counts.
         includes: folders that its build adds to the search for headers.
         flags_in: the files in which its build states compiler flags.
+        instead: a file -> the releases of torch with which its build takes it, and the file that it takes it for. Of the
+            two, a build compiles one.
 
     """
 
     folders: tuple[str, ...]
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
+    instead: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _NONE_INSTEAD)
 
 
 @dataclass(frozen=True, kw_only=True)

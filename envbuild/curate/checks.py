@@ -129,7 +129,7 @@ def _releases(matrix: Matrix) -> Iterator[MatrixFinding]:
             if axis.scheme == "pep440" and version is not None:
                 if before is not None and version < before:
                     yield MatrixFinding(
-                        level="warning", where=where, text=f"stands after {before}; releases go oldest first"
+                        level="warning", where=where, text=f"is after {before}; releases go oldest first"
                     )
                 before = version
             if isinstance(release.facts, TorchFacts) and "+cu" in release.version:

@@ -1,4 +1,4 @@
-"""A wheel on an index, looked into by range requests: its list of files, one file, or many that lie close together."""
+"""A wheel on an index, read by range requests: its list of files, one file, or many that lie close together."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What a distribution's files say of themselves, read from an index without downloading them whole.
+"""The metadata of a distribution's files, read from an index without downloading whole files.
 
 An index serves a wheel's METADATA next to it (PEP 658); a mirror often does not, and then the wheel's own directory is
 read with range requests: a few tens of kilobytes of a file of a gigabyte.

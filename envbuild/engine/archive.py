@@ -1,6 +1,6 @@
 """An archive as `docker image save` writes it, read within bounds: its manifest, its configuration, its layers' tars.
 
-Every blob is held against the digest that names it while it is read. Layers go through as streams: what one of them
+Every blob is compared with the digest that names it while it is read. Layers go through as streams: what one of them
 unpacks to is never in memory, however small it looks.
 """
 

@@ -216,7 +216,7 @@ class EngineClient:
     # -- images
 
     def image(self, reference: str) -> Image:
-        """Return the image that `reference` names now. It may be anybody's: what the engine says of it is read within bounds.
+        """Return the image that `reference` names now. What the engine reports of it is read within bounds.
 
         Raises:
             NoImageError: the engine has none of that name.

@@ -63,7 +63,7 @@ def disk_or(settings: Settings, log: Path, error: EnvbuildError, output: str = "
     free = shutil.disk_usage(settings.cache_dir).free / 2**30
     if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
         return HostError(
-            f"the disk is full ({free:.1f} GiB free where the cache lies)",
+            f"the disk is full ({free:.1f} GiB free on the disk of the cache)",
             where=f"the whole log is in {log}",
             hint="free some (docker builder prune, docker image prune) and run again; finished stages come from the cache",
         )

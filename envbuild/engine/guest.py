@@ -1,4 +1,4 @@
-"""A guest: the container of an image that may be anybody's, run once, within bounds, and gone afterwards.
+"""A guest: the container of an untrusted image, run once, within bounds, and removed afterwards.
 
 A guest has a name that says what it is for and a label that says who made it. It is removed when its block ends, by
 whatever; a guest that SIGKILL left behind goes when the next one is made.

@@ -1,4 +1,4 @@
-"""Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
+"""Prebuilt images in a registry: the digest of a reference there, a pull by digest, a push that returns its digest."""
 
 import re
 from collections.abc import Callable

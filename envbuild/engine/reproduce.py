@@ -1,4 +1,4 @@
-"""Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
+"""Image -> the same image again: rebuild from the lock in the image, and compare byte by byte."""
 
 import contextlib
 import errno
@@ -59,7 +59,7 @@ class Reproduction:
 def carried_lock(client: EngineClient, image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
-    The image may be anybody's: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
+    The image is not trusted: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
 
     Raises:
         HostError: the engine has no such image.

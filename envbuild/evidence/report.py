@@ -1,4 +1,4 @@
-"""What one run of the smoke tests came to."""
+"""The result of one run of the smoke tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

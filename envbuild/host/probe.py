@@ -1,4 +1,4 @@
-"""How a machine is asked: commands with a time limit, small files, names in a folder."""
+"""How facts of a machine are read: commands with a time limit, small files, names in a folder."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a source names, checked before a path or an address is made of it: its commit, its tree and its submodules."""
+"""What a source states, checked before a path or an address is made of it: its commit, its tree and its submodules."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole and read with nothing trusted."""
+"""A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole, and not trusted when read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What git says of a tree, read: `git ls-tree` and `.gitmodules`. Pure: bytes in, or an error of ours."""
+"""Read what git prints of a tree: `git ls-tree` and `.gitmodules`. Pure: bytes in, values or an EnvbuildError out."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are.
+"""cell -> lock: the one place that looks up the inputs at indexes, upstreams, archives and registries.
 
 Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
 """

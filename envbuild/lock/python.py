@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -110,7 +111,9 @@ def resolve(
         out = folder / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--python-platform", _platform(glibc, machine)]
+        # Nothing is built, so that any interpreter does: uv would look for `python`, and download it.
+        command += ["--python", sys.executable, "--python-version", python]
+        command += ["--python-platform", _platform(glibc, machine)]
         # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
         # rest may come from either. Hashes in the lock decide what is installed.
         command += ["--index-strategy", "unsafe-best-match"]

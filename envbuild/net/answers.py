@@ -1,4 +1,4 @@
-"""What a registry and docker's configuration say about logins: bytes in, values out; nothing is asked here.
+"""Reading what a registry and docker's configuration state about logins: bytes in, values out; no request is made here.
 
 A token or a secret is in no message.
 """

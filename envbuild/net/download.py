@@ -1,4 +1,4 @@
-"""The one way a file comes from another host to this disk.
+"""Downloading a file from another host: the only function for it.
 
 Each call writes to its own file and hashes it on the way; only a whole file with the right hash gets its name. Calls
 for the same file, in threads or in processes, do not meet.
@@ -149,7 +149,7 @@ def _remove_left(folder: Path) -> None:
     """Remove the parts that killed runs left. A living run's part is young, or locked."""
     now = time.time()
     for part in [*folder.glob(f"*{_PART}"), *folder.glob(f"*/*{_PART}")]:
-        with contextlib.suppress(OSError, OutsideError):  # taken away meanwhile, or none of ours
+        with contextlib.suppress(OSError, OutsideError):  # removed meanwhile, or not envbuild's
             relative = str(part.relative_to(folder))
             with os.fdopen(open_below(folder, relative), "rb") as file:
                 age = now - os.fstat(file.fileno()).st_mtime

@@ -203,8 +203,8 @@ def _other_image(root: Path, patch: Patch, file: PatchedFile, content: bytes) ->
 def _head_blob(root: Path, path: str) -> str | None:
     """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say.
 
-    The tree may be anybody's, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
-    and its objects by a repository of ours.
+    The tree is not trusted, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
+    and its objects by a separate repository.
     """
     commit, objects = head_of(root), objects_of(root)
     if commit is None or objects is None:

@@ -65,7 +65,7 @@ def check_all(
     """Check every recipe of `places`.
 
     Args:
-        matrix: what they are held against.
+        matrix: what they are checked against.
         places: files, folders, and `-` for standard input.
         kind: what the files are; by default their names and first lines say so.
         ignored: the rules whose findings are left out.

@@ -146,7 +146,7 @@ def _compiler_beside_torch(members: Sequence[Statement]) -> bool:
 
 
 def _is_for_one(statement: Statement) -> bool:
-    """Return whether a statement is held against few others only."""
+    """Return whether a statement is checked against few others only."""
     return statement.of == ARCHITECTURES or statement.axis == "cudnn"
 
 

@@ -1,4 +1,4 @@
-"""Where a reading of a script or a Dockerfile stands: variables, folder, stage, choices and clones."""
+"""The state while a script or a Dockerfile is read: variables, folder, stage, choices and clones."""
 
 import itertools
 import posixpath

@@ -1,4 +1,4 @@
-"""What no cell says of a recipe: its own compilers, drivers, downloads in a build, and where a module lies."""
+"""What is not a matter of cells in a recipe: its compilers, drivers, downloads in a build, the place of a module."""
 
 import itertools
 import re

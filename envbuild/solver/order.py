@@ -8,7 +8,7 @@ The order, each step deciding only among the cells that the steps before leave e
    without a GPU, run in part;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-4. season: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
+4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
    of a minor release is of the month of its last one (`season`);
 5. tags: the fewest releases that are a commit without a tag;
 6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a

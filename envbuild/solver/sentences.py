@@ -176,7 +176,7 @@ def _step(
         rule, source = "derived", ""
     elif first.kind == "asked":
         releases = [r for cause in causes for r in cause.releases]
-        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} taken only when asked for by name"
+        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} used only when requested by name"
         text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
         rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
     else:
@@ -272,7 +272,7 @@ def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: 
         )
         end = f"So no cell has {things[0]}."
         if missing:
-            end += f" A cell has {missing[0]} only when asked for: add --{missing[0]} auto."
+            end += f" A cell has {missing[0]} only when requested: add --{missing[0]} auto."
     else:
         both = "both " if len(things) == 2 else ""
         end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."

@@ -15,7 +15,7 @@ from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
 from envbuild.solver.sentences import ConflictStep
 
-NOT_ASKED = "left out by default (--AXIS auto adds a version that fits)"
+NOT_ASKED = "not requested (--AXIS auto adds a version that fits)"
 """Why an axis of use `asked` is left out."""
 _NOTHING_FITS = "no release of it fits what was asked"
 
@@ -160,7 +160,7 @@ def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], a
 
     if all(spread(value) > spread(values[axis]) for value in newer):
         return "nearest in date to the rest"
-    return "the newest of its season that goes with the rest"
+    return "the newest that is close in date to the rest"
 
 
 def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:

@@ -1,4 +1,4 @@
-"""Image -> audit: what an image holds, held against its lock, without a GPU.
+"""Image -> audit: what an image contains, compared with its lock, without a GPU.
 
 Two looks. One from outside reads the image's files as the engine hands them over, and needs no trust in the image. The
 other runs a probe in the image's own Python, which alone can say what imports; it is confined, and its words are only

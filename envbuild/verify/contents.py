@@ -1,4 +1,4 @@
-"""The image's files, as the engine hands them over, held against its lock: no word of the image's Python is needed."""
+"""The image's files, as the engine exports them, compared with its lock; the image's Python is not asked."""
 
 import posixpath
 from collections.abc import Mapping, Sequence

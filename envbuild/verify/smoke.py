@@ -1,4 +1,4 @@
-"""Run the smoke suite in a container or on the bare host, follow it, and turn what it says into one report.
+"""Run the smoke suite in a container or on the bare host, follow it, and turn its output into one report.
 
 The suite (`smoke_tests/run.py`) speaks on stdout in lines `@smoke {json}`; it is mounted read-only, and so is a pinned
 pytest, so that an image holds nothing its lock does not list.

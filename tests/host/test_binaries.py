@@ -87,7 +87,7 @@ def test_another_runtime_next_to_torchs(root):
     other = f"{SITE}/nvidia/cuda_runtime/lib"
     cuda_library(root, f"{other}/libcudart.so.12", "libcudart.so.12", version="12.8")
     root.module("fused", USES_TORCH, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
-    assert f"needs libcudart.so.12, which it does not find: it lies at /{other}/" in only(root, "libraries")
+    assert f"needs libcudart.so.12, which it does not find: it is at /{other}/" in only(root, "libraries")
     path = "-Wl,-rpath,$ORIGIN/nvidia/cuda_runtime/lib"
     root.module("fused", USES_TORCH, path, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
     assert "loads libcudart.so.12, torch has libcudart.so.13" in only(root, "copies of CUDA")
@@ -216,7 +216,7 @@ def test_a_library_of_torchs_friends_is_not_torchs(root):
     root.compile(f"{lib}/_torchaudio.so", source, needs=(C10_LIBRARY, f"{lib}/libtorchaudio.so"))
     root.write(f"{SITE}/torchaudio-2.8.dist-info/RECORD", "torchaudio/lib/_torchaudio.so,,\n")
     found = root.examine()["libraries"]
-    assert (found.verdict, "it lies at" in found.text) == ("unproven", True)
+    assert (found.verdict, "it is at" in found.text) == ("unproven", True)
 
 
 def test_a_library_that_a_wheel_of_an_index_does_not_contain(root):

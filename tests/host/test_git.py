@@ -712,7 +712,7 @@ def test_submodules_in_one_another_have_a_bound(upstream):
         store.pin(Tree(name="lib", url=url, commit=commit))
     for _ in range(10):
         commit = link_submodule(root / "lib", "s", commit, url)
-    with pytest.raises(DataError, match="more than 8 submodules in one another"):
+    with pytest.raises(DataError, match="submodules nested deeper than 8"):
         store.pin(Tree(name="lib", url=url, commit=commit))
 
 

@@ -179,7 +179,7 @@ def test_a_lock_that_the_registry_does_not_hold_is_a_clear_message(cpu, cache, s
     env = cache | {"ENVBUILD_REGISTRY": f"{start_registry()}/envbuild"}
     refused = run("pull", *CPU, "--lock", cpu["lock"]["folder"], env=env)
     assert refused.code == 4
-    assert "holds no image of this lock" in refused.err
+    assert "has no image of this lock" in refused.err
 
 
 def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):

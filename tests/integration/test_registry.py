@@ -66,7 +66,7 @@ def test_another_engine_pulls_the_same_image(make_image, engine, client, second_
 
 def test_what_the_registry_does_not_hold(make_image, engine, client, repository):
     assert find_digest(f"{repository}:absent") is None
-    with pytest.raises(LockError, match="does not hold this image"):
+    with pytest.raises(LockError, match="does not have this image"):
         pull_verified(client, f"{repository}:absent", NOWHERE)
     with pytest.raises(LockError, match="not a digest"):
         pull_verified(client, f"{repository}:absent", "sha256:12")

@@ -63,7 +63,7 @@ def run(python: Path, level: Level, want: dict | None = None, **options):
 
 @pytest.mark.parametrize("keyword", ["te and", "no_test_has_this_name"])
 def test_a_keyword_that_names_no_test_says_nothing_of_the_environment(cpu_python: Path, keyword) -> None:
-    with pytest.raises(UsageError, match="no test is named so"):
+    with pytest.raises(UsageError, match="no test has such a name"):
         run(cpu_python, Level.IMPORT, keyword=keyword)
 
 

@@ -110,7 +110,7 @@ def looking(engine) -> list[str]:
 
 
 def test_what_only_the_registry_confirms_is_not_verified_and_not_built(site):
-    """The label and the lock fit, and the rest is somebody's: no more than that is known."""
+    """The label and the lock fit, and the rest is not known."""
     hostile = site.publish([*site.files(), member("opt/venv/bin/python", b"#!/bin/steal", mode=0o755)])
     done = site.pull()
     assert done.code == 0, done.err

@@ -47,6 +47,15 @@ def test_every_command_and_option_has_a_help_text():
     assert [path for path, command in EVERY.items() if not command.help] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "line"), [(("matrix", "try"), "  names      each name"), (("completion",), "  zsh    envbuild")]
+)
+def test_a_table_in_a_help_text_keeps_its_lines(path, line):
+    text = EVERY[path].get_help(click.Context(EVERY[path], terminal_width=100))
+    assert f"\n{line}" in text
+    assert "\\b" not in text
+
+
 def test_the_list_of_commands_loads_none_of_them():
     code = (
         "import sys, envbuild.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"
@@ -97,7 +106,7 @@ def test_an_image_with_replaced_inputs_is_not_pushed_as_its_locks(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["image", "--cuda", "cpu", "--push", "--build-context", "torch=docker-image://site/torch"])
     assert caught.value.code == 2
-    assert "the registry holds images by their lock" in capsys.readouterr().err
+    assert "the registry stores images by their lock" in capsys.readouterr().err
 
 
 def test_an_answer_that_reports_a_failure_is_the_only_json_object(tmp_path, capsys):

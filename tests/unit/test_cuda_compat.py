@@ -199,7 +199,7 @@ def test_an_index_that_names_no_such_file_is_an_error(tmp_path, packages, words)
         find_file(settings_for(server, tmp_path), CUDA_13, "x86_64")
 
 
-@pytest.mark.parametrize("body", [b"Package: x\n", gzip.compress(b"Package: x\n" * 1000)[:-40]])
+@pytest.mark.parametrize("body", [b"Package: x\n", gzip.compress(b"Package: x\n" * 1000, mtime=0)[:-40]])
 def test_an_index_that_is_damaged_is_an_error(tmp_path, body):
     with FaultServer(lambda fault, _: fault.send(body)) as server, pytest.raises(LockError, match="index is"):
         find_file(settings_for(server, tmp_path), CUDA_13, "x86_64")

@@ -136,7 +136,7 @@ def test_json_with_every_part_of_every_wrong_type():
 
 @pytest.mark.parametrize("body", HOSTILE_JSON, ids=range(len(HOSTILE_JSON)))
 def test_json_that_is_none(body):
-    with pytest.raises(LockError, match="no page of a package index"):
+    with pytest.raises(LockError, match="not a page of a package index"):
         read_page(body, JSON, BASE)
     with pytest.raises(LockError, match="JSON API"):
         read_uploads(body)

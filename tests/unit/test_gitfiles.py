@@ -1,4 +1,4 @@
-"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an error of ours."""
+"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an EnvbuildError."""
 
 import contextlib
 import subprocess
@@ -205,5 +205,5 @@ def test_a_tree_of_files_has_gits_id(tmp_path):
     (tmp_path / "deps/part/unread").write_text("x")
     assert tree_id(tmp_path, links) == git("write-tree")
     (tmp_path / "other").symlink_to("deps")
-    with pytest.raises(LockError, match="where a submodule belongs"):
+    with pytest.raises(LockError, match="in the place of a submodule"):
         tree_id(tmp_path, links)

@@ -163,7 +163,7 @@ def test_an_engine_that_may_not_lift_limits() -> None:
 def test_a_file_that_holds_no_facts_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_text(text)
-    with pytest.raises(DataError, match="no host facts") as caught:
+    with pytest.raises(DataError, match="not host facts") as caught:
         read_facts(file)
     assert caught.value.where == str(file)
 

@@ -65,7 +65,7 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
             "other packages than the lock: torch",
         ),
         (lambda f: f.unlink(), DataError, "a file of the lock cannot be read"),
-        (lambda f: f.write_bytes(b"\xff"), DataError, "this is no pylock"),
+        (lambda f: f.write_bytes(b"\xff"), DataError, "this is not a pylock"),
     ],
     ids=["edited", "deleted", "not text"],
 )

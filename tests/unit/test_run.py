@@ -69,7 +69,7 @@ def test_gpus_by_hook_by_runtime_and_by_cdi(machine: Recording, gpus: str, expec
 @pytest.mark.parametrize(
     ("machine", "gpus", "says", "fix"),
     [
-        (BARE, "all", "no GPU that answers", "driver-installation-guide"),
+        (BARE, "all", "no GPU of this machine answers", "driver-installation-guide"),
         (OLD_A100, "all", "cannot see this machine's GPUs", "nvidia-ctk runtime configure"),
         (H200, "8", "8 GPUs, numbered from 0", "doctor"),
     ],
@@ -123,7 +123,7 @@ def test_mounts_environment_and_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["/tmp", "/tmp:relative", "/tmp:/a:rx", ":/a", "/tmp:/a:ro:x"])
 def test_a_mount_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no mount"):
+    with pytest.raises(UsageError, match="not a mount"):
         parse_mount(text)
 
 

@@ -233,7 +233,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('run = "make -C megatron/data"\ncompiles = true\n', "compiles = true\n", "compiles, so it needs `run`"),
         ('keep = ["megatron/data/helpers*.so"]\n', "", "`keep` for the files"),
         ('version = "3.1.4"\n', "", "give either `version` or both"),
-        ('"numpy<1.24"', '"numpy<<1.24"', "is no requirement"),
+        ('"numpy<1.24"', '"numpy<<1.24"', "is not a requirement"),
         ('stated = "3.10.10 or 3.11.4"', 'stated = "3.9"', "says that the makers stated '3.9'"),
         ('name = "mpirun"\n', 'name = "mpirum"\n', "launchers.1.name"),
         ("[stated]", "[stated", "cannot be read"),
@@ -393,7 +393,7 @@ def test_a_numpy_next_to_the_torch_of_an_image(tmp_path):
     [
         ('te = "none"', 'te = "none "', 0, ""),
         ('te = "none"', 'te = ">>9"', 2, "where: stack llm-jp"),
-        ('te = "none"', 'te = "none"\ndriver = "auto"', 8, "no NVIDIA driver that answers"),
+        ('te = "none"', 'te = "none"\ndriver = "auto"', 8, "no NVIDIA driver answers"),
         ('"nltk"', '"torch"', 2, "the requirement 'torch' is the axis torch"),
     ],
 )

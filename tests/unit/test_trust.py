@@ -143,7 +143,7 @@ def test_what_a_registry_damaged_is_a_failed_verification(printed):
     [
         ("failed to extract layer: write /x: no space left on device", HostError, "the disk is full"),
         ("pull access denied for x, repository does not exist or may require 'docker login'", HostError, "refuses access"),
-        ("failed to resolve reference: r.example/x: not found", LockError, "does not hold this image"),
+        ("failed to resolve reference: r.example/x: not found", LockError, "does not have this image"),
         ("dial tcp 127.0.0.1:9: connect: connection refused", HostError, "pulling x failed"),
         (f'Get "https://{REFERENCE.repository}": EOF', HostError, "pulling x failed"),
         ("received unexpected HTTP status: 503 Service Unavailable", HostError, "pulling x failed"),

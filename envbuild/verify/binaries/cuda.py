@@ -47,7 +47,7 @@ def check_gpu_code(process: Process) -> tuple[list[BinaryFinding], str]:
                 text = f"has no GPU code that sm_{sm} runs: {codes}"
                 findings.append(BinaryFinding(f"{named(path)} {text}", _is_meant(process, path)))
     if not process.asked.sms:
-        return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not held against a GPU, since none was named"
+        return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not checked for a GPU, since none was named"
     return findings, f"{natives} binaries with cubins for {', '.join(f'sm_{sm}' for sm in process.asked.sms)}"
 
 

@@ -1,4 +1,4 @@
-"""What a check of binaries says."""
+"""The findings of a check of binaries."""
 
 from dataclasses import dataclass
 from typing import Literal

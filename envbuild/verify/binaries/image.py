@@ -1,4 +1,4 @@
-"""The binaries of an image, held against the expectation that it carries."""
+"""The binaries of an image, compared with the list in it of what must be installed."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -54,7 +54,7 @@ def _missing(process: Process, path: str, name: str, needer: str) -> BinaryFindi
     own = _is_cuda(name) or _TORCH.fullmatch(name) is not None
     if (place := process.by_soname.get(name)) is not None:
         # a package may open its libraries by their paths before it imports its modules
-        text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it lies at {named(place)}"
+        text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it is at {named(place)}"
         return BinaryFinding(text, own or process.is_compiled(path))
     # A wheel of an index may hold a module for those who have some other library: numba has one for TBB.
     return BinaryFinding(text, own or process.is_compiled(path))

@@ -29,7 +29,7 @@ _IN_PACKAGES = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/")
 
 @dataclass(frozen=True, kw_only=True)
 class RootExpectation:
-    """What a root is held against."""
+    """What a root is checked for."""
 
     sms: tuple[int, ...] = ()
     """SM numbers of the GPUs that it is for; empty where that is not known."""
