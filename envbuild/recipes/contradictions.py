@@ -125,7 +125,7 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
     alone says nothing of the cuDNN of a torch, and where nothing is compiled it says nothing of torch's CUDA either: the
     wheel has its own.
     """
-    if _compiler_beside_torch(members) and not compiles(recipe):
+    if _toolkit_next_to_torch(members) and not compiles(recipe):
         return False
     rules = {step.rule for step in conflict.steps if step.pin is None}
     own_cudnn = any(s.axis == "nvcc" or (s.axis == "te" and s.source) for s in members)
@@ -136,7 +136,7 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
     return asks_for_te or not any(rule.startswith("mcore-te") for rule in rules)
 
 
-def _compiler_beside_torch(members: Sequence[Statement]) -> bool:
+def _toolkit_next_to_torch(members: Sequence[Statement]) -> bool:
     """Return whether the members are a toolkit on disk and an installed torch, with what that torch needs, and no more."""
     return (
         any(s.axis == "nvcc" and not s.path for s in members)

@@ -85,26 +85,26 @@ def mounts(tmp_path):
     return of
 
 
-def said(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(["docker", *command], check=True, capture_output=True, text=True, timeout=120).stdout.strip()
 
 
 @pytest.mark.parametrize(("driver", "version"), [(OLD, "13000"), (NEW, "12020")])
 def test_every_way_of_starting_gets_the_right_libcuda(image, mounts, driver, version):
     flags = mounts(driver)
-    assert said("run", "--rm", *flags, image, "/probe") == version
-    assert said("run", "--rm", "--user", "1000", "--read-only", *flags, image, "/probe") == version
+    assert output_of("run", "--rm", *flags, image, "/probe") == version
+    assert output_of("run", "--rm", "--user", "1000", "--read-only", *flags, image, "/probe") == version
     text = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; /probe"
-    assert said("run", "--rm", "--entrypoint", "sh", *flags, image, "-c", text) == version
-    container = said("run", "--detach", *flags, image, "sleep", "300")
+    assert output_of("run", "--rm", "--entrypoint", "sh", *flags, image, "-c", text) == version
+    container = output_of("run", "--detach", *flags, image, "sleep", "300")
     try:
-        assert said("exec", container, "sh", "-c", "sleep 1; /probe") == version
+        assert output_of("exec", container, "sh", "-c", "sleep 1; /probe") == version
     finally:
-        said("rm", "--force", container)
+        output_of("rm", "--force", container)
 
 
 def test_without_a_driver_and_by_the_users_word(image, mounts):
-    assert said("run", "--rm", image, "/probe") == "0"
-    assert said("run", "--rm", "--env", "ENVBUILD_CUDA_COMPAT=on", *mounts(NEW), image, "/probe") == "13000"
-    assert said("run", "--rm", "--env", "ENVBUILD_CUDA_COMPAT=off", *mounts(OLD), image, "/probe") == "12020"
-    assert said("run", "--rm", image, "sh", "-c", "exit 0") == ""
+    assert output_of("run", "--rm", image, "/probe") == "0"
+    assert output_of("run", "--rm", "--env", "ENVBUILD_CUDA_COMPAT=on", *mounts(NEW), image, "/probe") == "13000"
+    assert output_of("run", "--rm", "--env", "ENVBUILD_CUDA_COMPAT=off", *mounts(OLD), image, "/probe") == "12020"
+    assert output_of("run", "--rm", image, "sh", "-c", "exit 0") == ""
