@@ -32,7 +32,7 @@ from envbuild.util.scratch import scratch
 
 # zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
-_EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
 # Bytes of a log's end that are searched for a cause.
 _LOG_END = 2**20
@@ -236,7 +236,7 @@ class Builder:
     def _into_store(self, tag: str) -> Built | None:
         """Build the image where the engine keeps its images; None where its builder cannot do that."""
         with own_tag(self.client, EXPORTED) as name:  # a name of its own: what has it afterwards is what was built now
-            self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{_EXPORT}")
+            self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}")
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
                 return None
@@ -249,7 +249,7 @@ class Builder:
         """Build the image anywhere, bring it here and load it."""
         with scratch("image", self._cache("builds")) as folder:
             archive = folder / "image.tar"
-            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{_EXPORT}")
+            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}")
             self._load(archive, tag)
         digest = metadata["image"]["containerimage.digest"]
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
