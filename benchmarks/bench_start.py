@@ -1,4 +1,4 @@
-"""How long a command takes to answer, beside `hpccm --recipe` of an equal recipe: one paired run of whole commands.
+"""How long a command takes to answer, next to `hpccm --recipe` of an equal recipe: one paired run of whole commands.
 
 Run: python benchmarks/bench_start.py [--json] [--runs N] [--cpu N] [--hpccm PROGRAM]
 
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=21, help="rounds; each runs every command once (default 21)")
     parser.add_argument("--cpu", type=int, help="the core that all commands run on (default: the last one)")
     parser.add_argument("--hpccm", type=Path, help="the hpccm to compare with, instead of one from the package index")
-    parser.add_argument("--envbuild", type=Path, help="the envbuild to measure (default: beside this Python)")
+    parser.add_argument("--envbuild", type=Path, help="the envbuild to measure (default: next to this Python)")
     arguments = parser.parse_args()
     core = max(os.sched_getaffinity(0)) if arguments.cpu is None else arguments.cpu
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """The headline cell as a recipe of HPC Container Maker: the same base, versions, sources and compiled parts.
 
-`hpccm --recipe benchmarks/headline.hpccm.py` prints its Dockerfile. bench_start.py times that beside envbuild's commands.
+`hpccm --recipe benchmarks/headline.hpccm.py` prints its Dockerfile. bench_start.py times that next to envbuild's commands.
 The names `Stage0`, `baseimage` and so on come from hpccm, which runs this file.
 """
 # ruff: noqa: F821 - hpccm defines these names

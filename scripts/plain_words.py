@@ -60,6 +60,8 @@ WORDS = {
     "thereby": "so",
     "hitherto": "so far",
     "anew": "again",
+    "anybody's": "untrusted",
+    "held against": "compared with, checked against",
 }
 
 # What stays as it is, each with the reason.
@@ -77,37 +79,7 @@ EXCLUDED = {
 }
 
 # Not yet rewritten. It shrinks to nothing: what has none of the words any more is an error here.
-NOT_YET: tuple[str, ...] = (
-    ".github/",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Makefile",
-    "README.md",
-    "SECURITY.md",
-    "benchmarks/",
-    "docs/",
-    "envbuild/cli/",
-    "envbuild/components/",
-    "envbuild/curate/",
-    "envbuild/engine/",
-    "envbuild/lock/",
-    "envbuild/matrix/",
-    "envbuild/net/",
-    "envbuild/patches/",
-    "envbuild/pipeline/",
-    "envbuild/plan/",
-    "envbuild/recipes/",
-    "envbuild/solver/",
-    "envbuild/util/",
-    "envbuild/verify/",
-    "matrices/",
-    "pyproject.toml",
-    "scripts/",
-    "tests/fuzz/",
-    "tests/host/",
-    "tests/integration/",
-    "tests/unit/",
-)
+NOT_YET: tuple[str, ...] = ()
 
 _SUFFIXES = {".py", ".md", ".toml", ".j2", ".js", ".css", ".html", ".yml", ".yaml", ".sh", ""}
 _ALLOWANCE = re.compile(r"plain-words: allow (?P<words>[a-z' ]+(?:, [a-z' ]+)*) - \S")

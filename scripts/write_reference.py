@@ -104,8 +104,11 @@ def commands() -> str:
         context = click.Context(command, info_name=name)
         usage = " ".join(command.collect_usage_pieces(context))
         lines += ["", f"## `{name}`", ""]
-        for paragraph in inspect.cleandoc(command.help or "").replace("\b\n", "").split("\n\n"):
-            lines += [*wrapped(escaped(paragraph).replace(r"\|", "|")), ""]
+        for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+            if paragraph.startswith("\b\n"):  # click keeps its lines
+                lines += ["```text", *paragraph.split("\n")[1:], "```", ""]
+            else:
+                lines += [*wrapped(escaped(paragraph).replace(r"\|", "|")), ""]
         lines += ["```", f"{name} {usage}", "```"]
         if _options(command, context, of_axes=True):
             lines += ["", "It takes the [flags of axes](#flags-of-axes), too."]
@@ -196,15 +199,15 @@ def _fields(kind: ast.ClassDef, local: dict[str, ast.ClassDef]) -> Iterator[str]
     for statement, after in zip(kind.body, [*kind.body[1:], ast.Pass()], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        said = ""
+        note = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-            said = inspect.cleandoc(after.value.value)
+            note = inspect.cleandoc(after.value.value)
         else:
             for name in [node.id for node in ast.walk(statement.annotation) if isinstance(node, ast.Name)]:
                 if name in local:
-                    said = (ast.get_docstring(local[name]) or "").splitlines()[0]
+                    note = (ast.get_docstring(local[name]) or "").splitlines()[0]
         needed = "yes" if _needed(statement) else ""
-        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(said)} |"
+        yield f"| `{statement.target.id}` | {needed} | {_type(statement.annotation, local)} | {escaped(note)} |"
 
 
 def fields_of(module: Path, first: str) -> str:
@@ -221,8 +224,8 @@ def fields_of(module: Path, first: str) -> str:
             if isinstance(node, ast.Name) and node.id in local and node.id not in order:
                 order.append(node.id)
     for name in order:
-        said = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
-        lines += [f"### {name}", "", *wrapped(said), "", "| key | needed | value | what |", "|---|---|---|---|"]
+        note = " ".join((ast.get_docstring(local[name]) or "").split("\n\n")[0].split())
+        lines += [f"### {name}", "", *wrapped(note), "", "| key | needed | value | what |", "|---|---|---|---|"]
         lines += [*_fields(local[name], local), ""]
     return "\n".join(lines).rstrip()
 
@@ -237,7 +240,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def page_with(name: str, text: str) -> str:
-    """Return the text of a page with its generated part made anew.
+    """Return the text of a page with its generated part made again.
 
     Raises:
         ValueError: the page has no such part.
@@ -262,7 +265,7 @@ def main() -> int:
         old = path.read_text(encoding="utf-8")
         new = page_with(name, old)
         if new != old:
-            stale.append(str(path.relative_to(ROOT)))
+            stale.append(f"docs/reference/{name}.md")
             if not check:
                 path.write_text(new, encoding="utf-8")
     if stale:

@@ -53,6 +53,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "launch": ("run", "Run a script on every host of a hostfile"),
         "doctor": ("doctor", "Show what this machine has, what is missing, and what it can run"),
     },
+    "Set up": {
+        "cache": ("cache", "List what the cache holds, with sizes, or remove it"),
+        "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
+    },
 }
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
@@ -163,7 +167,7 @@ def _wants_json(argv: list[str]) -> bool:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; errors go to stderr in one message."""
     args = sys.argv[1:] if argv is None else argv
-    printed.answer = False
+    printed.answer = printed.errors_as_json = False
     # Modules and data files make objects that live as long as the process: looking for garbage among them again and again
     # is a twentieth of a short command's time.
     gc.set_threshold(50_000, 20, 100)
@@ -255,5 +259,8 @@ def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
     if _wants_json(args) and not printed.answer:
         print(json.dumps(outgoing(error.as_json()), indent=2, default=str))
     _flush()
-    print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
+    if printed.errors_as_json:
+        print(json.dumps(outgoing({"event": "error", **error.as_json()}), default=str), file=sys.stderr)
+    else:
+        print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)

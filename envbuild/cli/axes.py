@@ -1,4 +1,4 @@
-"""One flag per axis, made from the axis files, and the request that they spell."""
+"""One flag per axis, made from the axis files, and the request that the flags make."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -154,7 +154,7 @@ def _of_this_host(axis: str, spec: str) -> str:
     driver = driver_version()
     if driver is None:
         raise HostError(
-            "this host has no NVIDIA driver that answers",
+            "no NVIDIA driver answers on this host",
             where=f"--{axis} {AUTO}",
             hint=f"name the driver of the host that will train (--{axis} 560.35.05), or leave the flag out",
         )

@@ -1,4 +1,4 @@
-"""`envbuild check`: what contradicts itself in a recipe that somebody wrote."""
+"""`envbuild check`: versions that do not go together in a recipe."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, printed, progress_options
 
 if TYPE_CHECKING:
     from envbuild.recipes.batch import Checked
@@ -36,6 +36,7 @@ _KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
     help="github: annotations of a GitHub workflow. sarif: SARIF 2.1.0, for code scanning.",
 )
 @json_option
+@progress_options
 def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: str, as_json: bool) -> int:
     """Check recipes: Dockerfiles, requirements files, shell scripts, conda environments, pyproject.toml, TOML of axes.
 
@@ -51,6 +52,8 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
     done = check_all(matrix, files, kind=kind, ignored=ignored)
     for each in done:
         _say(each)
+    if printed.work:
+        printed.work.close()
     if form == "github" and not as_json:
         click.echo(as_annotations(done), nl=False)
     elif form == "sarif" and not as_json:

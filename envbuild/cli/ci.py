@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from envbuild.cli.axes import axis_options, request_from
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 
 GITHUB_LIMIT = 256
 """Jobs that GitHub runs of one matrix."""
@@ -21,6 +21,7 @@ GITHUB_LIMIT = 256
     help="List at most this many cells, the most important first; GitHub runs at most 256 jobs per matrix.",
 )
 @json_option
+@progress_options
 def ci(limit: int, as_json: bool, **flags: Any) -> None:
     """List the cells to verify: the documented ones, every stack, then a pairwise cover of cuda, torch and te.
 
@@ -51,4 +52,4 @@ def ci(limit: int, as_json: bool, **flags: Any) -> None:
     # GitHub would read any other key next to `include` as an axis.
     answer = {"include": [{"id": v.cell.id, "args": v.args, "stack": v.stack or ""} for v in found.cells]}
     emit(answer, as_json=as_json, human=human)
-    note(f"{len(found.cells)} cells hold {found.covered} of the {found.pairs} pairs of cuda, torch and te")
+    note(f"{len(found.cells)} cells contain {found.covered} of the {found.pairs} pairs of cuda, torch and te")

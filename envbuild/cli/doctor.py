@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, show_notices
+from envbuild.cli.output import emit, json_option, progress_options, show_notices
 
 if TYPE_CHECKING:
     from envbuild.doctor.diagnosis import Area
@@ -27,6 +27,7 @@ _MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "FIX "}  # pla
     "--require", metavar="AREA,…", help="Exit with 8 when one of these is not ready: engine, gpu, toolkit, disk, …"
 )
 @json_option
+@progress_options
 def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> None:
     """Show what this machine has, what is missing and how to fix it, and which cells and stacks it can run.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
-from envbuild.cli.cell_options import Asked, asked_from, cell_options, digest_option, parse_digest
-from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options, digest_option, parse_digest
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     help="Replace an external input, like `docker buildx build --build-context`.",
 )
 @json_option
+@progress_options
 def image(
     tag: str | None,
     locked: bool,
@@ -68,6 +69,7 @@ def image(
     6 when the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host or another host
     does not answer.
     """
+    from envbuild.cli.building import TestCount
     from envbuild.cli.image_report import for_people, report_on
     from envbuild.engine.client import engine_client
     from envbuild.engine.leftovers import clear
@@ -82,16 +84,18 @@ def image(
     expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
-            "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
+            "an image with a replaced input does not match its lock, and the registry stores images by their lock",
             where="--push with --build-context",
             hint="leave --push out; docker tag and docker push publish it under another name",
         )
     given = _Given(flags=flags, lock_file=lock_file, sources=sources)
+    doing("choosing versions")
     asked = given.asked()
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
-    show_notices(settings)
+    show_notices(use_cache(settings))
     note(f"cell {asked.solution.cell.id}")
+    doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)
     clear(settings)
@@ -105,10 +109,19 @@ def image(
         substitutes=substitutes,
         digest=expected,
     )
+    doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)
+    doing("looking for the image")
     made = _made(replace(request, inputs=asked.inputs), client, found)
     report = report_on(asked, made, left_out)
-    proof = prove(client, made, proof=asked.stack.proof if asked.stack else (), with_smoke=not no_smoke, note=note)
+    proof = prove(
+        client,
+        made,
+        proof=asked.stack.proof if asked.stack else (),
+        with_smoke=not no_smoke,
+        note=note,
+        progress=TestCount(),
+    )
     report |= proof.as_json()
     report["replaced"] = substitutes
     report["not_proven"] += [
@@ -120,6 +133,8 @@ def image(
             "an audit or a test is its own claim (--no-pull builds it here, --digest names the one you expect)"
         )
     pushing = do_push and proof.failure is None
+    if pushing:
+        note("pushing the image")
     report["pushed"] = push_image(client, made.locked.lock, made.built.digest) if pushing else None
     report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: for_people(report))
@@ -129,21 +144,16 @@ def image(
 
 def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked, Path]") -> "Made":
     """Have the image, and show how it goes."""
-    from envbuild.cli.show import StageDisplay
+    from envbuild.cli.building import shown_build
     from envbuild.pipeline.image import make_image
 
-    display: list[StageDisplay] = []
+    shown = shown_build(client.settings)
 
     def show(plan: "Plan") -> Any:
-        display.append(StageDisplay({s.name: s.title for s in plan.stages}))
-        display[0].__enter__()  # entered here, left below, whatever happens between
-        return display[0].change, display[0].note
+        shown.planned(plan)
+        return shown.change, note, shown.details
 
-    try:
-        return make_image(request, client, found, show)
-    finally:
-        for each in display:
-            each.__exit__(None, None, None)
+    return make_image(request, client, found, show)
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
@@ -170,7 +180,7 @@ class _Given:
     lock_file: Path | None
     sources: tuple[str, ...]
 
-    def asked(self) -> Asked:
+    def asked(self) -> ResolvedRequest:
         """Resolve them."""
         return asked_from(self.flags, lock_file=self.lock_file, sources=self.sources)
 
@@ -190,8 +200,8 @@ class _Given:
 
 
 def _with_lock(
-    request: "ImageRequest", given: _Given, asked: Asked, client: "EngineClient"
-) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
+    request: "ImageRequest", given: _Given, asked: ResolvedRequest, client: "EngineClient"
+) -> tuple[ResolvedRequest, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
     from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete

@@ -1,15 +1,15 @@
-"""What `envbuild image` answers: as JSON values, and in words."""
+"""The answer of `envbuild image`: as JSON values, and as text."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.cli.cell_options import Asked
+from envbuild.cli.cell_options import ResolvedRequest
 
 if TYPE_CHECKING:
     from envbuild.pipeline.image import Made
 
 
-def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
+def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
     """Return what is known of an image before it is proven, as JSON values."""
     from envbuild.run.container import shown
 
@@ -37,7 +37,7 @@ def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str,
     }
 
 
-def _left_out(asked: Asked) -> dict[str, str]:
+def _left_out(asked: ResolvedRequest) -> dict[str, str]:
     """Return the components that every image holds unless something forbids them, and what forbade them."""
     return {
         axis: why
@@ -91,7 +91,7 @@ def for_people(report: dict[str, Any]) -> str:
             if s["executed"] == 0 or s["seconds"] >= 0.1
         ]
         lines.append(table(rows))
-    if report["verified"]["by"] == "nobody":  # its own Python reports it, and that can be anybody's
+    if report["verified"]["by"] == "nobody":  # its own Python reports it, which cannot be trusted
         lines += ["", "what the image reports about itself"]
     else:
         lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]

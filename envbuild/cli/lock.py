@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild.cli.cell_options import asked_from, cell_options
-from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 
 @click.command()
@@ -20,6 +20,7 @@ from envbuild.cli.output import emit, json_option, note, show_notices
     "--check", is_flag=True, help="Look up every input of the existing lock again and compare; write nothing."
 )
 @json_option
+@progress_options
 def lock(
     out: Path | None,
     check: bool,
@@ -37,8 +38,9 @@ def lock(
     from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
 
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    show_notices(asked.settings)
+    show_notices(use_cache(asked.settings))
     if check:
         from envbuild.errors import LockError
 

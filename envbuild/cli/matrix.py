@@ -8,7 +8,7 @@ import click
 from envbuild.cli.axes import axis_names, pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
-from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         if release.aliases:
             stated.append(f"also {', '.join(release.aliases)}")
         if release.asked:
-            stated.append("only when asked for")
+            stated.append("only when requested")
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
@@ -181,6 +181,7 @@ def _rule_lines(rule: "Rule") -> str:
 @click.option("--count", is_flag=True, help="Print only the number of combinations.")
 @pin_options
 @json_option
+@progress_options
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
     """List or count the combinations of versions of AXES that fit together.
 
@@ -213,6 +214,7 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
 @click.option("--online", is_flag=True, help="Compare with the package metadata on the index, too (takes a minute).")
 @click.option("--notes", is_flag=True, help="Print notes, too: redundant rules, releases that no cell uses yet.")
 @json_option
+@progress_options
 def check(online: bool, notes: bool, as_json: bool) -> int:
     """Check the data: references, rules without effect, and with --online the package metadata.
 
@@ -224,7 +226,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     from envbuild.settings import load_settings
 
     loaded = load_matrix()
-    found = check_matrix(loaded, online=online, settings=show_notices(load_settings()) if online else None)
+    found = check_matrix(loaded, online=online, settings=show_notices(use_cache(load_settings())) if online else None)
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
     answer = {
@@ -245,6 +247,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 @matrix.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @json_option
+@progress_options
 def page(folder: Path, as_json: bool) -> None:
     """Write the matrix as a web page to DIR/index.html, one file that needs no network and no server.
 
@@ -298,6 +301,7 @@ def page(folder: Path, as_json: bool) -> None:
     help="Use this folder of axis files. [default: this installation's]",
 )
 @json_option
+@progress_options
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
     """Propose new releases of AXES, read from package indexes and upstream tags.
 
@@ -311,7 +315,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    proposals = propose(load_matrix(folder), axes, show_notices(load_settings()))
+    proposals = propose(load_matrix(folder), axes, show_notices(use_cache(load_settings())))
     answer: dict[str, Any] = {
         "proposals": [
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
@@ -333,7 +337,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
+            "upstreams cannot be reached: their releases are missing from the answer, and their commits are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )

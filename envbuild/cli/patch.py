@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 from envbuild.errors import PatchError
 from envbuild.patches import apply as trees
 from envbuild.patches.manifest import Patch, load_patches, select
@@ -46,8 +46,9 @@ def list_patches(as_json: bool) -> None:
 @_skipped
 @click.option("--upstream", is_flag=True, help="Check whether TREE, the newest upstream, still needs the patch.")
 @json_option
+@progress_options
 def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream: bool, as_json: bool) -> int:
-    """Check of each patch whether it fits TREE, is already applied, or is refused and why.
+    """Check whether each patch fits TREE, is already applied, or is refused, and why.
 
     Without --patch, checks the patches of the project that TREE is recognised as. With --upstream, TREE needs only the
     files that the patches look at, and the exit code is 4 when upstream has changed since it was last checked.
@@ -94,7 +95,7 @@ def _emit_changes(reports: tuple[PatchReport, ...], words: Mapping[str, str], *,
 def _check_upstream(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], *, as_json: bool) -> int:
     patches = load_patches()
     if not names:
-        raise click.UsageError("--upstream needs --patch: a newer tree is recognised by nothing")
+        raise click.UsageError("--upstream needs --patch: a newer tree cannot be recognised")
     reports = check_upstream(tree, _without(select(patches, names), skipped, patches))
     answer: list[dict[str, Any]] = [
         {"name": r.name, "path": r.path, "state": r.state, "known": r.known, "text": r.text} for r in reports

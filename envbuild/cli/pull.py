@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from envbuild.cli.cell_options import asked_from, cell_options, digest_option, parse_digest
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, use_cache
 
 
 @click.command()
@@ -14,6 +14,7 @@ from envbuild.cli.output import emit, json_option, note
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @digest_option
 @json_option
+@progress_options
 def pull(
     tag: str | None,
     digest: str | None,
@@ -40,6 +41,7 @@ def pull(
     from envbuild.plan.plan import plan_of
 
     named = parse_digest(digest)
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
         locked = read_lock(lock_file)
@@ -55,16 +57,17 @@ def pull(
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
     expected = expected_of(asked.settings, plan, named)
-    client = engine_client(asked.settings)
+    client = engine_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):
         note(
-            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be kept here, and not run"
+            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be stored here, but not run"
         )
+    note(f"pulling {reference}")
     found = pull_prebuilt(client, plan, name, expected=expected)
     if found is None:
         raise LockError(
-            "the registry holds no image of this lock",
+            "the registry has no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",
         )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.cell_options import Asked, asked_from, cell_options
+from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options
 from envbuild.cli.output import emit, json_option, show_notices
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _text(plan: "Plan", form: str) -> str:
     return dockerfile(plan)
 
 
-def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
+def _locked(asked: ResolvedRequest, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
     from envbuild.lock.files import Locked, read_lock
     from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
     from envbuild.lock.make import unlocked as without_hashes

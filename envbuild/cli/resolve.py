@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_options, axis_order, request_from
-from envbuild.cli.output import emit, json_option
+from envbuild.cli.output import emit, json_option, progress_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +68,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 @_lock_option
 @click.option("--nearest", "with_nearest", is_flag=True, help="When no cell fits, list the nearest ones that do.")
 @json_option
+@progress_options
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Explain why each version was chosen and what the alternatives were, or why no cell fits, with sources."""
     from envbuild.errors import NoCellError

@@ -1,15 +1,14 @@
-"""`envbuild smoke`: prove an image, or an environment of this host, and keep what was seen."""
+"""`envbuild smoke`: run the smoke tests in an image or on this host, and record the results."""
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, marked, note, show_notices
+from envbuild.cli.building import TestCount
+from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
 from envbuild.evidence.report import Device, Level
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _LEVELS = tuple(level.value for level in Level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Flags:
     """The flags of the command, as click has checked them."""
 
     image: str | None
@@ -90,6 +89,7 @@ class _Asked:
     help="Add an evidence record to this folder, such as matrices/evidence.",
 )
 @json_option
+@progress_options
 def smoke(**flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
@@ -106,9 +106,9 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Asked(**flags)
+    asked = _Flags(**flags)
     target, expected_file = _target(asked)
-    settings = show_notices(load_settings())
+    settings = show_notices(use_cache(load_settings()))
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")
@@ -117,9 +117,9 @@ def smoke(**flags: Any) -> None:
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{asked.image} carries no {EXPECTED_IN_IMAGE}",
+            f"{asked.image} contains no {EXPECTED_IN_IMAGE}, the list of what must be installed",
             where=asked.image,
-            hint="give the expectation with --expected",
+            hint="give such a list with --expected",
         )
     request = SmokeRequest(
         target=target,
@@ -132,8 +132,8 @@ def smoke(**flags: Any) -> None:
         device=asked.device,
         keyword=asked.keyword,
     )
-    with _Progress(quiet=asked.as_json) as shown:
-        report = run_smoke(request, settings, progress=shown, seen=seen)
+    note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")
+    report = run_smoke(request, settings, progress=_Shown(quiet=asked.as_json), seen=seen)
     answer = report.as_json()
     try:
         if asked.record:
@@ -155,7 +155,7 @@ def smoke(**flags: Any) -> None:
         report.raise_for_verdict()
 
 
-def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
+def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     """Return what is tested, and the file of its expectation where that is not in the image."""
     import shutil
 
@@ -173,7 +173,9 @@ def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
     found = asked.interpreter or shutil.which("python3")
     expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
-        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
+        raise UsageError(
+            "--host needs --expected FILE: nothing on this host lists what must be installed", where="--host"
+        )
     if found is None:
         raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
     return HostTarget(python=Path(found)), expected_file
@@ -206,55 +208,35 @@ def _expected_of(interpreter: "Path | str | None") -> Path | None:
     return expected if expected.is_file() else None
 
 
-class _Progress:
-    """Shows each test as it runs and as it ends, on stderr."""
+class _Shown(TestCount):
+    """Shows each test as it ends, on stderr, and how many there are."""
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self.console = Console(stderr=True)
-        self.bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
-        )
+        super().__init__()
         self.quiet = quiet
-        self.task = self.bar.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # a terminal that went away must not cost the record
-            self.bar.__exit__(kind, error, trace)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-
+        """Take an event of the suite."""
         if event["event"] == "collected":
-            self.bar.update(self.task, total=event["total"])
             gpus = event["machine"].get("gpus", [])
             place = f"{len(gpus)} GPU(s), driver {event['machine'].get('driver')}" if gpus else "no GPU"
-            text = f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
-            self._say(marked(text))
-        elif event["event"] == "begin":
-            self.bar.update(self.task, description=marked(event["id"]))
-        elif event["event"] == "test":
-            self.bar.advance(self.task)
-            if event["outcome"] != "skipped":
-                word = {"passed": "[green]passed[/]", "failed": "[bold red]FAILED[/]"}[event["outcome"]]
-                self._say(f"{word} {marked(event['id'])} ({event['seconds']:.1f} s)")
+            self._say(
+                f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
+            )
+        elif event["event"] == "begin" and printed.work:
+            printed.work.activity(event["id"])
+        elif event["event"] == "test" and event["outcome"] != "skipped":
+            failed = event["outcome"] == "failed"
+            self._say(f"{'FAILED' if failed else 'passed'} {event['id']} ({event['seconds']:.1f} s)", failed=failed)
+        super().__call__(event)
 
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+    def _say(self, text: str, *, failed: bool = False) -> None:
+        if self.quiet:
+            return
+        if printed.work:
+            printed.work.show_line(text, "bold red" if failed else "")
+        else:
+            note(text)
 
 
 def _table(answer: Mapping[str, Any]) -> str:

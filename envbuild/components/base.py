@@ -14,6 +14,7 @@ from envbuild.util.model import Model, NoFacts
 
 Environment = Mapping[str, str]
 _NONE: Mapping[str, str] = MappingProxyType({})
+_NONE_INSTEAD: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
 """Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
@@ -152,12 +153,15 @@ class HostSources:
         folders: where it lies below the source; every C++ file there counts.
         includes: folders that its build adds to the search for headers.
         flags_in: the files in which its build states compiler flags.
+        instead: a file -> the releases of torch with which its build takes it, and the file that it takes it for. Of the
+            two, a build compiles one.
 
     """
 
     folders: tuple[str, ...]
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
+    instead: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _NONE_INSTEAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +272,7 @@ def sm_of(view: View) -> str:
     """
     if "gpu" not in view.versions:
         raise UsageError(
-            "what is compiled for CUDA is compiled for one GPU architecture, and this cell has none",
+            "CUDA code is compiled for one GPU architecture, and this cell has none",
             where="--gpu none",
             hint="name the GPU, such as --gpu h100, or leave the flag out",
         )
@@ -291,7 +295,7 @@ def commit_of(view: View, axis: str) -> str:
     commit = view.commits.get(axis) or view.release(axis).commit
     if commit is None:
         raise UsageError(
-            f"the matrix knows no commit of {axis} {view.versions[axis]}, so that it cannot be built from git",
+            f"the matrix has no commit of {axis} {view.versions[axis]}, so it cannot be built from git",
             where=f"--source {axis}=git",
             hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
         )

@@ -70,7 +70,7 @@ class TransformerEngine(Component):
             raise UsageError(
                 f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
                 where="te=pypi",
-                hint="leave the source out, and this release comes from git",
+                hint="leave --source out: this release then comes from git",
             )
         return "git"
 
@@ -117,7 +117,7 @@ class TransformerEngine(Component):
             module="transformer_engine.pytorch",
             extensions=("transformer_engine_torch",),
             job_gib=4.1,
-            # Without the third, a build below somebody's own git clone names that clone's commit in the wheel's version.
+            # Without the third, a build inside another git clone names that clone's commit in the wheel's version.
             environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0", "NVTE_NO_LOCAL_VERSION": "1"},
             tools=("packaging", "wheel", "cmake", "pybind11"),
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.program import solvable
 
@@ -58,7 +58,7 @@ class Reasons:
             self.known[key] = None if solvable(*asked.of(asked.request.pins)) else self._explained(asked)
         return self.known[key]
 
-    def _explained(self, asked: Asked) -> int:
+    def _explained(self, asked: ReadRequest) -> int:
         conflict = explain_conflict(asked, first_only=True)
         steps = tuple(
             {"text": step.text, "rule": step.rule, "source": step.source} for step in conflict.steps if step.pin is None

@@ -1,4 +1,4 @@
-"""What a distribution's files say of themselves, read from an index without downloading them whole.
+"""The metadata of a distribution's files, read from an index without downloading whole files.
 
 An index serves a wheel's METADATA next to it (PEP 658); a mirror often does not, and then the wheel's own directory is
 read with range requests: a few tens of kilobytes of a file of a gigabyte.
@@ -146,7 +146,7 @@ def read_uploads(body: bytes) -> dict[Version, Upload]:
     try:
         releases = table(read_object(body).get("releases"))
     except ValueError as error:
-        raise LockError(f"the answer is none of the JSON API of a package index: {error}") from None
+        raise LockError(f"the answer is not from the JSON API of a package index: {error}") from None
     found = {}
     for text, listed in releases.items():
         files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []

@@ -28,7 +28,7 @@ _WORST_FIRST: tuple[Status, ...] = (MISSING, "absent", "warn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class MachineFinding:
     """One thing that is well, could be better, or is missing."""
 
     status: Status
@@ -42,7 +42,7 @@ class Area:
     """A subject that `--require` can name, with its findings."""
 
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[MachineFinding, ...]
 
     @property
     def status(self) -> Status:
@@ -56,36 +56,36 @@ class Area:
         return self.status in {"ok", "warn"}
 
 
-def _ok(what: str) -> Finding:
-    return Finding(status="ok", what=what)
+def _ok(what: str) -> MachineFinding:
+    return MachineFinding(status="ok", what=what)
 
 
-def _warn(what: str, *fix: str) -> Finding:
-    return Finding(status="warn", what=what, fix=fix)
+def _warn(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status="warn", what=what, fix=fix)
 
 
-def _missing(what: str, *fix: str) -> Finding:
-    return Finding(status=MISSING, what=what, fix=fix)
+def _missing(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status=MISSING, what=what, fix=fix)
 
 
-def _absent(what: str, *fix: str) -> Finding:
-    return Finding(status="absent", what=what, fix=fix)
+def _absent(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status="absent", what=what, fix=fix)
 
 
-def _system(host: HostFacts) -> Iterator[Finding]:
+def _system(host: HostFacts) -> Iterator[MachineFinding]:
     name = f"{host.os or 'an unknown system'}, kernel {host.kernel or 'unknown'}, glibc {host.glibc or 'unknown'}"
     if host.arch not in {None, *DEBIAN_ARCH}:
-        yield _missing(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 and aarch64 alone")
+        yield _missing(f"{name}: the processor is {host.arch}, and the matrix has only x86_64 and aarch64")
     elif host.arch == "aarch64":
         yield _warn(
             f"{name}, {host.cores or '?'} cores: an aarch64 processor, whose cells were locked and not yet built or run",
-            "envbuild resolve --arch aarch64   # names what has no files for it",
+            "envbuild resolve --arch aarch64   # lists what has no files for it",
         )
     else:
         yield _ok(f"{name}, {host.cores or '?'} cores")
 
 
-def _engine(host: HostFacts) -> Iterator[Finding]:
+def _engine(host: HostFacts) -> Iterator[MachineFinding]:
     engine = host.engine
     if engine.problem == "no-client":
         if host.os_id in {"debian", "ubuntu"}:
@@ -98,7 +98,7 @@ def _engine(host: HostFacts) -> Iterator[Finding]:
         return
     if engine.problem == "permission-denied":
         yield _missing(
-            "the engine does not let this user in",
+            "this user may not use the engine",
             'sudo usermod -aG docker "$USER"',
             "log out and in again, or: newgrp docker",
         )
@@ -122,7 +122,7 @@ def _engine(host: HostFacts) -> Iterator[Finding]:
     if not engine.containerd_image_store:
         yield _missing(
             "the engine runs without the containerd image store",
-            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store hide until it is off again)',
+            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store are hidden until it is off again)',
             "sudo systemctl restart docker",
         )
     if engine.buildx is None:
@@ -137,7 +137,7 @@ def _engine(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _gpu(host: HostFacts) -> Iterator[Finding]:
+def _gpu(host: HostFacts) -> Iterator[MachineFinding]:
     if host.driver is None and not host.gpus:
         yield _absent(
             "no NVIDIA driver is loaded: images build here, with their CPU checks, and run elsewhere",
@@ -174,7 +174,7 @@ _INSTALL_TOOLKIT = (
 _RESTART = "sudo systemctl restart docker"
 
 
-def _toolkit(host: HostFacts) -> Iterator[Finding]:
+def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
     toolkit = host.toolkit
     if host.engine.rootless:
         configure: tuple[str, ...] = (
@@ -194,9 +194,7 @@ def _toolkit(host: HostFacts) -> Iterator[Finding]:
             f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: containers get the GPUs by {how}"
         )
     elif host.driver is None and not host.gpus:
-        yield _absent(
-            "no NVIDIA container toolkit; without a GPU there is no use for one", *_INSTALL_TOOLKIT, *configure
-        )
+        yield _absent("no NVIDIA container toolkit; not needed without a GPU", *_INSTALL_TOOLKIT, *configure)
     elif toolkit.version is None:
         yield _missing(
             "the NVIDIA container toolkit is missing: containers cannot see the GPUs", *_INSTALL_TOOLKIT, *configure
@@ -222,7 +220,7 @@ def _toolkit(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _disk(host: HostFacts) -> Iterator[Finding]:
+def _disk(host: HostFacts) -> Iterator[MachineFinding]:
     disk = host.engine_disk
     if disk is not None:
         text = f"{disk.free_gib:.0f} GiB free at {disk.path} ({disk.filesystem})"
@@ -257,7 +255,7 @@ def _disk(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{cache.free_gib:.0f} GiB free at {cache.path} ({cache.filesystem})")
 
 
-def _memory(host: HostFacts) -> Iterator[Finding]:
+def _memory(host: HostFacts) -> Iterator[MachineFinding]:
     if host.memory_gib is None:
         yield _warn("how much memory there is could not be read")
     elif host.memory_gib < MEMORY_NEEDED_GIB:
@@ -273,7 +271,7 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{host.memory_gib} GiB of memory")
 
 
-def _network(host: HostFacts) -> Iterator[Finding]:
+def _network(host: HostFacts) -> Iterator[MachineFinding]:
     for nic in host.infiniband:
         yield _ok(
             f"{nic.name}: {nic.link_layer}, {nic.rate or 'rate unknown'}, {'active' if nic.active else 'not active'}"
@@ -288,16 +286,16 @@ def _network(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{mount.path} is on {mount.filesystem}")
 
 
-def _apptainer(host: HostFacts) -> Iterator[Finding]:
+def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
     if host.apptainer:
         yield _ok(f"Apptainer {host.apptainer}")
     else:
         yield _absent(
-            "no Apptainer; only sites without Docker need it", "https://apptainer.org/docs/admin/main/installation.html"
+            "no Apptainer; it is needed only without Docker", "https://apptainer.org/docs/admin/main/installation.html"
         )
 
 
-_AREAS: dict[str, Callable[[HostFacts], Iterator[Finding]]] = {
+_AREAS: dict[str, Callable[[HostFacts], Iterator[MachineFinding]]] = {
     "system": _system,
     "engine": _engine,
     "gpu": _gpu,

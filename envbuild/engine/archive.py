@@ -1,6 +1,6 @@
 """An archive as `docker image save` writes it, read within bounds: its manifest, its configuration, its layers' tars.
 
-Every blob is held against the digest that names it while it is read. Layers go through as streams: what one of them
+Every blob is compared with the digest that names it while it is read. Layers go through as streams: what one of them
 unpacks to is never in memory, however small it looks.
 """
 
@@ -87,7 +87,7 @@ def _parsed(body: bytes, what: str) -> Any:
     try:
         return parse_json(body, limit=_JSON_LIMIT)
     except ValueError as error:
-        raise ImageError(f"{what} is no JSON that an image has: {error}") from None
+        raise ImageError(f"{what} is not the JSON of an image: {error}") from None
 
 
 def read_index(body: Any) -> _Index:

@@ -205,7 +205,7 @@ class EngineClient:
     # -- images
 
     def image(self, reference: str) -> Image:
-        """Return the image that `reference` names now. It may be anybody's: what the engine says of it is read within bounds.
+        """Return the image that `reference` names now. What the engine reports of it is read within bounds.
 
         Raises:
             NoImageError: the engine has none of that name.
@@ -222,7 +222,7 @@ class EngineClient:
             raise HostError(
                 f"`docker image inspect` {ran.fault}",
                 where=shown(reference),
-                hint="`envbuild doctor` looks at the engine",
+                hint="`envbuild doctor` checks the engine",
             )
         if ran.code:
             raise self._no_image(reference, ran)
@@ -307,7 +307,7 @@ class EngineClient:
         ran = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
         if ran.fault or ran.code:
             last = ran.fault or last_line(ran)
-            raise HostError(f"the engine does not hand the image over: {shown(last)}", where=image)
+            raise HostError(f"the engine does not export the image: {shown(last)}", where=image)
 
     def pull(self, reference: str) -> None:
         """Pull an image.

@@ -1,4 +1,4 @@
-"""A guest: the container of an image that may be anybody's, run once, within bounds, and gone afterwards.
+"""A guest: the container of an untrusted image, run once, within bounds, and removed afterwards.
 
 A guest has a name that says what it is for and a label that says who made it. It is removed when its block ends, by
 whatever; a guest that SIGKILL left behind goes when the next one is made.
@@ -92,7 +92,7 @@ def not_started(output: str, where: str) -> HostError:
     return HostError(
         f"the engine could not start a container: {shown(output) or 'it printed nothing'}",
         where=where,
-        hint="`envbuild doctor` says what is wrong with the engine; a full disk is the usual cause",
+        hint="`envbuild doctor` shows what is wrong with the engine; a full disk is the usual cause",
     )
 
 
@@ -150,9 +150,7 @@ def export(settings: Settings, image: Image, *, seconds: float) -> Iterator[Stre
                 yield stream
         except subprocess.CalledProcessError as error:
             output = shown(last_words(bytes(error.stderr).decode("utf-8", "replace")))
-            raise HostError(
-                f"the engine does not hand the image's files over: {output}", where=image.reference
-            ) from None
+            raise HostError(f"the engine does not export the image's files: {output}", where=image.reference) from None
 
 
 def remove(settings: Settings, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
+"""Prebuilt images in a registry: the digest of a reference there, a pull by digest, a push that returns its digest."""
 
 import re
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def push(client: EngineClient, reference: str) -> str:
     # The engine ends with `TAG: digest: sha256:… size: N`.
     found = re.findall(r"digest: (sha256:[0-9a-f]{64})", output)
     if not found:
-        raise HostError(f"the engine pushed {name} and named no digest", where=shown(output.strip()[-200:]))
+        raise HostError(f"the engine pushed {name} and reported no digest", where=shown(output.strip()[-200:]))
     return str(found[-1])
 
 
@@ -125,7 +125,7 @@ def _engine_failure(output: str, ref: Reference, doing: str) -> EnvbuildError:
         return no_access(ref)
     if re.search(r"manifest unknown|not found", text, re.IGNORECASE):
         return LockError(
-            f"the registry {ref.host} does not hold this image",
+            f"the registry {ref.host} does not have this image",
             where=doing,
             hint="build it here: envbuild image --no-pull",
         )

@@ -1,4 +1,4 @@
-"""Who says that a registry's image is the one that a lock makes.
+"""Who confirms that a registry's image is the one that a lock makes.
 
 A registry proves nothing: the digest that it names is the digest of what it serves. Somebody else must have named the
 digest before: a person, this machine when it built the image itself, or a committed evidence record.

@@ -1,4 +1,4 @@
-"""What is known of a cell: one of four words for the whole and for each component, and what it rests on.
+"""What is known of a cell: one of four words for the whole and for each component, and the reason.
 
 The words are `Proof`'s: run on this GPU, run elsewhere, tried without a GPU, stated only. A record gives a word no further
 than it counts (`place.differences`).

@@ -1,4 +1,4 @@
-"""What the records of a cell say of it: the one that it stands on, and whether that is stale; the same for the page."""
+"""What the records of a cell prove of it: the one that counts, and whether it is stale; the same for the page."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

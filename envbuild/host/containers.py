@@ -1,4 +1,4 @@
-"""What starts containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
+"""The programs that start containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
 
 import os
 import re

@@ -149,7 +149,7 @@ def read_facts(path: Path) -> HostFacts:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
     raise DataError(
-        f"these are no host facts: {problem}",
+        f"these are not host facts: {problem}",
         where=str(path),
         hint="collect them with `envbuild doctor --json > facts.json` on that host",
     )

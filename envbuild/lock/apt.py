@@ -55,7 +55,7 @@ def checked_packages(packages: Iterable[str]) -> list[str]:
                 checked(OsVersion, version)
         except ValueError as error:
             raise LockError(
-                f"{shown(package, 80)!r} is no OS package: {error}", hint="write a package's name, or name=version"
+                f"{shown(package, 80)!r} is not an OS package: {error}", hint="write a package's name, or name=version"
             ) from None
     return list(packages)
 

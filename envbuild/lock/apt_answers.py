@@ -50,7 +50,7 @@ def _os_package(**fields: str | None) -> OsPackage:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise LockError(
-            f"the archive describes {shown(str(fields.get('name')), 80)} in no known way: "
+            f"the archive describes {shown(str(fields.get('name')), 80)} in an unknown way: "
             f"{first['loc'][0] if first['loc'] else 'package'}: {first['msg']}"
         ) from None
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.model import Lock, Missing
+from envbuild.lock.model import COMPAT, Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.stacks.parts import digest_of
@@ -24,6 +24,8 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
+    if inputs.compat:
+        parts.append("compat")
     stack = [digest_of(inputs.stack)] if inputs.stack else []
     asked = json.dumps(
         [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
@@ -91,6 +93,12 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )
+    if inputs.compat and lock.source(COMPAT) is None:
+        raise DataError(
+            f"the lock has no {inputs.compat.package}, and the driver needs it",
+            where=where,
+            hint="leave --lock out, or lock this cell with the same --driver: envbuild lock",
+        )
 
 
 def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:
@@ -147,4 +155,7 @@ def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
         Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url, kind="tree")
         for t in inputs.trees
     ]
+    if inputs.compat:
+        host = urlsplit(settings.cuda_repository).hostname or settings.cuda_repository
+        found.append(Missing(what=f"OS package {inputs.compat.package}", host=host, kind="file"))
     return tuple(found)

@@ -60,7 +60,7 @@ class Listing:
 def _entry(name: object, url: object, digest: object, upload_time: object, base: str) -> IndexFile:
     """Return the entry; raises ValueError for one that cannot be used."""
     if not isinstance(url, str) or len(url) > _LONGEST_LINK:
-        raise ValueError("its address is no text, or too long")
+        raise ValueError("its address is not text, or too long")
     full = urllib.parse.urljoin(base, url)
     ours, theirs = base.partition("://")[0], full.partition("://")[0]
     if theirs == "file" and ours != "file":
@@ -154,9 +154,9 @@ def read_page(body: bytes, content_type: str, base: str) -> Listing:
             raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - reported below
     except ValueError as error:
         raise LockError(
-            f"the answer of {host_of(base)} is no page of a package index: {error}",
+            f"the answer of {host_of(base)} is not a page of a package index: {error}",
             where=place_of(base),
-            hint="check the index in your settings, or ask its keepers",
+            hint="check the index in your settings, or ask who runs it",
         ) from None
     return _listing(_json_entries(files), base)
 

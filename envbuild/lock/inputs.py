@@ -16,6 +16,7 @@ from envbuild.components.torch import component as torch
 from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import X86_64, Cell
+from envbuild.matrix.driver import Compat, carries_compat, compat_of
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.view import CellView
@@ -65,6 +66,8 @@ class Inputs:
     """Files whose hash the data states."""
     provided: tuple[str, ...] = ()
     """Distributions that come with the base image: nothing that requires them may install another."""
+    compat: Compat | None = None
+    """NVIDIA's package for a driver that is older than the cell's CUDA needs; None where the image goes without it."""
 
 
 def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
@@ -89,6 +92,7 @@ def inputs_of(
     stack: Stack | None = None,
     flavor: Flavor = "runtime",
     te_source: TeSource | None = None,
+    compat: bool | None = None,
 ) -> Inputs:
     """Return what `cell` is made of.
 
@@ -99,11 +103,14 @@ def inputs_of(
         flavor: `devel` keeps the toolchain in the image.
         te_source: Transformer Engine from PyPI's core wheel and torch sdist, or from git; by default from PyPI, and a
             release that PyPI does not have from git.
+        compat: whether the image carries cuda-compat; by default where the cell's `driver` needs it.
 
     Raises:
         UsageError: PyPI does not have the release that is to come from there; a stack's or flavor's wish cannot be met.
 
     """
+    if compat is None:
+        compat = carries_compat(matrix, cell)
     cell = cell.of_image
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
@@ -127,7 +134,7 @@ def inputs_of(
     toolchain = pypi_toolchain(matrix, cell)
     if flavor == "devel" and toolchain:
         raise UsageError(
-            "an image that keeps its CUDA compiler needs a base that holds one",
+            "an image with a CUDA compiler needs a base that contains one",
             where="--flavor devel",
             hint='choose such a base: --base "nvidia-cuda-*"',
         )
@@ -213,6 +220,7 @@ def inputs_of(
         ),
         # an NGC image's torch is compiled for its numpy
         provided=("numpy", "torch") if torch.axis in provided else (),
+        compat=compat_of(matrix, cell) if compat else None,
     )
 
 
@@ -291,7 +299,9 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
         meant = difflib.get_close_matches(correction.item, matrix.axes, n=1, cutoff=0.8)
         if meant and correction.item not in matrix.axes:
             raise DataError(
-                f"a correction is of {correction.item!r}, which is no axis", where=where, hint=f"is {meant[0]} meant?"
+                f"a correction is of {correction.item!r}, which is not an axis",
+                where=where,
+                hint=f"is {meant[0]} meant?",
             )
 
 

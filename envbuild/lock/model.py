@@ -34,6 +34,8 @@ from envbuild.util.names import (
 )
 
 LOCK_VERSION: Literal[1] = 1
+COMPAT = "cuda-compat"
+"""The file of a lock whose image carries NVIDIA's package for older drivers, whatever its base."""
 # 2100-01-01: a later date is no SOURCE_DATE_EPOCH.
 _LAST_EPOCH = 4_102_444_800
 _MANY = 10_000
@@ -95,7 +97,7 @@ class GitSource(Model):
         _once("submodule", (s.path for s in self.submodules))
         for submodule in self.submodules:
             if submodule.used and not submodule.url:
-                raise ValueError(f"the submodule {submodule.path} is read by the build and has no address")
+                raise ValueError(f"the submodule {submodule.path} is used by the build and has no address")
         return self
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock.gitfiles import MODULES_LIMIT, Listing, read_listing
 from envbuild.settings import Settings, redact
-from envbuild.util.git import Ran, Reach, make_repository, object_kind, objects_of, run_git
+from envbuild.util.git import GitResult, Reach, make_repository, object_kind, objects_of, run_git
 from envbuild.util.names import SafeName, checked, shown
 from envbuild.util.scratch import scratch
 
@@ -76,7 +76,7 @@ class ObjectStore:
             hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
         )
 
-    def _fetch(self, what: str, url: str, commit: str) -> Ran:
+    def _fetch(self, what: str, url: str, commit: str) -> GitResult:
         self._check_allowed(what, url)
         settings = self.settings
         reach = Reach(
@@ -104,7 +104,7 @@ class ObjectStore:
         self._check_allowed(what, url)
         objects = objects_of(Path(unquote(urlsplit(url).path)))
         if objects is None:
-            raise HostError(f"the source of {shown(what)} is no repository", where=url, hint="correct its address")
+            raise HostError(f"the source of {shown(what)} is not a repository", where=url, hint="correct its address")
         if not self._borrow(objects, commit):
             raise _no_commit(what, url, commit)
 
@@ -122,7 +122,7 @@ class ObjectStore:
             )
             root = object_kind(self.folder, f"{commit}^{{tree}}", borrowed=(objects,))
         except (LockError, HostError) as error:
-            self.note(f"the clone {objects} is passed over: {error.what}")
+            self.note(f"the clone {objects} is skipped: {error.what}")
             return False
         if listed.code or root is None:
             return False
@@ -137,7 +137,7 @@ class ObjectStore:
             pack.seek(0)
             # this computes the id of each object from its content: a clone's word is not taken for it
             if packed.code or run_git(self.folder, "index-pack", "--stdin", stdin=pack, limit_s=3600).code:
-                self.note(f"the clone {objects} is passed over: it does not hold all files of {commit}")
+                self.note(f"the clone {objects} is skipped: it does not hold all files of {commit}")
                 return False
         held = run_git(self.folder, "cat-file", "--batch-check=%(objectname)", stdin=wanted)
         return held.code == 0 and held.stdout == wanted

@@ -205,12 +205,12 @@ class Rule(Model):
         demands = bool(self.needs or self.any_of or self.with_ or self.without or self.same)
         if self.kind != "tested-with" and not demands:
             raise ValueError(
-                f"rule {self.id}: a {self.kind} rule must demand something (needs, any_of, with, without or same)"
+                f"rule {self.id}: a {self.kind} rule must require something (needs, any_of, with, without or same)"
             )
         if self.kind == "tested-with" and (len(self.when) < 2 or demands):
             raise ValueError(f"rule {self.id}: a tested-with rule names at least two axes in `when`, and nothing else")
         if (self.kind == "inert") != (self.component is not None):
-            raise ValueError(f"rule {self.id}: `component` goes with kind inert, and only there")
+            raise ValueError(f"rule {self.id}: `component` is only for kind inert")
         return self
 
 

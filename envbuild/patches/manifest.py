@@ -161,7 +161,7 @@ def _load(root: Path) -> dict[str, Patch]:
         for name in patch.after:
             if name not in patches or patches[name].target != patch.target:
                 raise DataError(
-                    f"patch {patch.name} comes after {name!r}, which is no patch of {patch.target}",
+                    f"patch {patch.name} comes after {name!r}, which is not a patch of {patch.target}",
                     where=patch.filename,
                 )
     for repo in {patch.repo for patch in patches.values()}:

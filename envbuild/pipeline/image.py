@@ -7,6 +7,7 @@ from pathlib import Path
 from envbuild.engine.build import Builder, Change
 from envbuild.engine.built import Built, find_built, find_image
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.files import Locked
@@ -21,8 +22,8 @@ _OTHER_BUILD = (
     "or leave --digest out"
 )
 
-Display = Callable[[Plan], tuple[Change, Note]]
-"""Takes a plan and returns what takes its stages' changes, and what takes lines for the user."""
+Display = Callable[[Plan], tuple[Change, Note, Details]]
+"""Takes a plan and returns what takes its stages' changes, lines for the user, and what running stages print."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class ImageRequest:
         for stage in self.substitutes:
             if stage not in plan.external:
                 raise UsageError(
-                    f"{stage} is no input of this cell",
+                    f"{stage} is not an input of this cell",
                     where="--build-context",
                     hint=f"what can be replaced: {', '.join(plan.external)}",
                 )
@@ -136,13 +137,14 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
     locked, folder = found
     plan = plan_of(request.matrix, locked, request.inputs.stack)
     request.require_inputs(plan)
-    on_change, note = display(plan)
+    on_change, note, details = display(plan)
     reuse = request.cache and not request.substitutes
     if reuse and (made := _ready_made(request, client, plan, found)) is not None:
         return made
     installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
     archive_matters = not installing <= set(request.substitutes)
     if archive_matters and not request.locked_only and not locked.fresh and locked.lock.complete:
+        note("checking that the archive still has the pinned OS packages")
         fresh = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
         if fresh is not None:
             locked, folder = fresh
@@ -155,6 +157,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         plan=plan,
         on_change=on_change,
         note=note,
+        details=details,
         cache=request.cache,
         substitutes=request.substitutes,
     )

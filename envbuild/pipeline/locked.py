@@ -73,7 +73,7 @@ def renewed(
         return None
     changed = sorted({p.name for p in new - old})
     note(
-        f"the archive moved on: {len(changed)} OS packages are pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
+        f"the archive has newer versions: {len(changed)} OS packages are pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)

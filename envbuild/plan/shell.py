@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from envbuild.errors import UsageError
-from envbuild.lock.model import Lock
+from envbuild.lock.model import COMPAT, Lock
 from envbuild.matrix.spec import version_key
 from envbuild.paths import data_dir
 from envbuild.plan.dockerfile import OF_CONTAINERS, rendered
@@ -18,6 +18,8 @@ from envbuild.util import quote
 
 HOST_PROVIDES = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
+_OF_IMAGES = ("os.", "lock/pylock.", "lock/cuda-compat.sh")
+"""Texts of the plan that a script has no use for."""
 # plain-words: allow bring - the file's name is in rendered scripts
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What is the host's and not the script's: its system, its compiler, its nvcc.
@@ -37,13 +39,13 @@ def script(plan: Plan) -> str:
     """
     if plan.provided:
         raise UsageError(
-            f"torch {plan.cell.versions['torch']} of this cell exists inside {plan.cell.versions['base']} alone, and no host has it",
+            f"torch {plan.cell.versions['torch']} of this cell exists only inside {plan.cell.versions['base']}, and no host has it",
             where="--format shell",
             hint="render it as a Dockerfile, or ask for a cell with another --base",
         )
     moved, repository = _moved(plan), _repository(plan)
     paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME", "/tmp/envbuild-": "$state/tmp/"}  # noqa: S108
-    lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
+    lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(_OF_IMAGES)}
     return rendered(
         "shell.j2",
         plan=plan,
@@ -53,7 +55,7 @@ def script(plan: Plan) -> str:
         moved=list(moved.items()),
         repository=repository,
         compiles=bool(plan.components or plan.compiled_steps or plan.mpi),
-        recipes={n: text for n, text in plan.recipes.items() if n != "os-install"},
+        recipes={n: text for n, text in plan.recipes.items() if n not in {"os-install", COMPAT}},
         verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text(encoding="utf-8") for n in _HELPERS} | lists,
         keys=_keys(plan),
         environment={n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE},

@@ -1,4 +1,4 @@
-"""Finding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
+"""Find what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from envbuild.matrix.spec import matches
 from envbuild.recipes import rules
 from envbuild.recipes.catalog import findings_catalog, variables
 from envbuild.recipes.contradictions import contradictions, other_cudas, unlisted_twice
-from envbuild.recipes.findings import Finding, Report, finding_of
+from envbuild.recipes.findings import RecipeFinding, Report, finding_of
 from envbuild.recipes.held import (
     DIFFERENT,
     Held,
@@ -53,7 +53,7 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
     in_no_cell = {s for s in argued if not plain.fits([pin_of(s)])}
     argued_set = set(argued) - in_no_cell
-    together: dict[Finding, None] = {}
+    together: dict[RecipeFinding, None] = {}
     has_download = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
     for whole in _views(recipe, [*known, *unlisted]):
         view = [s for s in whole if s in lines]
@@ -121,7 +121,7 @@ def _admits(spec: str, python: str) -> bool:
     return any(f"{python}.{patch}" in wanted for patch in (0, 99))
 
 
-def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
+def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[RecipeFinding]:
     catalog = findings_catalog()
     for noted in recipe.noted:
         kind = catalog[noted.rule]
@@ -130,7 +130,7 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
     for name, line in recipe.packages:
         if name in known:
             impostor = known[name]
-            yield Finding(
+            yield RecipeFinding(
                 line=line,
                 lines=(line,),
                 rule="recipe-impostor",
@@ -140,7 +140,7 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
             )
 
 
-def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:
+def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[RecipeFinding]:
     catalog = variables()
     for name, _, line in recipe.variables:
         variable = catalog.get(name)

@@ -125,7 +125,7 @@ def _scalars(text: str, where: str) -> tuple[dict[str, list[Word]], bool]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
-        raise DataError("the recipe is no YAML", where=f"{where}, line {line}") from error
+        raise DataError("the recipe is not YAML", where=f"{where}, line {line}") from error
     return found, listed
 
 

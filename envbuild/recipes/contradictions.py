@@ -10,13 +10,13 @@ from envbuild.matrix.cell import Pin
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.recipes.findings import Finding, finding_of
+from envbuild.recipes.findings import RecipeFinding, finding_of
 from envbuild.recipes.held import Held, StatementKey, is_cpu, names_a_guarded_release, pin_of
 from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_with
 from envbuild.solver.conflict import Conflict
 
 
-def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
     cells = recipe.kind == "toml"
     # what is stated alike on several lines is one thing; its lines may stand in different arms
@@ -72,7 +72,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         rest.remove(taking_part[-1])
 
 
-def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> Iterator[Finding]:
+def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield two versions of one package of which the matrix does not list both: two numbers need no matrix."""
     for one in unlisted:
         for other in view:
@@ -133,7 +133,7 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
 
 
 def _is_for_one(statement: Statement) -> bool:
-    """Return whether a statement is held against few others only."""
+    """Return whether a statement is checked against few others only."""
     return statement.of == ARCHITECTURES or statement.axis == "cudnn"
 
 
@@ -205,7 +205,7 @@ def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes
     return rest
 
 
-def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
+def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield search paths of another CUDA than one that is in no cell: two numbers need none to be compared."""
     for stated, path in itertools.product(unheld, statements):
         versions = [re.match(r"\d+\.\d+(?![^.])", s.spec) for s in (stated, path)]
@@ -220,7 +220,9 @@ def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) ->
             yield _doubled("recipe-path-other-cuda", path.line, members, {s: (s.line,) for s in members})
 
 
-def _doubled(rule: str, line: int, members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]) -> Finding:
+def _doubled(
+    rule: str, line: int, members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]
+) -> RecipeFinding:
     """Return the finding at `line` of one thing that `members`, each `places` on its own lines, state otherwise."""
     lines = tuple(sorted({line for s in members for line in places[s]}))
     return replace(finding_of(rule, line, f"{findings_catalog()[rule].why}: {_named(members, places)}"), lines=lines)
@@ -237,7 +239,7 @@ def _named(members: Sequence[Statement], places: Mapping[Statement, Sequence[int
 
 def _conflict_finding(
     matrix: Matrix, conflict: Conflict, members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]
-) -> Finding:
+) -> RecipeFinding:
     """Return the finding of a conflict between `members`, each of which is `places` on its own lines."""
     lines = tuple(sorted({line for s in members for line in places[s]}))
     first = max(s.line for s in members)
@@ -257,7 +259,7 @@ def _conflict_finding(
     if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
         deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
     rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
-    return Finding(
+    return RecipeFinding(
         line=first,
         lines=lines,
         rule=rule,

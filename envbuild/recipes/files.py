@@ -71,7 +71,7 @@ def _read_fifo(handle: int, where: str) -> bytes:
         ready = poll.poll(left * 1000) if left > 0 else []
         if not ready:
             raise DataError(
-                f"the FIFO sent no end within {PATIENCE:g} seconds", where=where, hint="write it, or give a file"
+                f"the FIFO was not closed within {PATIENCE:g} seconds", where=where, hint="write it, or give a file"
             )
         part = os.read(handle, 1 << 16)
         if not part:

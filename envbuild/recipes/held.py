@@ -1,4 +1,4 @@
-"""Statements held against the matrix: each question once, and no more of them than a check can wait for."""
+"""Check statements against the matrix: each question once, and only as many as a check can wait for."""
 
 import itertools
 import re
@@ -20,7 +20,7 @@ from envbuild.recipes.model import (
     is_known_with,
     may_hold_with,
 )
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
 from envbuild.solver.program import solvable
@@ -34,7 +34,7 @@ _PLACES = 2000
 
 
 _SOLVED = 400
-"""How many sets of versions are held against the matrix for one recipe: 2 ms each. Real recipes need 60."""
+"""How many sets of versions are checked against the matrix for one recipe: 2 ms each. Real recipes need 60."""
 
 
 _PAIRED = 200_000
@@ -52,19 +52,19 @@ def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
 # Kept, for the next recipe: what is compiled of a matrix is kept on it.
 @lru_cache(maxsize=2)
 def for_axes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a TOML of axes is held against it, which asks for one of envbuild's own cells."""
+    """Return the matrix that a TOML of axes is checked against; it asks for one of envbuild's own cells."""
     return _without(matrix, lambda rule: rule.id in _OF_CPU_BUILDS)
 
 
 @lru_cache(maxsize=2)
 def of_source(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Transformer Engine that the recipe compiles is held against it."""
+    """Return the matrix that a Transformer Engine compiled by the recipe is checked against."""
     return _without(matrix, lambda rule: rule.topic == "te-cuda-major")
 
 
 @lru_cache(maxsize=2)
 def for_recipes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Dockerfile, a script or a requirements file is held against it.
+    """Return the matrix that a Dockerfile, a script or a requirements file is checked against.
 
     It may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place of an
     NGC image's.
@@ -171,7 +171,7 @@ def names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
 
 
 class Held:
-    """A matrix and what has been held against it: the same question is asked once, and their number has a bound."""
+    """A matrix and what has been checked against it: the same question is asked once, and their number has a bound."""
 
     def __init__(self, matrix: Matrix, lines: Mapping[Statement, tuple[int, ...]], effort: dict[str, int]) -> None:
         self.matrix = matrix
@@ -188,7 +188,7 @@ class Held:
                 "the recipe states too many different versions to compare", hint="check its parts one by one"
             )
 
-    def _asked(self, pins: Sequence[Pin]) -> Asked:
+    def _asked(self, pins: Sequence[Pin]) -> ReadRequest:
         cpu = any(map(is_cpu, pins))
         # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
         own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]

@@ -1,4 +1,4 @@
-"""What no cell says of a recipe: its own compilers, drivers, downloads in a build, and where a module lies."""
+"""What is not a matter of cells in a recipe: its compilers, drivers, downloads in a build, the place of a module."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Release
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.recipes.findings import Finding, finding_of
+from envbuild.recipes.findings import RecipeFinding, finding_of
 from envbuild.recipes.held import Held, pin_of
 from envbuild.recipes.model import Recipe, Statement, is_known_with
 
@@ -22,7 +22,7 @@ _CHOSEN_COMPILER = re.compile(
 )
 
 
-def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield compilers that the recipe installs and chooses, and that its nvcc refuses. One that is not chosen is not used.
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
@@ -39,7 +39,7 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
             stated = Release(version=pin_of(cuda).spec, source=rule.source)
             applies = version_key(stated.version) and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
             if applies and is_known_with(gcc.branch, cuda.branch):
-                yield Finding(
+                yield RecipeFinding(
                     line=gcc.line,
                     lines=tuple(sorted({gcc.line, cuda.line})),
                     rule=rule.id,
@@ -51,7 +51,7 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
                 break
 
 
-def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
+def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield builds that download the compiler they compile with, in addition to the stated toolkit."""
     stated = {s.line: pin_of(s).spec for s in statements if s.axis in {"nvcc", "cuda"}}
     for built in (s for s in statements if s.axis == "flash-attn-hopper"):
@@ -70,8 +70,8 @@ def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding
 
 
 def drivers(
-    held: Held, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
-) -> Iterator[Finding]:
+    held: Held, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[RecipeFinding]
+) -> Iterator[RecipeFinding]:
     """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
     matrix, cudas = held.matrix, dict[str, list[Statement]]()
     for statement in statements:
@@ -95,7 +95,7 @@ def drivers(
         kind = findings_catalog()["recipe-driver-below-cuda"]
         stated = " and ".join(f"{s.axis} {s.spec} (line {s.line})" for s in cudas[cuda])
         helps = f"only with the package {package} does branch {found.major} run it" if can else "no cuda-compat helps"
-        yield Finding(
+        yield RecipeFinding(
             line=driver.line,
             lines=lines,
             rule=kind.id,
@@ -132,7 +132,7 @@ def _cudas_of_torch(matrix: Matrix, spec: str) -> Collection[object]:
     }
 
 
-def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
     builds = [s for s in statements if s.axis == "flash-attn-hopper"]
     for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
@@ -149,7 +149,7 @@ def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) ->
             wanted = (release.facts.distribution, place.removesuffix(".py").replace("/", "."))
             if modules == {wanted} and not (file in recipe.text and re.search(rf"\b{folder}\b", recipe.text)):
                 kind = findings_catalog()["recipe-fa3-not-placed"]
-                yield Finding(
+                yield RecipeFinding(
                     line=built.line,
                     lines=tuple(sorted({built.line, te.line})),
                     rule=kind.id,

@@ -15,6 +15,9 @@ from envbuild.settings import Settings
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
 
+READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; "
+"""Start of a `sh -c` text that runs in a container without its image's entrypoint: it switches on cuda-compat where needed."""
+
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
@@ -42,7 +45,7 @@ def parse_image(text: str) -> str:
         UsageError: it can be none of them.
 
     """
-    return _checked(text, _IMAGE.fullmatch, "is no image", where="TAG", hint="`docker image ls` lists what is here")
+    return _checked(text, _IMAGE.fullmatch, "is not an image", where="TAG", hint="`docker image ls` lists what is here")
 
 
 def parse_network(text: str) -> str:
@@ -53,7 +56,7 @@ def parse_network(text: str) -> str:
 
     """
     hint = "write host, none or what `docker network ls` lists"
-    return _checked(text, _NETWORK.fullmatch, "is no network", where="--network", hint=hint)
+    return _checked(text, _NETWORK.fullmatch, "is not a network", where="--network", hint=hint)
 
 
 def parse_mount(text: str) -> Mount:
@@ -66,7 +69,7 @@ def parse_mount(text: str) -> Mount:
     source, *rest = text.split(":")
     if len(rest) not in {1, 2} or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"], ["rw"]):
         raise UsageError(
-            f"{text!r} is no mount",
+            f"{text!r} is not a mount",
             where="--mount",
             hint="write SRC:DST or SRC:DST:ro, DST an absolute path in the container",
         )
@@ -128,7 +131,7 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
     if not host.gpus:
         if gpus == "auto":
             return [], None
-        raise HostError("this machine has no GPU that answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
+        raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
     if host.gpu_access == "none":
         hint = _fixes(host, "toolkit")
         if gpus == "auto":

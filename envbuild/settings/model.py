@@ -30,6 +30,10 @@ class Settings(BaseModel):
     debian_mirror: Url = Field("http://deb.debian.org/debian", description="Debian archive.")
     debian_security_mirror: Url = Field("http://deb.debian.org/debian-security", description="Debian security archive.")
     ubuntu_mirror: Url = Field("http://archive.ubuntu.com/ubuntu", description="Ubuntu archive.")
+    cuda_repository: Url = Field(
+        "https://developer.download.nvidia.com/compute/cuda/repos",
+        description="NVIDIA's repositories of CUDA packages; `/ubuntu2204/x86_64` and `/ubuntu2204/sbsa` are appended.",
+    )
     http_proxy: ProxyUrl | None = Field(None, description="Proxy for http:// addresses.")
     https_proxy: ProxyUrl | None = Field(None, description="Proxy for https:// addresses.")
     no_proxy: Hosts | None = Field(None, description="Hosts that are reached without a proxy, separated by commas.")

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.text import spec_text
-from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ConflictStep:
     """One numbered sentence of a conflict."""
 
     rule: str
@@ -29,15 +29,17 @@ class Step:
     """The end of the last step: what no cell has."""
 
 
-def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]) -> tuple[Step, ...]:
+def steps_of(
+    asked: ReadRequest, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]
+) -> tuple[ConflictStep, ...]:
     """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to in `possible`."""
     compiled, domains = asked.of(pins)[0], list(possible)
     steps = [
-        Step(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
+        ConflictStep(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
         for pin, _, mask in asked.masks
         if pin in pins
     ]
-    shown_steps: list[Step] = []
+    shown_steps: list[ConflictStep] = []
     left = list(clauses)
     last: object = None
     while left:
@@ -152,7 +154,7 @@ def _step(
     touched: Sequence[int],
     *,
     failed: bool,
-) -> Step:
+) -> ConflictStep:
     causes = [compiled.clauses[n].cause for n in batch]
     axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
     narrowed = tuple(compiled.names[axis] for axis in touched)
@@ -174,7 +176,7 @@ def _step(
         rule, source = "derived", ""
     elif first.kind == "asked":
         releases = [r for cause in causes for r in cause.releases]
-        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} taken only when asked for by name"
+        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} used only when requested by name"
         text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
         rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
     else:
@@ -189,7 +191,7 @@ def _step(
     # a step that ends with nothing left says so once, not what was left on the way
     consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], shown=text) for axis in touched]
     claim = _sentence(compiled, text)
-    return Step(
+    return ConflictStep(
         rule=rule,
         axes=axes,
         text=" ".join([claim, *filter(None, consequences)]),
@@ -258,7 +260,7 @@ def _what(pin: Pin) -> str:
     return pin.axis if is_open_pin(pin) else f"{pin.axis} {pin.spec}"
 
 
-def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin]) -> Step:
+def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: Sequence[Pin]) -> ConflictStep:
     things = [_what(pin) for pin, _, _ in asked.masks if pin in pins]
     if not things:
         end = "So the matrix has no cell at all."
@@ -270,7 +272,7 @@ def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin])
         )
         end = f"So no cell has {things[0]}."
         if missing:
-            end += f" A cell has {missing[0]} only when asked for: add --{missing[0]} auto."
+            end += f" A cell has {missing[0]} only when requested: add --{missing[0]} auto."
     else:
         both = "both " if len(things) == 2 else ""
         end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."

@@ -38,7 +38,7 @@ def _check_requirement(value: str) -> str:
     try:
         Requirement(value)
     except InvalidRequirement as error:
-        raise ValueError(f"{value!r} is no requirement such as `numpy<2`: {error}") from None
+        raise ValueError(f"{value!r} is not a requirement such as `numpy<2`: {error}") from None
     except RecursionError:  # of a marker with hundreds of parentheses
         raise ValueError(f"{shown(value, 60)!r} is nested too deeply for a requirement") from None
     return value
@@ -54,7 +54,7 @@ def _check_version(value: str) -> str:
     try:
         Version(value[:_LONGEST])
     except InvalidVersion:
-        raise ValueError(f"{shown(value, 60)!r} is no version such as 1.2.3") from None
+        raise ValueError(f"{shown(value, 60)!r} is not a version such as 1.2.3") from None
     if len(value) > _LONGEST:
         raise ValueError(f"{shown(value, 60)!r} is too long for a version")
     return value
@@ -81,7 +81,7 @@ class Repository(Model):
     def _inside(self) -> Self:
         for key in ("subdirectory", "path"):
             if {".", ".."} & {*getattr(self, key).split("/")}:
-                raise ValueError(f"{key} {getattr(self, key)!r} leads out of where it begins")
+                raise ValueError(f"{key} {getattr(self, key)!r} leads out of its folder")
         top, *below = self.path[1:].split("/")
         of_the_os = top in _OF_THE_OS or (top in _SHARED and not below) or (top == "usr" and len(below) == 1)
         if of_the_os or f"{self.path}/".startswith(tuple(f"{each}/" for each in _TAKEN)):
@@ -161,7 +161,7 @@ class Step(Model):
     @model_validator(mode="after")
     def _shape(self) -> Self:
         if self.run is None and self.check is None:
-            raise ValueError(f"step {self.name} neither runs nor checks anything")
+            raise ValueError(f"step {self.name} does not run or check anything")
         if "envbuild_end" in f"{self.run}\n{self.check}".split():
             raise ValueError(f"step {self.name}: `envbuild_end` is the word that ends a script in the Dockerfile")
         if self.compiles and (self.run is None or not self.keep):

@@ -1,4 +1,4 @@
-"""What a stack names that lies elsewhere: its patches, its programs, the wheels that it compiles; and its digest."""
+"""What a stack refers to: its patches, its programs, the wheels that it compiles; and its digest."""
 
 import hashlib
 import json

@@ -68,7 +68,7 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class GitResult:
     """What became of one run of git."""
 
     code: int
@@ -98,7 +98,7 @@ def run_git(
     reach: Reach | None = None,
     limit_s: float = 1800,
     limit_bytes: int = 2**26,
-) -> Ran:
+) -> GitResult:
     """Run one command of git and return what became of it, whether it succeeded or not.
 
     Args:
@@ -160,7 +160,7 @@ def run_git(
         except BaseException:
             end_group(process, first=SIGTERM, patience=5.0)
             raise
-    return Ran(code=process.returncode, stdout=output, stderr=stderr.decode("utf-8", "replace"))
+    return GitResult(code=process.returncode, stdout=output, stderr=stderr.decode("utf-8", "replace"))
 
 
 def _collected(
@@ -183,7 +183,7 @@ def _collected(
                 key.data.extend(part)
             if len(output) > limit_bytes:
                 raise LockError(
-                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is no source tree",
+                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is not a source tree",
                     hint="look at the commit that is pinned",
                 )
             del stderr[:-_STDERR_LIMIT]

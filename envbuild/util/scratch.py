@@ -97,7 +97,7 @@ def _make(where: Path, prefix: str) -> tuple[Path, int]:
 def _sweep_one(folder: Path) -> bool:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(handle).st_uid != os.geteuid() or _holds_mount(folder):
+        if os.fstat(handle).st_uid != os.geteuid() or holds_mount(folder):
             return False
         try:
             lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
@@ -131,7 +131,7 @@ def _remove_without_lock(folder: Path, handle: int) -> bool:
     return True
 
 
-def _holds_mount(folder: Path) -> bool:
+def holds_mount(folder: Path) -> bool:
     """Return whether something is mounted below `folder`: a root in the making has the host's own /proc there."""
     try:
         table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

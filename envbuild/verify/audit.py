@@ -1,4 +1,4 @@
-"""Image -> audit: what an image holds, held against its lock, without a GPU.
+"""Image -> audit: what an image contains, compared with its lock, without a GPU.
 
 Two looks. One from outside reads the image's files as the engine hands them over, and needs no trust in the image. The
 other runs a probe in the image's own Python, which alone can say what imports; it is confined, and its words are only
@@ -57,9 +57,9 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     facts = _probe(settings, found)
     if facts["expected"] is None:
         raise AuditError(
-            "the image does not say what it is meant to hold",
+            "the image does not list what must be in it",
             where=f"{image}: /{CARRIED}/expected.json",
-            hint="audit takes images that envbuild built",
+            hint="`envbuild audit` reads only images that envbuild built",
         )
     note("reading the image's files")
     tree, binaries = _tree(settings, found)
@@ -91,7 +91,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
 def _probe(settings: Settings, image: Image) -> dict[str, Any]:
     probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_bytes()
     word = uuid.uuid4().hex
-    hint = "audit takes images that envbuild built"
+    hint = "`envbuild audit` reads only images that envbuild built"
     # The image's own entry point has no say: it would run instead.
     ran = run_guest(
         settings,
@@ -114,7 +114,7 @@ def _probe(settings: Settings, image: Image) -> dict[str, Any]:
         return read_probe(ran.out, word)
     except ValueError as error:
         raise AuditError(
-            f"what the image's Python says cannot be read: {error}", where=image.reference, hint=hint
+            f"the output of the image's Python cannot be read: {error}", where=image.reference, hint=hint
         ) from None
 
 

@@ -32,9 +32,9 @@ def read_expected(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             found = parse_json(file.read(EXPECTED_LIMIT + 1), limit=EXPECTED_LIMIT)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the expectation cannot be read: {error}", where=str(path)) from None
+        raise UsageError(f"the list of what must be installed cannot be read: {error}", where=str(path)) from None
     if fault := shape_fault(found):
-        raise UsageError(f"this is no expectation: {fault}", where=str(path))
+        raise UsageError(f"this is not a list of what must be installed: {fault}", where=str(path))
     assert isinstance(found, dict)  # noqa: S101 - it has the shape
     return found
 

@@ -178,7 +178,7 @@ def read_record(text: str) -> tuple[Row, ...]:
             if not line:
                 continue
             if len(line) != 3 or not line[0] or len(line[0]) > 4096:
-                raise ValueError(f"{shown(','.join(line), 80)} is no line of a RECORD")
+                raise ValueError(f"{shown(','.join(line), 80)} is not a line of a RECORD")
             algorithm, _, digest = line[1].partition("=")
             rows.append(Row(path=line[0], sha256=_sha256(algorithm, digest) if line[1] else None))
     except (csv.Error, binascii.Error) as error:
@@ -188,10 +188,10 @@ def read_record(text: str) -> tuple[Row, ...]:
 
 def _sha256(algorithm: str, digest: str) -> bytes:
     if algorithm != "sha256":
-        raise ValueError(f"a hash that is no sha256: {shown(algorithm, 40)}")
+        raise ValueError(f"a hash that is not a sha256: {shown(algorithm, 40)}")
     body = base64.urlsafe_b64decode(digest.encode("utf-8", "replace") + b"=" * (-len(digest) % 4))
     if len(body) != 32:
-        raise ValueError(f"{shown(digest, 60)} is no sha256")
+        raise ValueError(f"{shown(digest, 60)} is not a sha256")
     return body
 
 
@@ -257,7 +257,7 @@ def hold_to_records(tree: Tree) -> Installed:
             continue
         actual = tree.hashes[place]
         if actual is None:
-            faults.append(f"/{shown(place)} of {shown(by[place])} is no regular file")
+            faults.append(f"/{shown(place)} of {shown(by[place])} is not a regular file")
         elif any(hashes):
             # Two distributions may install one file (`nvidia/__init__.py`): the one that came last is there.
             compared += 1

@@ -1,4 +1,4 @@
-"""What the probe found inside an image, held against what its lock says."""
+"""What the probe found inside an image, compared with its lock."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from envbuild.engine.image import Image
 from envbuild.errors import SmokeError
 from envbuild.evidence.report import Device
 from envbuild.host import facts
-from envbuild.run.container import Container, run_flags
+from envbuild.run.container import READ_COMPAT, Container, run_flags
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
 from envbuild.util.names import shown
@@ -64,7 +64,7 @@ def _run(settings: Settings, image: Image, use: Use, device: Device) -> Shown:
     # Loopback is enough for its ranks, and what is fetched as it runs proves nothing of the image.
     container = Container(image=image.id, gpus="all" if device == "cuda" else "none", network="none", infiniband="off")
     flags, _ = run_flags(facts(settings), container)
-    command, flags = ["-c", use.run], [*flags, "--init", "--entrypoint", "sh"]
+    command, flags = ["-c", READ_COMPAT + use.run], [*flags, "--init", "--entrypoint", "sh"]
     with guest(settings, "proof", image.id, command, flags=flags, seconds=LIMIT_S) as name:
         # What both of its streams say, in the order in which it says it.
         line = ["sh", "-c", 'exec "$@" 2>&1', "sh", *start_line(settings, name)]

@@ -95,7 +95,7 @@ def in_container(
     """
     from envbuild.engine.guest import guest, remove, start_line
     from envbuild.host import facts
-    from envbuild.run.container import Container, Mount, run_flags
+    from envbuild.run.container import READ_COMPAT, Container, Mount, run_flags
 
     container = Container(
         image=image.id,
@@ -117,7 +117,7 @@ def in_container(
         network="host" if device == "cuda" else "none",
     )
     flags, _ = run_flags(facts(settings), container)
-    command = ["-c", PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
     made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
     name = held.enter_context(made)

@@ -91,7 +91,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
     try:
         python, executable, expected = read_look(ran.out)
     except ValueError as error:
-        raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
+        raise SmokeError(f"the output of its Python cannot be read: {error}", where=where) from None
     return Seen(stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image)
 
 

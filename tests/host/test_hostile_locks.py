@@ -116,7 +116,7 @@ def test_a_hostile_field_of_a_lock_is_refused_or_stays_a_value(example):
     assert accepted  # a note such as `why` may hold any line, so the test reaches the renderers
 
 
-def test_what_is_said_of_a_hostile_lock_is_short_and_plain(example, tmp_path):
+def test_what_is_printed_of_a_hostile_lock_is_short_and_plain(example, tmp_path):
     folder, _, _, _ = example
     whole = json.loads((folder / "lock.json").read_text())
     for place in (("uv", "url"), ("cell", "torch"), ("sources", 0, "name"), ("matrix",)):

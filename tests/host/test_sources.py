@@ -1,4 +1,4 @@
-"""Source trees: by commit from a clone, or a site's own tree or archive, held against the lock."""
+"""Source trees: by commit from a clone, or a site's own tree or archive, compared with the lock."""
 
 import concurrent.futures
 import shutil

@@ -56,7 +56,7 @@ def test_an_axis_that_does_not_exist(run, name):
 def test_a_spec_that_cannot_be_read(run):
     code, _, err = run("torch", "about two")
     assert code == 2
-    assert "neither a version nor a PEP 440 specifier" in err
+    assert "is not a version and not a PEP 440 specifier" in err
 
 
 def test_rules_by_topic_and_axis(run):

@@ -14,14 +14,14 @@ from envbuild.settings import load_settings
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Settings of a user, inputs, their complete lock and one that lacks everything; the committed locks are in a folder of their own."""
+    """Settings of a user, inputs, their complete lock and one where everything is missing; the committed locks are in a separate folder."""
     settings = load_settings(environ={"HOME": str(tmp_path)}, root=tmp_path)
     monkeypatch.setattr(find, "data_dir", lambda _: tmp_path / "data")
     inputs = inputs_for(cuda="cpu")
     return settings, inputs, complete(inputs), Locked(lock=unlocked(load_matrix(), inputs), pylocks={})
 
 
-def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
+def test_a_complete_lock_is_found_before_ones_with_missing_inputs(place, tmp_path):
     settings, inputs, whole, partial = place
     own, committed = find.own_lock(settings, inputs), tmp_path / "data" / "locks" / find.lock_name(inputs)
     assert find.find_lock(settings, inputs) is None
@@ -33,7 +33,7 @@ def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
     assert find.find_lock(settings, inputs)[1] == own
 
 
-def test_a_lock_that_lacks_inputs_replaces_no_complete_one(place):
+def test_a_lock_with_missing_inputs_replaces_no_complete_one(place):
     settings, inputs, whole, partial = place
     own = find.own_lock(settings, inputs)
     assert find.place_for(own, partial.lock) == own
@@ -51,9 +51,9 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
         raise LockError("the archive at deb.example.org does not answer")
 
     monkeypatch.setattr(locked, "current_os", silent)
-    said = []
-    assert locked.renewed(settings, load_matrix(), inputs, whole, note=said.append) is None
-    assert "deb.example.org" in said[0]
+    notes = []
+    assert locked.renewed(settings, load_matrix(), inputs, whole, note=notes.append) is None
+    assert "deb.example.org" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
             "other packages than the lock: torch",
         ),
         (lambda f: f.unlink(), DataError, "a file of the lock cannot be read"),
-        (lambda f: f.write_bytes(b"\xff"), DataError, "this is no pylock"),
+        (lambda f: f.write_bytes(b"\xff"), DataError, "this is not a pylock"),
     ],
     ids=["edited", "deleted", "not text"],
 )

@@ -71,7 +71,7 @@ def _needed(archive: RemoteWheel, path: str) -> list[str]:
                     if isinstance(segment, DynamicSegment):
                         return [str(getattr(tag, "needed", "")) for tag in segment.iter_tags("DT_NEEDED")]
         except (ELFError, ValueError, KeyError, OverflowError) as error:
-            raise LockError(f"{shown(path)} is no shared library: {shown(str(error))}") from None
+            raise LockError(f"{shown(path)} is not a shared library: {shown(str(error))}") from None
     return []
 
 

@@ -71,7 +71,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
     here = [name for name in nodes if re.match(r"localhost$|127\.|::1$", name)]
     if here and len(here) < len(nodes):
         raise UsageError(
-            f"{here[0]} is another host to each of the hosts",
+            f"{here[0]} means another machine on each of the hosts",
             where=f"--hostfile {path}",
             hint="write the name by which the others reach it",
         )

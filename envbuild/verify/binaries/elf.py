@@ -1,4 +1,4 @@
-"""One ELF file -> what the loader and a GPU would ask of it. The file may be anybody's.
+"""One ELF file -> what the loader and a GPU would need of it. The file is not trusted.
 
 pyelftools reads the header and the tables of segments and sections: it is Python, so that a hostile file can raise and
 cannot corrupt this process. The tables of symbols and versions are unpacked here, each in one go: libtorch_cpu.so has
