@@ -80,6 +80,8 @@ class _Asked:
 def smoke(**flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in an environment of this host.
 
+    TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
+
     Each level includes those before it. A component that the lock lists and that is missing, wrong or silently slow
     fails; one that the lock does not list is skipped.
     """
@@ -100,7 +102,7 @@ def smoke(**flags: Any) -> None:
         if folder:
             _writable(folder, f"{option} {folder}")
     hosts = [node.name for node in read_hostfile(asked.nodes, default_slots=1)] if asked.nodes else []
-    seen = look(target, settings)
+    seen = look(target, settings, note)
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(

@@ -28,18 +28,21 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     Of an image: versions, files, imports, extensions, no compiler, one CUDA, nothing left over. Every installed file is
     held against its RECORD, and that against the locked wheel where its RECORD is known here.
 
+    An image is a tag of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
+
     Of all three, the binaries: libraries and symbols that the loader would not find, versions of libc, GPU code for the
     GPU, the C++ ABI, copies of CUDA's libraries, search paths of a build machine. A folder is named with a slash (./lib).
 
     Exits with 6 when it finds a defect.
     """
     from envbuild.cli.show import table
+    from envbuild.engine.unpacked import kind_of
     from envbuild.errors import UsageError
     from envbuild.settings import load_settings
     from envbuild.verify.binaries.local import audit_local, local_path
 
     found: Audit | LocalAudit
-    if (path := local_path(tag)) is not None:
+    if (path := local_path(tag)) is not None and kind_of(path) is None:
         if deep:
             raise UsageError("a wheel or a folder has no lock", where="--deep", hint="leave the flag out")
         found = audit_local(path, (_sm_of(gpu),) if gpu else ())

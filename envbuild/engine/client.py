@@ -167,6 +167,12 @@ class EngineClient:
             platform=f"linux/{kind}" if kind else "",
         )
 
+    def version(self) -> str:
+        """Return the engine's version, such as `28.5.2`; `unknown` where it does not say."""
+        said = self._ask("version", "--format", "{{.Server.Version}}", seconds=_QUICK_S)
+        found = said.out.decode("utf-8", "replace").strip()
+        return found if re.fullmatch(r"[0-9][\w.+~-]{0,40}", found) else "unknown"
+
     def platforms(self, builder: str | None = None) -> tuple[str, ...]:
         """Return the platforms that a builder lists, those that it emulates included.
 

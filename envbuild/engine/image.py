@@ -1,7 +1,8 @@
 """What the engine says of an image that may be anybody's: bytes in, values out."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -53,6 +54,11 @@ class Image:
     """`repository@digest` of each registry that the engine knows it from."""
     platform: str = ""
     """The platform that it is for, e.g. linux/arm64; empty where it states none."""
+    place: Path | None = None
+    """The folder or the .sif that a runtime without an engine runs; None for an image of the engine."""
+    vouched: Literal["engine", "blobs", "label"] = "engine"
+    """Where the digest comes from: the engine's store; blobs that were held against it as they were unpacked here; a label of the
+    sandbox or .sif, which whoever made it wrote."""
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -81,4 +87,54 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         environment=tuple(config.environment or ()),
         repo_digests=tuple(facts.repo_digests or ()),
         platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
+    )
+
+
+class _Stated(BaseModel):
+    """An image's configuration, as its blob holds it."""
+
+    config: _Config | None = None
+    os: str = Field("", max_length=64)
+    architecture: str = Field("", max_length=64)
+
+
+class Label(BaseModel):
+    """What a sandbox or a .sif states of the image that it was made from."""
+
+    digest: Digest
+    size: int = Field(0, ge=0)
+    config: dict[str, Any] = {}
+
+
+def image_of(label: Label, *, reference: str, place: Path, vouched: Literal["blobs", "label"]) -> Image:
+    """Return the image that a folder or a .sif holds.
+
+    Args:
+        label: its digest and its configuration.
+        reference: what the user named.
+        place: the folder or the .sif.
+        vouched: where the digest comes from.
+
+    Raises:
+        ValueError: the configuration has another shape.
+
+    """
+    try:
+        stated = _Stated.model_validate(label.config)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    config = stated.config or _Config.model_validate({})
+    return Image(
+        reference=reference,
+        id=label.digest,
+        digest=label.digest,
+        size=label.size,
+        labels=config.labels or {},
+        volumes=tuple(sorted(config.volumes or ())),
+        environment=tuple(config.environment or ()),
+        repo_digests=(),
+        platform=f"{stated.os or 'linux'}/{stated.architecture}" if stated.architecture else "",
+        place=place,
+        vouched=vouched,
     )
