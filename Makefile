@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-host test-integration test-full fuzz kills lint bench clean help
+.PHONY: image test test-unit test-host test-integration test-full fuzz kills lint docs bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -34,15 +34,22 @@ KILLS ?= --kills 50 --seed 15
 kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
 	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
-lint: $(VENV)/ready ## ruff, mypy strict, and the layers of the packages
+lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain words, the pages and links of the docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/python scripts/plain_words.py
+	$(VENV)/bin/python scripts/write_reference.py --check
+	$(VENV)/bin/python scripts/check_docs.py
+
+docs: $(VENV)/docs-ready ## The site of the docs, in build/site; a link that leads nowhere fails it
+	$(VENV)/bin/python scripts/write_reference.py
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 bench: $(VENV)/ready ## The figures of docs/results/figures.md that need no engine
 	$(VENV)/bin/python benchmarks/bench_solve.py
-	$(VENV)/bin/python benchmarks/bench_road.py
+	$(VENV)/bin/python benchmarks/bench_commands.py
 
 .PHONY: engine
 engine: ## A Docker engine: the one that is there, or one that scripts/install-engine installs and starts
@@ -58,6 +65,10 @@ $(VENV)/ready: pyproject.toml
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "envbuild needs Python 3.11 or newer; python3 is $$(python3 --version)"; exit 2; }
 	@python3 -m venv $(VENV) 2>/dev/null || { echo "python3-venv is missing; installing it (scripts/install-engine)"; scripts/install-engine; python3 -m venv $(VENV); }
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs-ready: pyproject.toml $(VENV)/ready
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 clean: ## Remove the environment and what tests left; images and caches stay

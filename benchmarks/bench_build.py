@@ -54,7 +54,7 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    from envbuild.cli.road import asked_from
+    from envbuild.cli.cell_options import asked_from
 
     asked = asked_from(dict(CELL), lock_file=None, sources=())
     found = find_lock(asked.settings, asked.inputs)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 
 class Explanation(Protocol):
-    """Why there is no cell, as the solver says it."""
+    """Why there is no cell, as the solver explains it."""
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -23,7 +23,7 @@ class Explanation(Protocol):
 
 
 class EnvbuildError(Exception):
-    """A failure that the user can understand and mend.
+    """A failure that the user can understand and fix.
 
     Args:
         what: one sentence, without a trailing full stop, that says what is wrong.
@@ -68,7 +68,7 @@ class DataError(EnvbuildError):
 
 
 class NoCellError(EnvbuildError):
-    """No cell satisfies the request; the conflict is told in numbered steps."""
+    """No cell satisfies the request; numbered steps explain the conflict."""
 
     exit_code = 3
 
@@ -102,7 +102,7 @@ class BuildError(EnvbuildError):
 
 
 class AuditError(EnvbuildError):
-    """An image that lacks what its lock lists, or holds what it must not."""
+    """An image without something that its lock lists, or with something that must not be in it."""
 
     exit_code = 6
 

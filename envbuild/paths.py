@@ -1,4 +1,4 @@
-"""Where the product's own data lives: beside the package in a clone, inside it in a wheel."""
+"""Where the product's own data is: next to the package in a clone, inside it in a wheel."""
 
 from functools import cache
 from pathlib import Path

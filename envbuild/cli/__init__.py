@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.exceptions import NoArgsIsHelpError
@@ -23,32 +23,39 @@ from envbuild.cli.output import printed
 from envbuild.errors import EnvbuildError, HostError, InternalError, UsageError
 from envbuild.util.text import for_people, outgoing
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # Title -> command -> (module under envbuild.cli that defines a click command of the same name, what it does in a line).
 # The line is here and not taken from the command, so that `envbuild --help` loads none of them.
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Choose": {
-        "resolve": ("resolve", "Choose one version on every axis, proven where possible"),
-        "explain": ("resolve", "Say why each version was chosen, or why no cell fits"),
-        "matrix": ("matrix", "List axes, releases, rules and cells; write the browsable page"),
-        "check": ("check", "Find what contradicts itself in a recipe that somebody wrote"),
+        "resolve": ("resolve", "Choose versions that work together: CUDA, PyTorch, Transformer Engine, …"),
+        "explain": ("resolve", "Explain why each version was chosen, or why no versions fit"),
+        "matrix": ("matrix", "List versions, rules and cells; check and update this data"),
+        "check": ("check", "Find versions that do not go together in a Dockerfile, requirements file, …"),
     },
     "Build": {
-        "image": ("image", "Build or pull the image of a cell and prove it: the whole road"),
-        "lock": ("lock", "Pin every input of a cell by hash"),
+        "image": ("image", "Build or pull an image, audit it and run the smoke tests"),
+        "lock": ("lock", "Pin every input of a build by hash"),
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
-        "pull": ("pull", "Pull the prebuilt image of a cell, and say who vouches for it"),
-        "patch": ("patch", "List patches, check a source tree against them, apply them"),
+        "pull": ("pull", "Pull a prebuilt image and show who confirmed its digest"),
+        "patch": ("patch", "List patches; check, apply or undo them in a source tree"),
     },
     "Prove": {
-        "audit": ("verify", "Look into an image without a GPU"),
+        "audit": ("verify", "Check an image, a wheel or a folder without a GPU"),
         "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
         "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
-        "ci": ("ci", "List the cells to verify, as a workflow's matrix"),
+        "ci": ("ci", "List the cells to verify, as the matrix of a GitHub workflow"),
     },
     "Train": {
         "run": ("run", "Run a command in a container with the flags that training needs"),
-        "launch": ("run", "Run a script over the hosts of a hostfile"),
-        "doctor": ("doctor", "Say what this machine has, can run, and lacks"),
+        "launch": ("run", "Run a script on every host of a hostfile"),
+        "doctor": ("doctor", "Show what this machine has, what is missing, and what it can run"),
+    },
+    "Set up": {
+        "cache": ("cache", "List what the cache holds, with sizes, or remove it"),
+        "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
     },
 }
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
@@ -82,9 +89,17 @@ class LazyGroup(click.Group):
 
         """
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
+        if command is not None and not ctx.resilient_parsing:  # a shell completes a line that is not finished yet
             _refuse_repeated(ctx, command, name, rest)
         return name, command, rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete the name of a command, without loading any of them, and the group's own options."""
+        from click.shell_completion import CompletionItem
+
+        lines = {name: line for section in SECTIONS.values() for name, (_, line) in section.items()}
+        named = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by section."""
@@ -136,12 +151,11 @@ def _refuse_repeated(parent: click.Context, command: click.Command, name: str | 
 def cli() -> None:
     """Build, check and prove training environments for Megatron-LM and Megatron-DeepSpeed.
 
-    Every command prints its answer on stdout, takes --json, and has a --help of its own. Begin with `envbuild doctor` and
-    `envbuild image --cuda 13.0 --te 2.12`.
+    Begin with `envbuild doctor` and `envbuild image --cuda 13.0 --te 2.12`. Every command takes --json and --help.
 
-    Exit codes: 0 done, 2 usage or bad data file, 3 no cell, 4 lock or verification failed, 5 build failed,
-    6 audit found a defect, 7 smoke failed, 8 something is missing on this host, or another host does not answer,
-    70 an error in envbuild itself, 130 interrupted.
+    Exit codes: 0 done, 2 wrong usage or bad data file, 3 no cell fits, 4 lock or verification failed, 5 build failed,
+    6 audit found a defect, 7 smoke test failed, 8 something is missing on this host or another host does not answer,
+    70 error in envbuild itself, 130 interrupted.
     """
 
 
@@ -153,11 +167,11 @@ def _wants_json(argv: list[str]) -> bool:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; errors go to stderr in one message."""
     args = sys.argv[1:] if argv is None else argv
-    printed.answer = False
+    printed.answer = printed.errors_as_json = False
     # Modules and data files make objects that live as long as the process: looking for garbage among them again and again
     # is a twentieth of a short command's time.
     gc.set_threshold(50_000, 20, 100)
-    # No plugin of pydantic has a say in these models, and looking for one reads every installed distribution's metadata.
+    # These models use no plugin of pydantic, and looking for one reads every installed distribution's metadata.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # A scheduler ends a job by SIGTERM: what Ctrl-C cleans up, credentials in a temporary folder among it, goes then too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -174,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         full = error.errno == errno.ENOSPC
-        told = HostError(
+        reported = HostError(
             "the disk is full" if full else (error.strerror or str(error)),
             where=str(error.filename) if error.filename else None,
             hint="free some space and run again; what was built stays cached"
@@ -182,11 +196,11 @@ def main(argv: list[str] | None = None) -> None:
             else "check the path and its permissions",
         )
         try:
-            _fail(told, args)
+            _fail(reported, args)
         except OSError:  # stdout itself is what is full
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            print(f"envbuild: error: {for_people(str(told))}", file=sys.stderr)
-            sys.exit(told.exit_code)
+            print(f"envbuild: error: {for_people(str(reported))}", file=sys.stderr)
+            sys.exit(reported.exit_code)
 
 
 def _run(args: list[str]) -> NoReturn:
@@ -241,9 +255,12 @@ def _usage(error: click.ClickException) -> UsageError:
 
 
 def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:
-    # An answer that tells of the failure was one JSON object already; a second would be none that a reader expects.
+    # An answer that reports the failure was one JSON object already; a reader does not expect a second.
     if _wants_json(args) and not printed.answer:
         print(json.dumps(outgoing(error.as_json()), indent=2, default=str))
     _flush()
-    print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
+    if printed.errors_as_json:
+        print(json.dumps(outgoing({"event": "error", **error.as_json()}), default=str), file=sys.stderr)
+    else:
+        print(f"envbuild: error: {for_people(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)

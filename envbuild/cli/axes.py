@@ -1,4 +1,4 @@
-"""One flag per axis, made from the axis files, and the request that they spell."""
+"""One flag per axis, made from the axis files, and the request that the flags make."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from envbuild.cli.complete import complete_stack, completing
 from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
@@ -53,18 +54,18 @@ def axis_names() -> frozenset[str]:
 
 def _help(name: str, title: str, use: str) -> str:
     notes = {
-        "asked": f"Not in the cell unless asked for; `--{name} auto` takes what fits.",
+        "asked": f"Left out by default; `--{name} auto` adds a version that fits.",
         "default": "`none` leaves it out.",
-        "derived": "Follows from other axes; may be constrained.",
+        "derived": "Follows from the other versions; a SPEC narrows it.",
     }
     more = {
-        "cuda": "12.6 means 12.6.*; `envbuild resolve --help` says what else a SPEC may be.",
-        "gpu": "Such as h100, a100 or sm_90.",
-        "driver": "`auto` reads this host's.",
-        "arch": "x86_64 or aarch64; `--gpu gh200` says it, too. [default: x86_64]",
-        "board": "data-center or geforce; `--gpu rtx4090` says it, too.",
-        "flavor": "runtime holds no CUDA compiler; devel keeps it, for code that compiles kernels as it runs. "
-        "[default: runtime, or the stack's own]",
+        "cuda": "12.6 means 12.6.*; `envbuild resolve --help` lists what a SPEC can be.",
+        "gpu": "For example h100, a100 or sm_90.",
+        "driver": "`auto` uses this host's.",
+        "arch": "x86_64 or aarch64; `--gpu gh200` implies aarch64. [default: x86_64]",
+        "board": "data-center or geforce; `--gpu rtx4090` implies geforce.",
+        "flavor": "runtime: without a CUDA compiler; devel: with it, for code that compiles kernels as it runs. "
+        "[default: runtime, or the stack's]",
     }
     return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
@@ -75,10 +76,17 @@ def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--stack",
         metavar="NAME|FILE",
-        help=f"A stack, whose pins are added to the flags: {stacks}, or a file of yours.",
+        shell_complete=complete_stack,
+        help=f"Add the versions that a stack pins: {stacks}, or your own file.",
     )(command)
     for name, title, use in reversed(_headers()):
-        command = click.option(f"--{name}", keyword(name), metavar="SPEC", help=_help(name, title, use))(command)
+        command = click.option(
+            f"--{name}",
+            keyword(name),
+            metavar="SPEC",
+            help=_help(name, title, use),
+            shell_complete=completing(name),
+        )(command)
     return command
 
 
@@ -89,7 +97,7 @@ def axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(["proven", "newest"]),
         default="proven",
         show_default=True,
-        help="What makes one cell better than another: proof and age, or age alone.",
+        help="Prefer proven versions, then newer ones; or the newest.",
     )
     return pin_options(prefer(command))
 
@@ -146,7 +154,7 @@ def _of_this_host(axis: str, spec: str) -> str:
     driver = driver_version()
     if driver is None:
         raise HostError(
-            "this host has no NVIDIA driver that answers",
+            "no NVIDIA driver answers on this host",
             where=f"--{axis} {AUTO}",
             hint=f"name the driver of the host that will train (--{axis} 560.35.05), or leave the flag out",
         )

@@ -1,4 +1,4 @@
-"""`envbuild check`: what contradicts itself in a recipe that somebody wrote."""
+"""`envbuild check`: versions that do not go together in a recipe."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, printed, progress_options
 
 if TYPE_CHECKING:
     from envbuild.recipes.batch import Checked
@@ -19,9 +19,13 @@ _KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
 
 @click.command()
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
-@click.option("--as", "kind", type=click.Choice(_KINDS), help="What the files are, where their names do not say so.")
+@click.option("--as", "kind", type=click.Choice(_KINDS), help="Read the files as this kind, whatever their names.")
 @click.option(
-    "--ignore", "ignored", multiple=True, metavar="RULE", help="Leave out the findings of a rule. Repeat it for more."
+    "--ignore",
+    "ignored",
+    multiple=True,
+    metavar="RULE",
+    help="Leave out the findings of this rule; repeat it for more.",
 )
 @click.option(
     "--format",
@@ -32,10 +36,11 @@ _KINDS = ("dockerfile", "requirements", "shell", "toml", "conda", "pyproject")
     help="github: annotations of a GitHub workflow. sarif: SARIF 2.1.0, for code scanning.",
 )
 @json_option
+@progress_options
 def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: str, as_json: bool) -> int:
-    """Check recipes: Dockerfiles, requirements files, shell scripts, environments of conda, pyproject.toml, TOML of axes.
+    """Check recipes: Dockerfiles, requirements files, shell scripts, conda environments, pyproject.toml, TOML of axes.
 
-    FILE may be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
+    FILE can be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
     its line, rule, source and what to do. Exits with 0 when there is none and with 4 when there is one.
     """
     from envbuild.matrix.load import load_matrix
@@ -47,6 +52,8 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
     done = check_all(matrix, files, kind=kind, ignored=ignored)
     for each in done:
         _say(each)
+    if printed.work:
+        printed.work.close()
     if form == "github" and not as_json:
         click.echo(as_annotations(done), nl=False)
     elif form == "sarif" and not as_json:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from envbuild.cli.axes import axis_options, request_from
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 
 GITHUB_LIMIT = 256
 """Jobs that GitHub runs of one matrix."""
@@ -18,14 +18,15 @@ GITHUB_LIMIT = 256
     type=click.IntRange(min=1),
     default=GITHUB_LIMIT,
     show_default=True,
-    help="At most so many cells; GitHub takes 256 jobs a matrix. The list begins with the most telling ones.",
+    help="List at most this many cells, the most important first; GitHub runs at most 256 jobs per matrix.",
 )
 @json_option
+@progress_options
 def ci(limit: int, as_json: bool, **flags: Any) -> None:
     """List the cells to verify: the documented ones, every stack, then a pairwise cover of cuda, torch and te.
 
-    The flags narrow it: `envbuild ci --cuda 13.0 --limit 20`. Every pair of minor releases that some cell holds is in at
-    least one cell of the whole list. --json prints what a GitHub workflow takes as `strategy.matrix`, and nothing else:
+    The flags narrow the list: `envbuild ci --cuda 13.0 --limit 20`. Every pair of minor releases that fits together is in
+    at least one cell of the whole list. --json prints the `strategy.matrix` of a GitHub workflow:
     {"include": [{"id", "args", "stack"}, …]}, where `args` are flags for `envbuild image`.
     """
     from envbuild.curate.coverage import cells_to_verify
@@ -48,7 +49,7 @@ def ci(limit: int, as_json: bool, **flags: Any) -> None:
 
         return table([(v.cell.id, v.args, v.why) for v in found.cells], indent="")
 
-    # Another key beside `include` would be an axis to GitHub.
+    # GitHub would read any other key next to `include` as an axis.
     answer = {"include": [{"id": v.cell.id, "args": v.args, "stack": v.stack or ""} for v in found.cells]}
     emit(answer, as_json=as_json, human=human)
-    note(f"{len(found.cells)} cells hold {found.covered} of the {found.pairs} pairs of cuda, torch and te")
+    note(f"{len(found.cells)} cells contain {found.covered} of the {found.pairs} pairs of cuda, torch and te")

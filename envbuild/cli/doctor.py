@@ -1,4 +1,4 @@
-"""`envbuild doctor`: what a machine has, which cells and stacks it can run, and how to mend what it lacks."""
+"""`envbuild doctor`: what a machine has, what is missing and how to fix it, and which cells and stacks it can run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, tell
+from envbuild.cli.output import emit, json_option, progress_options, show_notices
 
 if TYPE_CHECKING:
     from envbuild.doctor.diagnosis import Area
     from envbuild.doctor.reach import Reach
     from envbuild.settings import Settings
 
-_MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "LACK"}
+_MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "FIX "}  # plain-words: allow lack - a status in JSON
 
 
 @click.command()
@@ -21,18 +21,19 @@ _MARKS = {"ok": "ok  ", "warn": "warn", "absent": "-   ", "lack": "LACK"}
     "--remote-facts",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Judge another machine by the output of `envbuild doctor --json` there.",
+    help="Report on another machine, from the output of `envbuild doctor --json` there.",
 )
 @click.option(
-    "--require", metavar="AREA,…", help="Exit with 8 when one of these lacks something: engine, gpu, toolkit, disk, …"
+    "--require", metavar="AREA,…", help="Exit with 8 when one of these is not ready: engine, gpu, toolkit, disk, …"
 )
 @json_option
+@progress_options
 def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> None:
-    """Say what this machine has, which cells and stacks it can run, and how to mend what it lacks.
+    """Show what this machine has, what is missing and how to fix it, and which cells and stacks it can run.
 
-    Exits with 0 whatever it finds, and with 8 when an area named with --require lacks something.
-    """  # fmt: skip
-    from envbuild.doctor.diagnosis import diagnose
+    Exits with 0 whatever it finds; with --require, exits with 8 when one of the named areas is not ready.
+    """
+    from envbuild.doctor.diagnosis import MISSING, diagnose
     from envbuild.doctor.reach import cuda_reach, stack_reach
     from envbuild.errors import HostError
     from envbuild.evidence.refs import evidence_refs
@@ -42,7 +43,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     from envbuild.stacks.load import load_stack, stack_names
 
     wanted = _required(require)
-    settings = None if remote_facts else tell(load_settings())
+    settings = None if remote_facts else show_notices(load_settings())
     host = read_facts(remote_facts) if remote_facts else facts(settings)
     matrix = load_matrix()
     areas = diagnose(host)
@@ -61,13 +62,13 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
         as_json=as_json,
         human=lambda: _report(areas, cells, stacks, settings),
     )
-    lacking = [area for area in areas if area.name in wanted and not area.satisfied]
-    if lacking:
-        found = [finding for area in lacking for finding in area.findings if finding.status in {"lack", "absent"}]
+    not_ready = [area for area in areas if area.name in wanted and not area.satisfied]
+    if not_ready:
+        found = [finding for area in not_ready for finding in area.findings if finding.status in {MISSING, "absent"}]
         raise HostError(
             "; ".join(finding.what for finding in found),
-            where="--require " + ",".join(area.name for area in lacking),
-            hint="; ".join(mend for finding in found for mend in finding.mend) or None,
+            where="--require " + ",".join(area.name for area in not_ready),
+            hint="; ".join(fix for finding in found for fix in finding.fix) or None,
         )
 
 
@@ -85,7 +86,8 @@ def _required(text: str | None) -> set[str]:
 def _area_answer(area: "Area") -> dict[str, Any]:
     return {
         "status": area.status,
-        "findings": [{"status": f.status, "what": f.what, "mend": list(f.mend)} for f in area.findings],
+        # plain-words: allow mend - a field of the JSON answer
+        "findings": [{"status": f.status, "what": f.what, "mend": list(f.fix)} for f in area.findings],
     }
 
 
@@ -112,7 +114,7 @@ def _report(
     for area in areas:
         for finding in area.findings:
             lines.append(f"{_MARKS[finding.status]}  {area.name:<10}  {finding.what}")
-            lines += [f"      {'':<10}    to do: {mend}" for mend in finding.mend]
+            lines += [f"      {'':<10}    to do: {fix}" for fix in finding.fix]
     for title, rows in (("cells that this machine can run, by CUDA", cells), ("stacks", stacks)):
         if rows:
             lines += ["", title, *_rows(rows)]

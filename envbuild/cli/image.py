@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import keyword
-from envbuild.cli.output import emit, json_option, note, tell
-from envbuild.cli.road import Asked, asked_from, digest_option, parse_digest, road_options
+from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options, digest_option, parse_digest
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
-@click.option("--locked", is_flag=True, help="Use the cell's lock exactly as it is; never make or renew one.")
-@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the registry of the settings.")
+@click.option("--locked", is_flag=True, help="Use the cell's lock as it is; never make or renew one.")
+@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the configured registry.")
 @digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
-@click.option("--no-smoke", is_flag=True, help="Stop after the audit.")
-@click.option("--push", "do_push", is_flag=True, help="Push the image to the registry of the settings.")
-@click.option("--builder", metavar="NAME", help="A buildx builder: local, remote or kubernetes.")
+@click.option("--no-smoke", is_flag=True, help="Stop after the audit; run no smoke tests.")
+@click.option("--push", "do_push", is_flag=True, help="Push the image to the configured registry.")
+@click.option("--builder", metavar="NAME", help="Build with this buildx builder: local, remote or kubernetes.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Compile jobs at once. [default: from cores, memory and what a job needs]",
+    help="Run this many compile jobs at a time. [default: from cores, memory and what a job needs]",
 )
 @click.option(
     "--build-context",
     "contexts",
     multiple=True,
     metavar="STAGE=SOURCE",
-    help="Replace an external input, as `docker buildx build` does.",
+    help="Replace an external input, like `docker buildx build --build-context`.",
 )
 @json_option
+@progress_options
 def image(
     tag: str | None,
     locked: bool,
@@ -59,15 +60,16 @@ def image(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Build the image of a cell, or pull it if it is prebuilt; audit it and prove as much as this host allows.
+    """Build the image of a cell, or pull it if it is prebuilt; audit it and run the smoke tests that this host can run.
 
-    Builds in the Docker engine or the buildx builder that is there. Of a pulled image the answer says who vouches for
-    it; one that only the registry vouches for is not verified.
+    Builds with the local Docker engine or a buildx builder. A pulled image is verified only when its digest is known
+    from somewhere other than the registry: --digest, an earlier build here, or committed evidence.
 
-    Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails, 6 when
-    the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host, or another host does not
-    answer.
+    Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails,
+    6 when the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host or another host
+    does not answer.
     """
+    from envbuild.cli.building import TestCount
     from envbuild.cli.image_report import for_people, report_on
     from envbuild.engine.client import engine_client
     from envbuild.engine.leftovers import clear
@@ -82,16 +84,18 @@ def image(
     expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
-            "an image with a replaced input is not what its lock says, and the registry holds images by their lock",
+            "an image with a replaced input does not match its lock, and the registry stores images by their lock",
             where="--push with --build-context",
-            hint="leave --push out; docker tag and docker push publish it under a name of its own",
+            hint="leave --push out; docker tag and docker push publish it under another name",
         )
     given = _Given(flags=flags, lock_file=lock_file, sources=sources)
+    doing("choosing versions")
     asked = given.asked()
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
     settings = asked.settings.model_copy(update=changed)
-    tell(settings)
+    show_notices(use_cache(settings))
     note(f"cell {asked.solution.cell.id}")
+    doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)
     clear(settings)
@@ -105,10 +109,19 @@ def image(
         substitutes=substitutes,
         digest=expected,
     )
+    doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)
+    doing("looking for the image")
     made = _made(replace(request, inputs=asked.inputs), client, found)
     report = report_on(asked, made, left_out)
-    proof = prove(client, made, proof=asked.stack.proof if asked.stack else (), with_smoke=not no_smoke, note=note)
+    proof = prove(
+        client,
+        made,
+        proof=asked.stack.proof if asked.stack else (),
+        with_smoke=not no_smoke,
+        note=note,
+        progress=TestCount(),
+    )
     report |= proof.as_json()
     report["replaced"] = substitutes
     report["not_proven"] += [
@@ -116,10 +129,12 @@ def image(
     ]
     if made.verified.by == "nobody":
         report["not_proven"].append(
-            "that the image was made from its lock: only the registry vouches for it, and what the image says of itself in "
-            "an audit or a test is its own word (--no-pull builds it here, --digest says which one you expect)"
+            "that the image was made from its lock: nobody but the registry confirmed its digest, and what the image reports in "
+            "an audit or a test is its own claim (--no-pull builds it here, --digest names the one you expect)"
         )
     pushing = do_push and proof.failure is None
+    if pushing:
+        note("pushing the image")
     report["pushed"] = push_image(client, made.locked.lock, made.built.digest) if pushing else None
     report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: for_people(report))
@@ -129,21 +144,16 @@ def image(
 
 def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked, Path]") -> "Made":
     """Have the image, and show how it goes."""
-    from envbuild.cli.show import StageDisplay
+    from envbuild.cli.building import shown_build
     from envbuild.pipeline.image import make_image
 
-    display: list[StageDisplay] = []
+    shown = shown_build(client.settings)
 
     def show(plan: "Plan") -> Any:
-        display.append(StageDisplay({s.name: s.title for s in plan.stages}))
-        display[0].__enter__()  # entered here, left below, whatever happens between
-        return display[0].change, display[0].note
+        shown.planned(plan)
+        return shown.change, note, shown.details
 
-    try:
-        return make_image(request, client, found, show)
-    finally:
-        for each in display:
-            each.__exit__(None, None, None)
+    return make_image(request, client, found, show)
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
@@ -170,7 +180,7 @@ class _Given:
     lock_file: Path | None
     sources: tuple[str, ...]
 
-    def asked(self) -> Asked:
+    def asked(self) -> ResolvedRequest:
         """Resolve them."""
         return asked_from(self.flags, lock_file=self.lock_file, sources=self.sources)
 
@@ -190,9 +200,9 @@ class _Given:
 
 
 def _with_lock(
-    request: "ImageRequest", given: _Given, asked: Asked, client: "EngineClient"
-) -> tuple[Asked, "tuple[Locked, Path]", dict[str, str]]:
-    """Return the request's lock; a component that nobody asked for and whose source is out of reach is left out."""
+    request: "ImageRequest", given: _Given, asked: ResolvedRequest, client: "EngineClient"
+) -> tuple[ResolvedRequest, "tuple[Locked, Path]", dict[str, str]]:
+    """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
     from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
     from envbuild.pipeline.image import find_present
@@ -213,18 +223,21 @@ def _with_lock(
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
             require_sources(settings, plan, replaced=replaced, note=note)
     except UnreachableError as error:
-        lacking = {m.component: m.host for m in error.missing}
+        unreachable = {m.component: m.host for m in error.missing}
         droppable = all(
             axis in asked.matrix.axes and asked.matrix.axes[axis].use == "default" and not given.names(axis)
-            for axis in lacking
+            for axis in unreachable
         )
         if request.locked_only or not droppable:
             raise
     else:
         return asked, found, {}
-    left_out = {axis: f"its source is out of reach ({host}), and nobody asked for it" for axis, host in lacking.items()}
+    left_out = {
+        axis: f"its source cannot be reached ({host}), and no flag or stack names it"
+        for axis, host in unreachable.items()
+    }
     for name, why in left_out.items():
-        note(f"{name} is left out: {why}; `--{name} auto` insists on it")
+        note(f"{name} is left out: {why}; `--{name} auto` requires it")
     asked = given.without(left_out).asked()
     note(f"cell {asked.solution.cell.id}")
     found = lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note, replaced=replaced)

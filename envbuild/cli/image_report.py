@@ -1,15 +1,15 @@
-"""What `envbuild image` answers: as JSON values, and in words."""
+"""The answer of `envbuild image`: as JSON values, and as text."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.cli.road import Asked
+from envbuild.cli.cell_options import ResolvedRequest
 
 if TYPE_CHECKING:
     from envbuild.pipeline.image import Made
 
 
-def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
+def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
     """Return what is known of an image before it is proven, as JSON values."""
     from envbuild.run.container import shown
 
@@ -37,7 +37,7 @@ def report_on(asked: Asked, made: "Made", left_out: dict[str, str]) -> dict[str,
     }
 
 
-def _left_out(asked: Asked) -> dict[str, str]:
+def _left_out(asked: ResolvedRequest) -> dict[str, str]:
     """Return the components that every image holds unless something forbids them, and what forbade them."""
     return {
         axis: why
@@ -52,12 +52,12 @@ def _short(path: str) -> str:
 
 
 def _place(reference: str | None) -> str:
-    """Return where an image came from, without its digest, which stands in a line of its own."""
+    """Return where an image came from, without its digest, which has its own line."""
     return (reference or "").partition("@")[0]
 
 
 def _line(text: str) -> str:
-    """Return what an image says of itself, fit for a terminal."""
+    """Return what an image reports about itself, fit for a terminal."""
     from envbuild.util.names import shown
 
     return shown(text, 2000)
@@ -91,8 +91,8 @@ def for_people(report: dict[str, Any]) -> str:
             if s["executed"] == 0 or s["seconds"] >= 0.1
         ]
         lines.append(table(rows))
-    if report["verified"]["by"] == "nobody":  # its own Python says it, and who knows whose that is
-        lines += ["", "what the image says of itself"]
+    if report["verified"]["by"] == "nobody":  # its own Python reports it, which cannot be trusted
+        lines += ["", "what the image reports about itself"]
     else:
         lines += ["", "proven" if report["proven"] == "now" else f"proven {report['proven']}"]
     checks = report["audit"]["checks"]
@@ -116,7 +116,7 @@ def for_people(report: dict[str, Any]) -> str:
     if report["left_out"]:
         lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
     if report["only_when_asked"]:
-        lines += ["", f"not in it, being asked for by flag or stack only: {', '.join(report['only_when_asked'])}"]
+        lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
         lines += ["", f"pushed to {report['pushed']}"]
     return "\n".join([*lines, "", "run it", f"  {report['run']}"])

@@ -5,21 +5,22 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
-from envbuild.cli.road import asked_from, road_options
+from envbuild.cli.cell_options import asked_from, cell_options
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write to. [default: this user's own locks]",
+    help="Write to this folder. [default: this user's locks]",
 )
 @click.option(
-    "--check", is_flag=True, help="Ask again for every input of the existing lock and compare; write nothing."
+    "--check", is_flag=True, help="Look up every input of the existing lock again and compare; write nothing."
 )
 @json_option
+@progress_options
 def lock(
     out: Path | None,
     check: bool,
@@ -30,15 +31,16 @@ def lock(
 ) -> None:
     """Pin every input of a cell by hash: wheels, sources, images, OS packages.
 
-    What cannot be reached from here is listed in the lock as missing, and the command exits with 8.
+    Inputs that cannot be reached from here are listed in the lock as missing, and the command exits with 8.
     """
     from envbuild.lock.check import differences
     from envbuild.lock.files import read_lock, write_lock
     from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
 
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    tell(asked.settings)
+    show_notices(use_cache(asked.settings))
     if check:
         from envbuild.errors import LockError
 

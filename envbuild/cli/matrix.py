@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -27,6 +30,10 @@ class _AxisGroup(click.Group):
             return command
         return _axis_command(cmd_name)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete a subcommand or the name of an axis."""
+        return [*super().shell_complete(ctx, incomplete), *complete_axis(ctx, self.params[0], incomplete)]
+
 
 @click.group(cls=_AxisGroup, invoke_without_command=True)
 @json_option
@@ -38,7 +45,7 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is None:
         _list(as_json=as_json)
-    elif as_json:  # said before the subcommand, it means that one's answer
+    elif as_json:  # --json before the subcommand is meant for the subcommand's answer
         ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
 
 
@@ -49,7 +56,7 @@ matrix.add_command(list_trials)
 @matrix.command("list")
 @json_option
 def list_axes(as_json: bool) -> None:
-    """List the axes: how each comes into a cell, and how many releases it has."""
+    """List the axes: how each gets into a cell, and how many releases it has."""
     _list(as_json=as_json)
 
 
@@ -77,7 +84,7 @@ def _list(*, as_json: bool) -> None:
 
 def _axis_command(name: str) -> click.Command:
     @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
-    @click.argument("spec", required=False)
+    @click.argument("spec", required=False, shell_complete=completing(name))
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
@@ -117,7 +124,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         if release.aliases:
             stated.append(f"also {', '.join(release.aliases)}")
         if release.asked:
-            stated.append("only when asked for")
+            stated.append("only when requested")
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
@@ -126,9 +133,13 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
 
 @matrix.command()
 @click.option(
-    "--axis", "axes", multiple=True, metavar="AXIS", help="Only rules that name this axis; may be given again."
+    "--axis",
+    "axes",
+    multiple=True,
+    metavar="AXIS",
+    shell_complete=complete_axis,
+    help="List only rules about this axis; repeat it for more.",
 )
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only rules of this topic; may be given again.")
 @json_option
 def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None:
     """List the rules with their reasons and sources."""
@@ -166,14 +177,15 @@ def _rule_lines(rule: "Rule") -> str:
 
 
 @matrix.command()
-@click.argument("axes", nargs=-1, required=True)
-@click.option("--count", is_flag=True, help="Print only how many there are.")
+@click.argument("axes", nargs=-1, required=True, shell_complete=complete_axis)
+@click.option("--count", is_flag=True, help="Print only the number of combinations.")
 @pin_options
 @json_option
+@progress_options
 def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
-    """List or count every combination of versions on AXES that some cell has.
+    """List or count the combinations of versions of AXES that fit together.
 
-    The flags filter: `envbuild matrix cells torch te --cuda 12.6 --gpu h100`.
+    The flags narrow the list: `envbuild matrix cells torch te --cuda 12.6 --gpu h100`.
     """
     from envbuild.cli.show import table
     from envbuild.matrix.load import load_matrix
@@ -199,11 +211,12 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
 
 
 @matrix.command()
-@click.option("--online", is_flag=True, help="Compare with the metadata of the packages on the index too (a minute).")
-@click.option("--notes", is_flag=True, help="Print notes too: redundant rules, releases that no cell has yet.")
+@click.option("--online", is_flag=True, help="Compare with the package metadata on the index, too (takes a minute).")
+@click.option("--notes", is_flag=True, help="Print notes, too: redundant rules, releases that no cell uses yet.")
 @json_option
+@progress_options
 def check(online: bool, notes: bool, as_json: bool) -> int:
-    """Check the data: references, dead rules, and with --online what package metadata says.
+    """Check the data: references, rules without effect, and with --online the package metadata.
 
     Exits with 2 when there is an error.
     """
@@ -213,7 +226,7 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     from envbuild.settings import load_settings
 
     loaded = load_matrix()
-    found = check_matrix(loaded, online=online, settings=tell(load_settings()) if online else None)
+    found = check_matrix(loaded, online=online, settings=show_notices(use_cache(load_settings())) if online else None)
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
     answer = {
@@ -224,8 +237,8 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 
     def human() -> str:
         releases = sum(len(r) for r in loaded.releases.values())
-        told = f"{len(loaded.axes)} axes, {releases} releases, {len(loaded.rules)} rules: "
-        return "\n".join([*map(str, shown), told + ", ".join(f"{n} {level}s" for level, n in levels.items())])
+        counts = f"{len(loaded.axes)} axes, {releases} releases, {len(loaded.rules)} rules: "
+        return "\n".join([*map(str, shown), counts + ", ".join(f"{n} {level}s" for level, n in levels.items())])
 
     emit(answer, as_json=as_json, human=human)
     return DataError.exit_code if levels["error"] else 0
@@ -234,11 +247,12 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 @matrix.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @json_option
+@progress_options
 def page(folder: Path, as_json: bool) -> None:
-    """Write the browsable matrix to DIR/index.html: one file that needs no network and no server.
+    """Write the matrix as a web page to DIR/index.html, one file that needs no network and no server.
 
-    It shows every combination of cuda, torch and te with its verdict, the rule and source behind it and what was proven,
-    then stacks, NGC images, evidence, rules and releases. Takes some seconds: every refusal is explained.
+    The page shows every combination of cuda, torch and te: whether it fits, the rule and source behind that, and what
+    was proven; then stacks, NGC images, evidence, rules and releases. Writing it takes some seconds.
     """
     from envbuild.curate.page import build_page
     from envbuild.curate.page_html import page_path, render_page, write_page
@@ -279,22 +293,21 @@ def page(folder: Path, as_json: bool) -> None:
 
 @matrix.command()
 @click.argument("axes", nargs=-1)
-@click.option(
-    "--write", is_flag=True, help="Append the proposals to the axis files; lines that are there stay as they are."
-)
+@click.option("--write", is_flag=True, help="Append the proposals to the axis files; existing lines do not change.")
 @click.option(
     "--matrix",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The folder of axis files. [default: this installation's]",
+    help="Use this folder of axis files. [default: this installation's]",
 )
 @json_option
+@progress_options
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
     """Propose new releases of AXES, read from package indexes and upstream tags.
 
-    torch is asked for on PyPI and on PyTorch's index of each CUDA variant. Prints TOML with what a person has to fill in;
-    nothing is written without --write. Where an upstream does not answer, the answer is without what it has, and the command
-    exits with 8; where none does, it says that nobody was asked.
+    torch is looked up on PyPI and on PyTorch's index of each CUDA variant. Prints TOML with gaps for a person to fill in;
+    writes nothing without --write. Exits with 8 when an upstream does not answer; its releases are then missing from the
+    answer.
     """
     from envbuild.curate.proposals import append
     from envbuild.curate.update import propose
@@ -302,7 +315,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    proposals = propose(load_matrix(folder), axes, tell(load_settings()))
+    proposals = propose(load_matrix(folder), axes, show_notices(use_cache(load_settings())))
     answer: dict[str, Any] = {
         "proposals": [
             {"axis": p.axis, "version": p.version, "toml": p.toml(), "to_fill_in": p.to_fill_in}
@@ -324,7 +337,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:
         raise HostError(
-            "upstreams cannot be reached, so what they have is not in the answer, and commits of theirs are left to fill in",
+            "upstreams cannot be reached: their releases are missing from the answer, and their commits are left to fill in",
             where=", ".join(proposals.unreachable),
             hint="check the network and the proxy in your settings (docs/reference/settings.md), then run it again",
         )
@@ -336,11 +349,11 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
     "--write",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write every schema to this folder as NAME.schema.json.",
+    help="Write all schemas to this folder as NAME.schema.json.",
 )
 @json_option
 def schema(name: str | None, folder: Path | None, as_json: bool) -> None:
-    """Print the JSON Schema of a kind of data file, list the kinds, or write them all."""
+    """Print the JSON Schema of the data file NAME; list the names without one; write them all with --write."""
     from envbuild.curate.schema import as_text, schemas, write_schemas
     from envbuild.errors import UsageError
 

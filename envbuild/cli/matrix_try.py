@@ -1,11 +1,11 @@
-"""`envbuild matrix try` and `trials`: pairs of releases, tried without a GPU and without a whole build."""
+"""`envbuild matrix try` and `trials`: pairs of releases, tried with each other without a GPU or an image."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,20 +23,33 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     "kinds",
     type=click.Choice(_KINDS),
     multiple=True,
-    help="What to try; may be given again. [default: all but sources]",
+    help="Run only trials of this kind; repeat it for more. [default: all but sources]",
 )
-@click.option("--all", "every", is_flag=True, help="Try pairs that no cell holds, too.")
-@click.option("--again", is_flag=True, help="Try again what was tried with the same files.")
-@click.option("--list", "only_list", is_flag=True, help="List the pairs and what is known of them; try nothing.")
+@click.option("--all", "every", is_flag=True, help="Try pairs that are in no cell, too.")
+@click.option("--again", is_flag=True, help="Repeat trials that were made with the same files.")
+@click.option("--list", "only_list", is_flag=True, help="List the pairs and their known results; try nothing.")
 @click.option(
-    "--tree", "trees", multiple=True, metavar="AXIS=PATH", help="A source tree of a component that no index has."
+    "--tree",
+    "trees",
+    multiple=True,
+    metavar="AXIS=PATH",
+    help="Use this source tree for a component that is on no index.",
 )
+@click.option(
+    "--clone",
+    "clones",
+    multiple=True,
+    metavar="AXIS=PATH",
+    help="A git repository of a component that no index has: each release is tried at its commit.",
+)
+@click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Resolutions at a time.")
 @click.option(
     "--records",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of trials. [default: this installation's]",
+    help="Use this folder of trials. [default: this installation's]",
 )
 @json_option
+@progress_options
 def try_pairs(
     axes: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -44,12 +57,15 @@ def try_pairs(
     again: bool,
     only_list: bool,
     trees: tuple[str, ...],
+    clones: tuple[str, ...],
+    jobs: int,
     records: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Try pairs of releases without a GPU and without a whole build, and record what came of each.
+    """Try pairs of releases with each other, without a GPU or an image, and record the results.
 
-    `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch:
+    `envbuild matrix try te torch` tries each Transformer Engine with the last patch of each minor release of torch, and
+    `envbuild matrix try all torch` each component:
 
     \b
     metadata   what both ask for, resolved together by uv for each Python
@@ -58,18 +74,26 @@ def try_pairs(
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
 
-    A run that was stopped goes on where it was. Exits with 0 whatever the trials came to.
-    """
-    from envbuild.curate.trials.pairs import pairs_of, read_axes
+    A stopped run continues where it was. Exits with 0 whatever the results are.
+    """  # noqa: D301 - click reads the character
+    from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
     matrix = load_matrix()
-    asked = read_axes(matrix, axes)
-    runner = Runner(matrix, tell(load_settings()), records=records or trials_folder(), trees=_trees(trees), again=again)
-    pairs = list(pairs_of(runner.files, matrix, asked, every=every))
+    asked = every_axes(matrix, axes)
+    runner = Runner(
+        matrix,
+        show_notices(use_cache(load_settings())),
+        records=records or trials_folder(),
+        trees=_folders(trees, "--tree"),
+        clones=_folders(clones, "--clone"),
+        jobs=jobs,
+        again=again,
+    )
+    pairs = [pair for each in asked for pair in pairs_of(runner.files, matrix, each, every=every)]
     if only_list:
         _list(pairs, runner.ledger.of, as_json=as_json)
         return
@@ -81,7 +105,7 @@ def try_pairs(
 @click.command("trials")
 @json_option
 def list_trials(as_json: bool) -> None:
-    """Count the trials that are recorded: by pair of axes and kind, the last of each pair."""
+    """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
     from envbuild.evidence.trials import committed_trials, counted
 
@@ -101,7 +125,7 @@ def list_trials(as_json: bool) -> None:
     emit(answer, as_json=as_json, human=human)
 
 
-def _trees(texts: "Sequence[str]") -> dict[str, Path]:
+def _folders(texts: "Sequence[str]", option: str) -> dict[str, Path]:
     from envbuild.components import COMPONENTS
     from envbuild.errors import UsageError
 
@@ -110,7 +134,7 @@ def _trees(texts: "Sequence[str]") -> dict[str, Path]:
         axis, _, path = text.partition("=")
         if axis not in COMPONENTS or not path or not Path(path).is_dir():
             raise UsageError(
-                f"{text!r} names no component and folder", where="--tree", hint="such as --tree apex=/src/apex"
+                f"{text!r} names no component and folder", where=option, hint=f"such as {option} apex=/src/apex"
             )
         found[axis] = Path(path)
     return found

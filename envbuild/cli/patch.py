@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options
 from envbuild.errors import PatchError
 from envbuild.patches import apply as trees
 from envbuild.patches.manifest import Patch, load_patches, select
@@ -15,20 +15,26 @@ from envbuild.patches.upstream import check_upstream
 
 _TREE = click.Path(exists=True, file_okay=False, path_type=Path)
 _names = click.option(
-    "--patch", "names", multiple=True, metavar="NAME", help="Only this patch; may be given again. [default: the tree's]"
+    "--patch",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Use only this patch; repeat it for more. [default: the tree's]",
 )
-_skipped = click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Not this patch; may be given again.")
+_skipped = click.option(
+    "--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this patch; repeat it for more."
+)
 
 
 @click.group()
 def patch() -> None:
-    """List patches, check a tree against them, apply them, undo them."""
+    """List patches; check, apply or undo them in a source tree."""
 
 
 @patch.command("list")
 @json_option
 def list_patches(as_json: bool) -> None:
-    """List the patches, what they change and when each may go."""
+    """List the patches, what they change and when each can be removed."""
     patches = load_patches().values()
     answer = [{**p.model_dump(mode="json", exclude={"diff"}), "digest": p.digest} for p in patches]
     emit({"patches": answer}, as_json=as_json, human=lambda: "\n\n".join(map(_described, patches)))
@@ -38,18 +44,21 @@ def list_patches(as_json: bool) -> None:
 @click.argument("tree", type=_TREE)
 @_names
 @_skipped
-@click.option("--upstream", is_flag=True, help="TREE is the newest upstream: say whether it still needs the patch.")
+@click.option("--upstream", is_flag=True, help="Check whether TREE, the newest upstream, still needs the patch.")
 @json_option
+@progress_options
 def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream: bool, as_json: bool) -> int:
-    """Say of each patch whether it fits TREE, is in it already, or is refused and why.
+    """Check whether each patch fits TREE, is already applied, or is refused, and why.
 
-    Without --patch, these are the patches of the target that TREE is recognised as. With --upstream, TREE need hold only
-    the files looked at, and the exit code is 4 when upstream is not as it was last seen.
+    Without --patch, checks the patches of the project that TREE is recognised as. With --upstream, TREE needs only the
+    files that the patches look at, and the exit code is 4 when upstream has changed since it was last checked.
     """
     if upstream:
         return _check_upstream(tree, names, skipped, as_json=as_json)
     reports = trees.check(tree, _chosen(tree, names, skipped))
-    emit({"patches": [r.as_json() for r in reports]}, as_json=as_json, human=lambda: "\n".join(map(_told, reports)))
+    emit(
+        {"patches": [r.as_json() for r in reports]}, as_json=as_json, human=lambda: "\n".join(map(_state_line, reports))
+    )
     refused = [report.error for report in reports if report.error]
     for error in refused:
         note(f"envbuild: error: {error}")
@@ -62,7 +71,7 @@ def check(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], upstream
 @_skipped
 @json_option
 def apply(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], as_json: bool) -> None:
-    """Apply every chosen patch to TREE, or none of them when one is refused."""
+    """Apply every chosen patch to TREE, or none when one is refused."""
     reports = trees.apply(tree, _chosen(tree, names, skipped))
     _emit_changes(reports, {"applies": "applied", "applied": "already applied, nothing changed"}, as_json=as_json)
 
@@ -73,7 +82,7 @@ def apply(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], as_json:
 @_skipped
 @json_option
 def undo(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], as_json: bool) -> None:
-    """Take every chosen patch out of TREE again, or none of them when one is refused."""
+    """Remove every chosen patch from TREE, or none when one is refused."""
     reports = trees.undo(tree, _chosen(tree, names, skipped))
     _emit_changes(reports, {"applied": "undone", "applies": "not applied, nothing changed"}, as_json=as_json)
 
@@ -86,7 +95,7 @@ def _emit_changes(reports: tuple[PatchReport, ...], words: Mapping[str, str], *,
 def _check_upstream(tree: Path, names: tuple[str, ...], skipped: tuple[str, ...], *, as_json: bool) -> int:
     patches = load_patches()
     if not names:
-        raise click.UsageError("--upstream needs --patch: a newer tree is recognised by nothing")
+        raise click.UsageError("--upstream needs --patch: a newer tree cannot be recognised")
     reports = check_upstream(tree, _without(select(patches, names), skipped, patches))
     answer: list[dict[str, Any]] = [
         {"name": r.name, "path": r.path, "state": r.state, "known": r.known, "text": r.text} for r in reports
@@ -132,6 +141,6 @@ def _described(entry: Patch) -> str:
     )
 
 
-def _told(report: PatchReport) -> str:
+def _state_line(report: PatchReport) -> str:
     words = {"applies": "fits", "applied": "already applied", "refused": "refused"}
     return f"{report.name}: {words[report.state]}"

@@ -5,15 +5,16 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
-from envbuild.cli.road import asked_from, digest_option, parse_digest, road_options
+from envbuild.cli.cell_options import asked_from, cell_options, digest_option, parse_digest
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, use_cache
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @digest_option
 @json_option
+@progress_options
 def pull(
     tag: str | None,
     digest: str | None,
@@ -22,14 +23,14 @@ def pull(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Pull the prebuilt image of a cell's lock from the registry of the settings, and say who vouches for it.
+    """Pull the prebuilt image of a cell from the configured registry, and show who confirmed its digest.
 
-    The image must carry the lock that was asked for. Its content is verified only where somebody else than the registry
-    named its digest: --digest, this machine's own build of the lock, or a committed evidence record. Then any other
-    digest is refused. Otherwise the answer says that it is not verified.
+    The image must contain the cell's lock. It is verified when its digest is known from somewhere other than the
+    registry: --digest, an earlier build of the lock on this machine, or committed evidence. An image with another digest
+    is then refused. When no digest is known, the answer shows that the image is not verified.
 
-    Exits with 4 when the cell has no lock, when the registry does not hold its image or when that is not the expected
-    one, and with 8 when the registry does not answer.
+    Exits with 4 when the cell has no lock, when the registry has no image of it or when the image is not the expected
+    one; with 8 when the registry does not answer.
     """
     from envbuild.engine.client import engine_client
     from envbuild.errors import DataError, LockError
@@ -40,6 +41,7 @@ def pull(
     from envbuild.plan.plan import plan_of
 
     named = parse_digest(digest)
+    doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
         locked = read_lock(lock_file)
@@ -55,16 +57,17 @@ def pull(
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
     expected = expected_of(asked.settings, plan, named)
-    client = engine_client(asked.settings)
+    client = engine_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):
         note(
-            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be kept here, and not run"
+            f"note: the image is for {platform_of(plan.cell)}, and this engine runs {here}: it can be stored here, but not run"
         )
+    note(f"pulling {reference}")
     found = pull_prebuilt(client, plan, name, expected=expected)
     if found is None:
         raise LockError(
-            "the registry holds no image of this lock",
+            "the registry has no image of this lock",
             where=reference,
             hint="build it: envbuild image, with --push to put it there",
         )

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, tell
-from envbuild.cli.road import Asked, asked_from, road_options
+from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options
+from envbuild.cli.output import emit, json_option, show_notices
 
 if TYPE_CHECKING:
     from envbuild.lock.files import Locked
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@road_options
+@cell_options
 @click.option(
     "--format",
     "form",
     type=click.Choice(["dockerfile", "bake", "apptainer", "shell"]),
     default="dockerfile",
     show_default=True,
+    help="Print this kind of file.",
 )
-@click.option("--unlocked", is_flag=True, help="Render without a complete lock: tags and versions instead of hashes.")
+@click.option(
+    "--unlocked", is_flag=True, help="Render without a complete lock, with tags and versions instead of hashes."
+)
 @json_option
 def render(
     form: str,
@@ -32,14 +35,14 @@ def render(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Print how a cell is built, from its lock; nothing is fetched and nothing is built.
+    """Print the build of a cell as a file, from its lock; fetch nothing and build nothing.
 
     Exits with 4 and the list of missing hashes when the cell has no complete lock and --unlocked is not given.
     """
     from envbuild.plan.plan import plan_of
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    tell(asked.settings)
+    show_notices(asked.settings)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(
@@ -77,21 +80,21 @@ def _text(plan: "Plan", form: str) -> str:
     return dockerfile(plan)
 
 
-def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
+def _locked(asked: ResolvedRequest, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
     from envbuild.lock.files import Locked, read_lock
     from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
     from envbuild.lock.make import unlocked as without_hashes
 
-    brought: tuple[str, ...] = ()
+    provided: tuple[str, ...] = ()
     if form == "shell":
-        from envbuild.plan.shell import HOST_BRINGS
+        from envbuild.plan.shell import HOST_PROVIDES
 
-        brought = HOST_BRINGS
+        provided = HOST_PROVIDES
     if lock_file is not None:
         named = read_lock(lock_file)
         check_fits(named.lock, asked.inputs, str(lock_file))
         if not unlocked:
-            require_complete(named.lock, str(lock_file), brought)
+            require_complete(named.lock, str(lock_file), provided)
         return named
     if unlocked:
         return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
@@ -99,5 +102,5 @@ def _locked(asked: Asked, lock_file: Path | None, *, form: str, unlocked: bool) 
     if found is None:
         raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")
     locked, place = found
-    require_complete(locked.lock, str(place), brought)
+    require_complete(locked.lock, str(place), provided)
     return locked

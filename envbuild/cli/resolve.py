@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_options, axis_order, request_from
-from envbuild.cli.output import emit, json_option
+from envbuild.cli.output import emit, json_option, progress_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ _lock_option = click.option(
     "--lock",
     "lock_file",
     type=click.Path(exists=True, path_type=Path),
-    help="Take the cell that this lock pins; flags constrain it further.",
+    help="Start from the versions in this lock (its folder or lock.json); flags narrow it further.",
 )
 
 
@@ -34,10 +34,10 @@ _lock_option = click.option(
 @_lock_option
 @json_option
 def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
-    """Choose a cell: one version on every axis, proven where possible.
+    """Choose a cell: versions that work together, proven ones first.
 
     A SPEC is a version or its beginning (12.6), a PEP 440 specifier (">=2.6,<2.8"), a commit, an alias (h100), `auto`
-    for whichever release fits, or `none`. Exits with 3 and the conflict in numbered steps when no cell fits.
+    for any version that fits, or `none`. Exits with 3 when no cell fits, and explains the conflict in numbered steps.
     """
     from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
@@ -51,7 +51,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
         from envbuild.lock.inputs import inputs_of
         from envbuild.stacks.load import load_stack
 
-        stack = load_stack(flags["stack"])  # what is wrong in it is told here already, not first when it is built
+        stack = load_stack(flags["stack"])  # reports here already what is wrong in it, not only when it is built
         flavor: Any = solution.cell.versions.get("flavor", "runtime")
         inputs_of(matrix, solution.cell, stack=stack, flavor=flavor)
     verdict = driver_verdict(matrix, solution.cell)
@@ -59,17 +59,18 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
     emit(
         _answer(solution, verdict, claim),
         as_json=as_json,
-        human=lambda: _told(matrix, solution, verdict, claim),
+        human=lambda: _resolved_text(matrix, solution, verdict, claim),
     )
 
 
 @click.command()
 @axis_options
 @_lock_option
-@click.option("--nearest", "with_nearest", is_flag=True, help="Where no cell fits, list the nearest that do.")
+@click.option("--nearest", "with_nearest", is_flag=True, help="When no cell fits, list the nearest ones that do.")
 @json_option
+@progress_options
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
-    """Say why each version of a cell was chosen and what else there was, or why there is no cell, with sources."""
+    """Explain why each version was chosen and what the alternatives were, or why no cell fits, with sources."""
     from envbuild.errors import NoCellError
     from envbuild.evidence.pairs import standing_of_pairs
     from envbuild.evidence.refs import committed_trials, evidence_refs
@@ -172,12 +173,12 @@ def _table(rows: "Sequence[tuple[str, ...]]") -> list[str]:
 
 def _verdict_line(verdict: "DriverVerdict | None") -> str:
     if verdict is None:
-        return "driver     not given; --driver auto or --driver VERSION says what it means for this cell"
+        return "driver     not given; --driver auto or --driver VERSION shows whether it runs this cell"
     return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
 
 
 def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
-    """Return what may be said of the cell. With a lock, a record of another one is stale."""
+    """Return what is known of the cell. With a lock, a record of another one is stale."""
     from envbuild.evidence.claims import claim_of
     from envbuild.evidence.refs import committed_evidence, committed_trials
     from envbuild.verify.suite import suite_of
@@ -193,7 +194,7 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
 
 
 def _why(solution: "Solution", claim: "Claim", name: str) -> str:
-    """Return why an axis has its version, and what may be said of it where it is software that runs."""
+    """Return why an axis has its version, and what is known of it where it is software that runs."""
     component = claim.components.get(name)
     return f"{component.text}; {solution.reasons[name]}" if component else solution.reasons[name]
 
@@ -208,7 +209,7 @@ def _left_out_lines(solution: "Solution") -> list[str]:
     return lines
 
 
-def _told(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> str:
+def _resolved_text(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim") -> str:
     versions = solution.cell.versions
     rows = []
     for name in _sorted_axes(list(versions)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from envbuild.cli.output import emit, json_option, note, tell
+from envbuild.cli.output import emit, json_option, note, show_notices
 
 if TYPE_CHECKING:
     from envbuild.run.container import Container
@@ -20,27 +20,35 @@ if TYPE_CHECKING:
 def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option(
-            "--gpus", default="auto", show_default=True, metavar="auto|all|none|0,1", help="GPUs of the container."
+            "--gpus",
+            default="auto",
+            show_default=True,
+            metavar="auto|all|none|0,1",
+            help="Give the container these GPUs.",
         ),
-        click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="A folder or file of the host."),
+        click.option(
+            "--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="Mount a folder or file of the host."
+        ),
         click.option(
             "--env",
             "-e",
             "environment",
             multiple=True,
             metavar="NAME[=VALUE]",
-            help="A variable; NAME alone passes yours on.",
+            help="Set a variable; NAME alone passes on its value here.",
         ),
-        click.option("--workdir", metavar="DIR", help="Where the command starts; the image's own folder by default."),
-        click.option("--network", default="host", show_default=True, help="Docker network."),
+        click.option("--workdir", metavar="DIR", help="Start in this folder. [default: the image's]"),
+        click.option("--network", default="host", show_default=True, help="Use this Docker network."),
         click.option(
             "--infiniband",
             type=click.Choice(["auto", "on", "off"]),
             default="auto",
             show_default=True,
-            help="Whether the container gets the RDMA devices.",
+            help="Give the container the RDMA devices.",
         ),
-        click.option("--dry-run", is_flag=True, help="Print the commands and start nothing; --json does so too."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print the docker commands and start nothing; --json does this, too."
+        ),
         json_option,
     )
     for option in reversed(options):
@@ -122,7 +130,7 @@ def run(**options: Any) -> None:
     from envbuild.settings import load_settings
 
     asked = RunRequest(**options)
-    settings = tell(load_settings())
+    settings = show_notices(load_settings())
     container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     runtime = runtime_for(settings, asked.image)
@@ -146,40 +154,40 @@ def run(**options: Any) -> None:
     "--hostfile",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="One host per line: `node1 slots=8`.",
+    help="Run on the hosts in this file, one per line: `node1 slots=8`.",
 )
 @click.option(
     "--launcher",
     required=True,
     type=click.Choice(["torchrun", "mpirun", "deepspeed", "srun"]),
-    help="What starts the ranks.",
+    help="Start the ranks with this program.",
 )
 @click.option(
     "--ssh-port",
     default=53412,
     show_default=True,
     type=click.IntRange(1, 65535),
-    help="Port of the sshd in the containers.",
+    help="Use this port for the sshd in the containers.",
 )
 @click.option(
     "--master-port",
     default=29500,
     show_default=True,
     type=click.IntRange(1, 65535),
-    help="Port that the ranks meet at.",
+    help="Use this port for the ranks to find each other.",
 )
 @click.option(
     "--ssh-key",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Private key for logins between the containers; one is made for the job by default.",
+    help="Use this private key for logins between the containers. [default: a new one for each job]",
 )
 @_container_options
 def launch(**options: Any) -> int:
-    """Run SCRIPT over the hosts of a hostfile, in a container of the image TAG on each.
+    """Run SCRIPT on every host of a hostfile, in a container of the image TAG.
 
-    This machine must reach every host by ssh without a password, and every host must have the image. The hosts are taken
-    to be like this machine. mpirun and deepspeed log in from container to container, through an sshd on a port of its own
-    with keys made for this job. The exit code is the launcher's.
+    This machine must reach every host by ssh without a password, and every host must have the image. The hosts are
+    assumed to have the same hardware and driver as this machine. For mpirun and deepspeed, every container runs an sshd
+    on --ssh-port with keys made for this job. The exit code is the launcher's.
     """
     from envbuild.engine.client import EngineClient
     from envbuild.host import facts
@@ -189,7 +197,7 @@ def launch(**options: Any) -> int:
     from envbuild.settings import load_settings
 
     asked = LaunchRequest(**options)
-    settings = tell(load_settings())
+    settings = show_notices(load_settings())
     host = facts(settings)
     nodes = read_hostfile(asked.hostfile, default_slots=len(host.gpus) or 1)
     job = Job(

@@ -1,15 +1,14 @@
-"""`envbuild smoke`: prove an image, or an environment of this host, and keep what was seen."""
+"""`envbuild smoke`: run the smoke tests in an image or on this host, and record the results."""
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import emit, json_option, marked, note, tell
+from envbuild.cli.building import TestCount
+from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
 from envbuild.evidence.report import Device, Level
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _LEVELS = tuple(level.value for level in Level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Flags:
     """The flags of the command, as click has checked them."""
 
     image: str | None
@@ -45,45 +44,59 @@ class _Asked:
     "--python",
     "interpreter",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Interpreter of the environment to test with --host; `python3` of the PATH by default.",
+    help="With --host: test the environment of this interpreter. [default: python3 of the PATH]",
 )
 @click.option(
     "--expected",
     "expected_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What the lock says is there; an image and an active environment of the shell rendering carry their own.",
+    help="Compare with this list of what must be installed. [default: the image's or the active environment's]",
 )
-@click.option("--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="How far to go.")
-@click.option("--nproc", type=click.IntRange(min=1), help="Ranks; every GPU, two on a CPU, every slot of --nodes.")
-@click.option("--seed", type=click.IntRange(min=0), help="Repeat the run of this seed; a fresh one, told, by default.")
+@click.option(
+    "--level", type=click.Choice(_LEVELS), default="distributed", show_default=True, help="Test up to this level."
+)
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Start this many ranks. [default: one per GPU; 2 on a CPU; --nodes: one per slot]",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Repeat the run with this seed. [default: a new one, which is printed]"
+)
 @click.option(
     "--nodes",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Hostfile (`host slots=N`): start ranks there too, by ssh.",
+    help="Start ranks on the hosts of this hostfile, too, by ssh; a line is `host slots=N`.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where to run; the cell decides by default. `cpu` proves of a CUDA image what runs without a GPU.",
+    help="Run on the CPU or on GPUs; `cpu` tests what a CUDA image can do without a GPU. [default: by the image]",
 )
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, show_default=True, help="Seconds."
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Stop after this many seconds.",
 )
-@click.option("-k", "keyword", help="Only tests whose names match, as pytest's -k.")
+@click.option("-k", "keyword", help="Run only tests whose names match, like pytest's -k.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to add an evidence record to, such as matrices/evidence.",
+    help="Add an evidence record to this folder, such as matrices/evidence.",
 )
 @json_option
+@progress_options
 def smoke(**flags: Any) -> None:
-    """Run the smoke tests in the image TAG, or in an environment of this host.
+    """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
     TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
 
-    Each level includes those before it. A component that the lock lists and that is missing, wrong or silently slow
-    fails; one that the lock does not list is skipped.
+    Each level includes the ones before it. A component of the lock that is missing, wrong or silently slow fails; one
+    that is not in the lock is skipped.
     """
     from envbuild.errors import UsageError
     from envbuild.evidence.recording import from_report
@@ -95,9 +108,9 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Asked(**flags)
+    asked = _Flags(**flags)
     target, expected_file = _target(asked)
-    settings = tell(load_settings())
+    settings = show_notices(use_cache(load_settings()))
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
             _writable(folder, f"{option} {folder}")
@@ -106,9 +119,9 @@ def smoke(**flags: Any) -> None:
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(
-            f"{asked.image} carries no {EXPECTED_IN_IMAGE}",
+            f"{asked.image} contains no {EXPECTED_IN_IMAGE}, the list of what must be installed",
             where=asked.image,
-            hint="give the expectation with --expected",
+            hint="give such a list with --expected",
         )
     request = SmokeRequest(
         target=target,
@@ -121,8 +134,8 @@ def smoke(**flags: Any) -> None:
         device=asked.device,
         keyword=asked.keyword,
     )
-    with _Progress(quiet=asked.as_json) as shown:
-        report = run_smoke(request, settings, progress=shown, seen=seen)
+    note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")
+    report = run_smoke(request, settings, progress=_Shown(quiet=asked.as_json), seen=seen)
     answer = report.as_json()
     try:
         if asked.record:
@@ -144,7 +157,7 @@ def smoke(**flags: Any) -> None:
         report.raise_for_verdict()
 
 
-def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
+def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     """Return what is tested, and the file of its expectation where that is not in the image."""
     import shutil
 
@@ -153,16 +166,18 @@ def _target(asked: _Asked) -> "tuple[HostTarget | ImageTarget, Path | None]":
 
     if asked.on_host == bool(asked.image):
         raise UsageError(
-            "name an image, or say --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
+            "name an image, or give --host", hint="envbuild smoke TAG; envbuild smoke --host --expected FILE"
         )
     if asked.image:
         if asked.interpreter:
             raise UsageError("--python goes with --host; an image has its own", where="--python")
         return ImageTarget(reference=asked.image), asked.expected_file
     found = asked.interpreter or shutil.which("python3")
-    expected_file = asked.expected_file or _beside(found)
+    expected_file = asked.expected_file or _expected_of(found)
     if expected_file is None:
-        raise UsageError("--host needs --expected FILE: a bare host carries no expectation", where="--host")
+        raise UsageError(
+            "--host needs --expected FILE: nothing on this host lists what must be installed", where="--host"
+        )
     if found is None:
         raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
     return HostTarget(python=Path(found)), expected_file
@@ -184,8 +199,8 @@ def _writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def _beside(interpreter: "Path | str | None") -> Path | None:
-    """Return the expectation that the shell rendering left beside the active environment, if `interpreter` is its own."""
+def _expected_of(interpreter: "Path | str | None") -> Path | None:
+    """Return the expectation that the shell rendering left next to the active environment, if `interpreter` is in it."""
     import os
 
     environment = os.environ.get("VIRTUAL_ENV")
@@ -195,55 +210,35 @@ def _beside(interpreter: "Path | str | None") -> Path | None:
     return expected if expected.is_file() else None
 
 
-class _Progress:
-    """Shows each test as it runs and as it ends, on stderr."""
+class _Shown(TestCount):
+    """Shows each test as it ends, on stderr, and how many there are."""
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self.console = Console(stderr=True)
-        self.bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
-        )
+        super().__init__()
         self.quiet = quiet
-        self.task = self.bar.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):  # a terminal that went away must not cost the record
-            self.bar.__exit__(kind, error, trace)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-
+        """Take an event of the suite."""
         if event["event"] == "collected":
-            self.bar.update(self.task, total=event["total"])
             gpus = event["machine"].get("gpus", [])
             place = f"{len(gpus)} GPU(s), driver {event['machine'].get('driver')}" if gpus else "no GPU"
-            text = f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
-            self._say(marked(text))
-        elif event["event"] == "begin":
-            self.bar.update(self.task, description=marked(event["id"]))
-        elif event["event"] == "test":
-            self.bar.advance(self.task)
-            if event["outcome"] != "skipped":
-                word = {"passed": "[green]passed[/]", "failed": "[bold red]FAILED[/]"}[event["outcome"]]
-                self._say(f"{word} {marked(event['id'])} ({event['seconds']:.1f} s)")
+            self._say(
+                f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
+            )
+        elif event["event"] == "begin" and printed.work:
+            printed.work.activity(event["id"])
+        elif event["event"] == "test" and event["outcome"] != "skipped":
+            failed = event["outcome"] == "failed"
+            self._say(f"{'FAILED' if failed else 'passed'} {event['id']} ({event['seconds']:.1f} s)", failed=failed)
+        super().__call__(event)
 
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+    def _say(self, text: str, *, failed: bool = False) -> None:
+        if self.quiet:
+            return
+        if printed.work:
+            printed.work.show_line(text, "bold red" if failed else "")
+        else:
+            note(text)
 
 
 def _table(answer: Mapping[str, Any]) -> str:

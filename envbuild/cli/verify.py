@@ -1,10 +1,10 @@
-"""`envbuild audit` and `envbuild reproduce`: an image held against its lock, and against its own rebuild."""
+"""`envbuild audit` and `envbuild reproduce`: compare an image with its lock, and with its own rebuild."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.output import emit, json_option, note
+from envbuild.cli.output import emit, json_option, note, progress_options, use_cache
 
 if TYPE_CHECKING:
     from envbuild.verify.binaries.local import LocalAudit
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 @click.option(
     "--deep",
     is_flag=True,
-    help="Fetch the locked wheels that this machine has not seen yet, to hold the installed files against them.",
+    help="Download locked wheels that this machine has not seen yet, and compare the installed files with them.",
 )
 @click.option(
-    "--gpu", metavar="GPU", help="Of a wheel or a folder: the GPU that its code is to run on, such as h100 or sm_90."
+    "--gpu", metavar="GPU", help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90."
 )
 @json_option
+@progress_options
 def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
-    """Look into an image, a wheel or a folder, without a GPU and without running what is in a wheel or a folder.
+    """Check an image, a wheel or a folder without a GPU; nothing in a wheel or a folder is run.
 
-    Of an image: versions, files, imports, extensions, no compiler, one CUDA, nothing left over. Every installed file is
-    held against its RECORD, and that against the locked wheel where its RECORD is known here.
+    In an image: versions, files, imports, extensions, no compiler, one CUDA, no leftovers of the build. Every installed
+    file is compared with its RECORD, and the RECORD with the locked wheel's where that is known here.
 
     An image is a tag of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
 
-    Of all three, the binaries: libraries and symbols that the loader would not find, versions of libc, GPU code for the
-    GPU, the C++ ABI, copies of CUDA's libraries, search paths of a build machine. A folder is named with a slash (./lib).
+    In all three, the binaries: missing libraries and symbols, versions of libc, code for the GPU, the C++ ABI, copies of
+    CUDA's libraries, search paths of the build machine. Write a folder with a slash (./lib).
 
     Exits with 6 when it finds a defect.
     """
@@ -48,11 +49,11 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
         found = audit_local(path, (_sm_of(gpu),) if gpu else ())
     else:
         if gpu:
-            text = "an image is held against the GPU of its own cell"
+            text = "an image is checked for its own cell's GPU"
             raise UsageError(text, where="--gpu", hint="leave the flag out")
         from envbuild.verify.audit import audit as look
 
-        found = look(load_settings(), tag, deep=deep, note=note)
+        found = look(use_cache(load_settings()), tag, deep=deep, note=note)
     word = {"passed": "ok", "failed": "DEFECT", "unproven": "?"}
     checks = found.checks
     emit(found.as_json(), as_json=as_json, human=lambda: table([(word[c.verdict], c.name, c.text) for c in checks]))
@@ -68,31 +69,41 @@ def _sm_of(gpu: str) -> int:
         if gpu.lower() in {release.version, *release.aliases}:
             return int(release.version.removeprefix("sm_"))
     known = ", ".join(release.version for release in releases)
-    raise UsageError(f"{gpu} is no GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them")
+    raise UsageError(
+        f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
+    )
 
 
 @click.command()
 @click.argument("tag")
-@click.option(
-    "--stack", "stack_file", metavar="FILE", help="The file of the image's stack, where it is one of your own."
-)
+@click.option("--stack", "stack_file", metavar="FILE", help="Your own stack file, if the image was made from one.")
 @json_option
+@progress_options
 def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
-    """Rebuild an image from the lock that it carries, every step anew, and compare digests.
+    """Rebuild an image from the lock in it, without the build cache, and compare digests.
 
-    A difference is listed file by file, and the command exits with 4.
+    Exits with 4 when they differ, and lists the differences file by file.
     """
-    from envbuild.cli.show import StageDisplay
+    from envbuild.cli.building import shown_build
     from envbuild.engine.client import engine_client
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    client = engine_client(load_settings())
+    client = engine_client(use_cache(load_settings()))
     note(f"rebuilding {tag} from its own lock")
-    with StageDisplay({}) as display:
-        found = again(client, load_matrix(), tag, stack_file=stack_file, on_change=display.change, note=display.note)
+    shown = shown_build(client.settings)
+    found = again(
+        client,
+        load_matrix(),
+        tag,
+        stack_file=stack_file,
+        on_change=shown.change,
+        note=note,
+        details=shown.details,
+        planned=shown.planned,
+    )
     answer = {
         "image": tag,
         "digest": found.digest,
@@ -110,10 +121,10 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
         ),
     )
     if not found.equal:
-        shown = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
+        listed = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
         more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
         raise LockError(
-            f"the rebuild differs in {len(found.differences)} places{shown}{more}",
+            f"the rebuild differs in {len(found.differences)} places{listed}{more}",
             where=tag,
-            hint="tell us; an image must follow from its lock alone",
+            hint="please report it: an image must follow from its lock alone",
         )

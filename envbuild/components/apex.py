@@ -2,7 +2,18 @@
 
 from typing import Literal
 
-from envbuild.components.base import Component, Sources, Tree, Upstream, View, Wheel, commit_of, dotted, sm_of
+from envbuild.components.base import (
+    Component,
+    HostSources,
+    Sources,
+    Tree,
+    Upstream,
+    View,
+    Wheel,
+    commit_of,
+    dotted,
+    sm_of,
+)
 from envbuild.util.model import Model
 
 _URL = "https://github.com/NVIDIA/apex.git"
@@ -40,6 +51,8 @@ class Apex(Component):
     in_ngc = True
     needs_commit = True
     runtime = ("packaging",)
+    # apex.contrib is not built, and setup.py states a C++ standard for an extension of it alone
+    host_sources = HostSources(folders=("csrc",), includes=("csrc",), flags_in=())
     upstream = Upstream(repository=_URL)
     extensions = {"apex": _EXTENSIONS}
 

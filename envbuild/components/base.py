@@ -14,6 +14,7 @@ from envbuild.util.model import Model, NoFacts
 
 Environment = Mapping[str, str]
 _NONE: Mapping[str, str] = MappingProxyType({})
+_NONE_INSTEAD: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
 """Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
@@ -111,15 +112,15 @@ class Wheel:
         axis: the matrix axis that it stands for, and its name in stages (`build-apex`).
         distribution: the distribution that it installs.
         module: a module that must import once it is installed.
-        extensions: extension modules that it must hold; a build that lacks one fails.
+        extensions: extension modules that it must contain; a build without one of them fails.
         folder: where setup.py lies in the source.
         nvcc: whether it needs a CUDA compiler, and not only g++ and headers.
         job_gib: peak memory of one compile job, GiB; measured (docs/design/building.md).
         environment: build environment.
         config_settings: PEP 517 settings for the backend.
-        tools: build requirements beside torch.
+        tools: build requirements besides torch.
         version: the release, or the commit's first digits.
-        alone: installed without what it asks for, which the stack that brings it states itself.
+        alone: installed without its dependencies, which the stack that contains it states itself.
         mpi: whether it is compiled against the cell's MPI.
         only_sm: the SM number to compile for, where setup.py has a fixed list of architectures and reads no variable.
         downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
@@ -152,12 +153,15 @@ class HostSources:
         folders: where it lies below the source; every C++ file there counts.
         includes: folders that its build adds to the search for headers.
         flags_in: the files in which its build states compiler flags.
+        instead: a file -> the releases of torch with which its build takes it, and the file that it takes it for. Of the
+            two, a build compiles one.
 
     """
 
     folders: tuple[str, ...]
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
+    instead: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _NONE_INSTEAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +203,7 @@ class Component:
     ran: ClassVar[bool] = True
     """Whether it is software that evidence of a run speaks of."""
     needs_commit: ClassVar[bool] = False
-    """Whether every release but what an image brings has a commit, since it comes from git alone."""
+    """Whether every release but those in an image has a commit, since it comes from git alone."""
     runtime: ClassVar[tuple[str, ...]] = ()
     """What its compiled wheel imports and does not ask for: requirements of the environment."""
     variants: ClassVar[tuple[str, ...]] = ()
@@ -217,7 +221,7 @@ class Component:
         del view
         return None
 
-    def is_brought(self, view: View) -> bool:
+    def is_provided(self, view: View) -> bool:
         """Return whether the base image holds it already."""
         return self.in_ngc and view.release("base").facts.kind == "ngc"
 
@@ -268,7 +272,7 @@ def sm_of(view: View) -> str:
     """
     if "gpu" not in view.versions:
         raise UsageError(
-            "what is compiled for CUDA is compiled for one GPU architecture, and this cell has none",
+            "CUDA code is compiled for one GPU architecture, and this cell has none",
             where="--gpu none",
             hint="name the GPU, such as --gpu h100, or leave the flag out",
         )
@@ -291,7 +295,7 @@ def commit_of(view: View, axis: str) -> str:
     commit = view.commits.get(axis) or view.release(axis).commit
     if commit is None:
         raise UsageError(
-            f"the matrix knows no commit of {axis} {view.versions[axis]}, so that it cannot be built from git",
+            f"the matrix has no commit of {axis} {view.versions[axis]}, so it cannot be built from git",
             where=f"--source {axis}=git",
             hint=f"leave --source out, which takes the package index' files, or choose a release that `envbuild matrix {axis}` lists with a commit",
         )

@@ -8,6 +8,7 @@ from envbuild.components.base import (
     DOWNLOADED,
     Component,
     Download,
+    HostSources,
     Sources,
     Tree,
     View,
@@ -58,6 +59,10 @@ class FlashAttentionHopper(Component):
     facts = Fa3Facts
     needs_commit = True
     runtime = ("einops", "packaging")
+    # its setup.py asks for torch 2.9.0.dev20250830
+    host_sources = HostSources(
+        folders=(".",), includes=(".",), instead={"flash_api_stable.cpp": (">=2.9", "flash_api.cpp")}
+    )
 
     def _archives(self, view: View) -> Mapping[str, Archive]:
         """Return what setup.py would download, by the folder of its cache: nvcc and ptxas, unless it takes the cell's own."""

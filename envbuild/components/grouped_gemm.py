@@ -1,6 +1,6 @@
 """grouped_gemm for mixtures of experts, compiled from the sdist of nv-grouped-gemm: PyPI's `grouped-gemm` is another fork."""
 
-from envbuild.components.base import Component, Sdist, Sources, Upstream, View, Wheel, dotted, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, dotted, sm_of
 
 
 class GroupedGemm(Component):
@@ -11,6 +11,7 @@ class GroupedGemm(Component):
     switches = ("GROUPED_GEMM_",)
     label = "ggemm"
     distributions = ("nv-grouped-gemm",)
+    host_sources = HostSources(folders=("csrc",), includes=("csrc",))
     upstream = Upstream(
         distribution="nv-grouped-gemm",
         to_fill_in=("whether its sdist holds third_party/cutlass", "the C++ standard that setup.py gives nvcc"),

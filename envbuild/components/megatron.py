@@ -1,4 +1,4 @@
-"""Megatron-core from PyPI; a stack brings the whole repository instead."""
+"""Megatron-core from PyPI; a stack has the whole repository instead."""
 
 from typing import Any
 

@@ -15,9 +15,9 @@ class MpiFacts(Model):
     prefix: str | None = Field(default=None, pattern=r"^/[A-Za-z0-9_./-]+$")
     """Where it is installed, in the builder and in the image."""
     configure: tuple[str, ...] = ()
-    """Arguments of its configure script, beside the prefix."""
+    """Arguments of its configure script, besides the prefix."""
     needs_packages: tuple[str, ...] = ()
-    """OS packages that its build needs beside the compilers."""
+    """OS packages that its build needs besides the compilers."""
     environment: dict[str, dict[str, str]] = {}
     """Variables that a process under it needs, by the release of the os axis whose package it is."""
 

@@ -51,7 +51,7 @@ class TransformerEngine(Component):
     extensions = {"transformer-engine-torch": ("transformer_engine_torch",)}
 
     def module(self, view: View) -> str:
-        return "transformer_engine" if self.is_brought(view) else "transformer_engine.pytorch"
+        return "transformer_engine" if self.is_provided(view) else "transformer_engine.pytorch"
 
     def source_of(self, view: View) -> Literal["pypi", "git"]:
         """Return `pypi` or `git`: what PyPI does not have comes from git, unless it was to be PyPI.
@@ -62,7 +62,7 @@ class TransformerEngine(Component):
         """
         asked = view.sources.get("te")
         v = view.versions
-        if "te" not in v or self.is_brought(view) or asked == "git":
+        if "te" not in v or self.is_provided(view) or asked == "git":
             return "git" if asked == "git" else "pypi"
         if v["cuda"].split(".")[0] in view.release("te").facts.core:
             return "pypi"
@@ -70,7 +70,7 @@ class TransformerEngine(Component):
             raise UsageError(
                 f"PyPI has no Transformer Engine {v['te']} for CUDA {v['cuda']}",
                 where="te=pypi",
-                hint="leave the source out, and this release comes from git",
+                hint="leave --source out: this release then comes from git",
             )
         return "git"
 
@@ -117,13 +117,13 @@ class TransformerEngine(Component):
             module="transformer_engine.pytorch",
             extensions=("transformer_engine_torch",),
             job_gib=4.1,
-            # Without the third, a build below somebody's own git clone names that clone's commit in the wheel's version.
+            # Without the third, a build inside another git clone names that clone's commit in the wheel's version.
             environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0", "NVTE_NO_LOCAL_VERSION": "1"},
             tools=("packaging", "wheel", "cmake", "pybind11"),
         )
 
     def environment(self, view: View, *, site: str, devel: bool) -> dict[str, str]:
-        if self.is_brought(view):
+        if self.is_provided(view):
             return {}
         # TE compiles some kernels at run time and looks for CUDA's headers here first.
         cuda13 = view.versions["cuda"].startswith("13")

@@ -10,11 +10,11 @@ from envbuild.util.model import Model
 
 class TorchFacts(Model):
     index: str
-    """`pypi`, the URL of PyTorch's per-variant index, or `base` when an image brings it."""
+    """`pypi`, the URL of PyTorch's per-variant index, or `base` when it is in the base image."""
     archs: tuple[str, ...] = ()
     """SM numbers of the wheel's kernels; empty for a CPU build."""
     toolkit: str | None = None
-    """CUDA toolkit update whose libraries the wheel brings, e.g. 12.6.2."""
+    """CUDA toolkit update whose libraries the wheel installs, e.g. 12.6.2."""
     manylinux: str | None = None
     cxx_standard: int | None = None
 
@@ -34,7 +34,7 @@ class Torch(Component):
     in_ngc = True
 
     def requirement(self, view: View) -> tuple[str, str | None]:
-        """Return torch's requirement, and the index that holds it beside PyPI, if any."""
+        """Return torch's requirement, and the index that holds it besides PyPI, if any."""
         release = view.release("torch")
         if release.facts.index != "pypi":
             return f"torch=={release.version}", release.facts.index

@@ -27,12 +27,12 @@ from envbuild.solver.program import solvable
 Level = Literal["error", "warning", "note"]
 
 _CHECKED_BY_THEIR_OWN = frozenset({te.axis, torch.axis})
-"""Axes whose several distributions have a check of their own."""
+"""Axes with several distributions, which have their own check."""
 _MEGATRON_OWN = ("torch", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class MatrixFinding:
     """One thing found: `error` is wrong, `warning` probably is, `note` is for whoever tends the data."""
 
     level: Level
@@ -43,7 +43,7 @@ class Finding:
         return f"{self.level}: {self.where}: {self.text}"
 
 
-def check_matrix(matrix: Matrix, *, online: bool, settings: Settings | None = None) -> list[Finding]:
+def check_matrix(matrix: Matrix, *, online: bool, settings: Settings | None = None) -> list[MatrixFinding]:
     """Return what is wrong with `matrix`, worst first.
 
     Args:
@@ -78,7 +78,7 @@ def _demands(rule: Rule) -> Iterator[tuple[str, AxisName, Spec]]:
             yield "any_of", axis, spec
 
 
-def _references(matrix: Matrix) -> Iterator[Finding]:
+def _references(matrix: Matrix) -> Iterator[MatrixFinding]:
     """Specs that match no release: a typing mistake, or a release that went."""
 
     def dead(axis: AxisName, spec: Spec) -> bool:
@@ -87,52 +87,60 @@ def _references(matrix: Matrix) -> Iterator[Finding]:
     for rule in matrix.rules:
         for part, axis, spec in _demands(rule):
             if dead(axis, spec):
-                yield Finding(level="error", where=f"rule {rule.id}", text=f"{part} {axis} {spec!r} matches no release")
+                yield MatrixFinding(
+                    level="error", where=f"rule {rule.id}", text=f"{part} {axis} {spec!r} matches no release"
+                )
             elif not isinstance(spec, str):
                 for text in spec:
                     if dead(axis, text):
                         message = f"{part} {axis}: the alternative {text!r} matches no release"
-                        yield Finding(level="warning", where=f"rule {rule.id}", text=message)
+                        yield MatrixFinding(level="warning", where=f"rule {rule.id}", text=message)
     for axis, releases in matrix.releases.items():
         for release in releases:
             where = f"{axis} {release.version}"
             for other, spec in release.needs.items():
                 if dead(other, spec):
-                    yield Finding(level="error", where=where, text=f"needs {other} {spec!r}, which matches no release")
+                    yield MatrixFinding(
+                        level="error", where=where, text=f"needs {other} {spec!r}, which matches no release"
+                    )
             for other, value in release.fixes.items():
                 if not matrix.has(other, value):
-                    yield Finding(level="warning", where=where, text=f"fixes {other} {value}, which is not listed")
+                    yield MatrixFinding(
+                        level="warning", where=where, text=f"fixes {other} {value}, which is not listed"
+                    )
     for cap in matrix.packages.cap:
         for axis, spec in cap.when.items():
             if dead(axis, spec):
                 where = f"cap {cap.distribution}{cap.spec}"
-                yield Finding(level="error", where=where, text=f"when {axis} {spec!r} matches no release")
+                yield MatrixFinding(level="error", where=where, text=f"when {axis} {spec!r} matches no release")
 
 
-def _releases(matrix: Matrix) -> Iterator[Finding]:
+def _releases(matrix: Matrix) -> Iterator[MatrixFinding]:
     for name, axis in matrix.axes.items():
         before: Version | None = None
         for release in matrix.releases[name]:
             where = f"{name} {release.version}"
-            # what an image brings has the image's date, and is never weighed against others
+            # what is in an image has the image's date, and is never compared with others
             version = version_key(release.version)
             if axis.dated and release.date is None and version is not None:
-                yield Finding(level="error", where=where, text="has no date, and this axis counts in the spread")
+                yield MatrixFinding(level="error", where=where, text="has no date, and this axis counts in the spread")
             if release.commit is None and version is not None and name in COMPONENTS and COMPONENTS[name].needs_commit:
-                yield Finding(level="error", where=where, text="has no commit, and comes from git only")
+                yield MatrixFinding(level="error", where=where, text="has no commit, and comes from git only")
             if axis.scheme == "pep440" and version is not None:
                 if before is not None and version < before:
-                    yield Finding(level="warning", where=where, text=f"stands after {before}; releases go oldest first")
+                    yield MatrixFinding(
+                        level="warning", where=where, text=f"is after {before}; releases go oldest first"
+                    )
                 before = version
             if isinstance(release.facts, TorchFacts) and "+cu" in release.version:
                 variant = release.version.rpartition("+cu")[2]
                 stated = f"{variant[:-1]}.{variant[-1]}"
                 if release.needs.get("cuda") != stated:
                     text = f"is a build for CUDA {stated} and needs cuda {release.needs.get('cuda')!r}"
-                    yield Finding(level="error", where=where, text=text)
+                    yield MatrixFinding(level="error", where=where, text=text)
 
 
-def _evidence_sources(matrix: Matrix) -> Iterator[Finding]:
+def _evidence_sources(matrix: Matrix) -> Iterator[MatrixFinding]:
     folder = data_dir("matrices") / "evidence"
 
     tried = {trial.id for trial in load_trials(data_dir("matrices") / "trials")}
@@ -143,12 +151,14 @@ def _evidence_sources(matrix: Matrix) -> Iterator[Finding]:
 
     for rule in matrix.rules:
         if missing(rule.source):
-            yield Finding(level="error", where=f"rule {rule.id}", text=f"rests on {rule.source}, which is not there")
+            yield MatrixFinding(
+                level="error", where=f"rule {rule.id}", text=f"rests on {rule.source}, which is not there"
+            )
     for axis, releases in matrix.releases.items():
         for release in releases:
             if missing(release.source):
                 text = f"rests on {release.source}, which is not there"
-                yield Finding(level="error", where=f"{axis} {release.version}", text=text)
+                yield MatrixFinding(level="error", where=f"{axis} {release.version}", text=text)
 
 
 class _Reach:
@@ -195,7 +205,7 @@ class _Reach:
         return all(masks.values()) and self.any_cell(masks, rest)
 
 
-def _dead(matrix: Matrix) -> Iterator[Finding]:
+def _dead(matrix: Matrix) -> Iterator[MatrixFinding]:
     reach = _Reach(matrix)
     compiled = reach.compiled
     # a host's facts name values that are not listed, so their rules are judged by their specs alone
@@ -206,9 +216,9 @@ def _dead(matrix: Matrix) -> Iterator[Finding]:
         where = f"rule {rule.id}"
         if not reach.applies(rule):
             level: Level = "warning" if rule.kind == "tested-with" else "note"
-            yield Finding(level=level, where=where, text="no cell that other rules allow has what it speaks of")
+            yield MatrixFinding(level=level, where=where, text="no cell that other rules allow has what it speaks of")
         elif rule.kind != "tested-with" and not reach.refuses(rule):
-            yield Finding(
+            yield MatrixFinding(
                 level="note", where=where, text="refuses nothing that other rules and needs do not refuse too"
             )
     for axis, releases in matrix.releases.items():
@@ -216,10 +226,10 @@ def _dead(matrix: Matrix) -> Iterator[Finding]:
         for release in releases:
             if not reach.any_cell({number: 1 << compiled.position[number][release.version]}):
                 text = "is in no cell: rules and needs refuse all"
-                yield Finding(level="note", where=f"{axis} {release.version}", text=text)
+                yield MatrixFinding(level="note", where=f"{axis} {release.version}", text=text)
 
 
-def _online(matrix: Matrix, settings: Settings) -> Iterator[Finding]:
+def _online(matrix: Matrix, settings: Settings) -> Iterator[MatrixFinding]:
     reach = _Reach(matrix)
 
     yield from _check_torch(matrix, settings, distributions(settings, "torch"), reach)
@@ -232,13 +242,15 @@ def _online(matrix: Matrix, settings: Settings) -> Iterator[Finding]:
     for release in matrix.releases.get("nvcc", ()):
         if isinstance(release.facts, NvccFacts) and release.facts.pypi and Version(release.facts.pypi) not in listed:
             text = f"cuda-toolkit {release.facts.pypi} is not on the index"
-            yield Finding(level="error", where=f"nvcc {release.version}", text=text)
+            yield MatrixFinding(level="error", where=f"nvcc {release.version}", text=text)
 
 
-def _date(where: str, release: Release, upload: Upload | None) -> Iterator[Finding]:
+def _date(where: str, release: Release, upload: Upload | None) -> Iterator[MatrixFinding]:
     day = upload.day if upload else None
     if day is not None and release.date is not None and day != release.date:
-        yield Finding(level="warning", where=where, text=f"is dated {release.date}; its first upload was on {day}")
+        yield MatrixFinding(
+            level="warning", where=where, text=f"is dated {release.date}; its first upload was on {day}"
+        )
 
 
 def _pair(reach: _Reach, *asked: tuple[AxisName, Release]) -> bool:
@@ -254,7 +266,7 @@ def _pythons(matrix: Matrix, reach: _Reach, axis: AxisName, release: Release) ->
 
 
 def _requires_python(matrix: Matrix, reach: _Reach, axis: AxisName, release: Release, stated: str | None) -> list[str]:
-    """Return the Python versions that the matrix allows beside `release` and its Requires-Python does not."""
+    """Return the Python versions that the matrix allows with `release` and its Requires-Python does not."""
     if not stated:
         return []
     python = matrix.axes["python"]
@@ -273,7 +285,7 @@ def _patched(python: Release) -> Release:
 
 def _check_torch(
     matrix: Matrix, settings: Settings, listed: dict[Version, Distribution], reach: _Reach
-) -> Iterator[Finding]:
+) -> Iterator[MatrixFinding]:
     days = uploads(settings, "torch")
     for release in matrix.releases["torch"]:
         facts = release.facts
@@ -283,30 +295,32 @@ def _check_torch(
         public = Version(Version(release.version).public)
         found = listed.get(public)
         if found is None or not found.wheels:
-            yield Finding(level="error", where=where, text="is not on the index")
+            yield MatrixFinding(level="error", where=where, text="is not on the index")
             continue
         yield from _date(where, release, days.get(public))
         missing = _pythons(matrix, reach, "torch", release) - python_tags(found)
         if missing:
-            yield Finding(level="error", where=where, text=f"has no wheel for Python {', '.join(sorted(missing))}")
+            yield MatrixFinding(
+                level="error", where=where, text=f"has no wheel for Python {', '.join(sorted(missing))}"
+            )
         if facts.manylinux and facts.manylinux not in found.wheels[0].filename:
             text = f"says {facts.manylinux}; the wheel is {found.wheels[0].filename}"
-            yield Finding(level="error", where=where, text=text)
+            yield MatrixFinding(level="error", where=where, text=text)
         metadata = metadata_of(settings, found.wheels[-1])
         for axis in ("cudnn", "nccl"):
             pinned = metadata.pin(f"nvidia-{axis}-cu")
             if pinned is not None and pinned != release.fixes.get(axis):
                 text = f"fixes {axis} {release.fixes.get(axis)}; the wheel's metadata pins {pinned}"
-                yield Finding(level="error", where=where, text=text)
+                yield MatrixFinding(level="error", where=where, text=text)
         toolkit = metadata.pin("cuda-toolkit")
         if toolkit is not None and toolkit != facts.toolkit:
             text = f"says toolkit {facts.toolkit}; the wheel's metadata pins {toolkit}"
-            yield Finding(level="error", where=where, text=text)
+            yield MatrixFinding(level="error", where=where, text=text)
 
 
 def _check_te(
     matrix: Matrix, settings: Settings, listed: dict[Version, Distribution], reach: _Reach
-) -> Iterator[Finding]:
+) -> Iterator[MatrixFinding]:
     days = uploads(settings, "transformer-engine")
     cores: dict[str, dict[Version, Distribution]] = {}
     for release in matrix.releases["te"]:
@@ -316,28 +330,30 @@ def _check_te(
         where = f"te {release.version}"
         version = Version(facts.pypi)
         if version not in listed:
-            yield Finding(level="error", where=where, text=f"transformer-engine {facts.pypi} is not on the index")
+            yield MatrixFinding(level="error", where=where, text=f"transformer-engine {facts.pypi} is not on the index")
             continue
         # the matrix dates a release by its first upload, not by that of a .post
         yield from _date(where, release, days.get(Version(release.version)) or days.get(version))
         if not listed[version].wheels:
-            yield Finding(level="error", where=where, text=f"transformer-engine {facts.pypi} has no wheel on the index")
+            yield MatrixFinding(
+                level="error", where=where, text=f"transformer-engine {facts.pypi} has no wheel on the index"
+            )
             continue
         metadata = metadata_of(settings, listed[version].wheels[0])
         refused = _requires_python(matrix, reach, "te", release, metadata.requires_python)
         if refused:
             text = f"its metadata says Python {metadata.requires_python}, and cells with {', '.join(refused)} exist"
-            yield Finding(level="error", where=where, text=text)
+            yield MatrixFinding(level="error", where=where, text=text)
         for core in facts.core.values():
             if core not in cores:
                 cores[core] = distributions(settings, core)
             if version not in cores[core]:
-                yield Finding(level="error", where=where, text=f"{core} {facts.pypi} is not on the index")
+                yield MatrixFinding(level="error", where=where, text=f"{core} {facts.pypi} is not on the index")
 
 
 def _check_listed(
     matrix: Matrix, settings: Settings, axis: AxisName, name: str, listed: dict[Version, Distribution], reach: _Reach
-) -> Iterator[Finding]:
+) -> Iterator[MatrixFinding]:
     days = uploads(settings, name)
     for release in matrix.releases[axis]:
         text = getattr(release.facts, "pypi", release.version)
@@ -345,7 +361,7 @@ def _check_listed(
             continue
         where, version = f"{axis} {release.version}", Version(text)
         if version not in listed:
-            yield Finding(level="error", where=where, text=f"{text} is not on the index")
+            yield MatrixFinding(level="error", where=where, text=f"{text} is not on the index")
             continue
         yield from _date(where, release, days.get(version))
         if not listed[version].wheels:
@@ -354,7 +370,7 @@ def _check_listed(
         refused = _requires_python(matrix, reach, axis, release, metadata.requires_python)
         if refused:
             message = f"its metadata says Python {metadata.requires_python}, and cells with {', '.join(refused)} exist"
-            yield Finding(level="error", where=where, text=message)
+            yield MatrixFinding(level="error", where=where, text=message)
         for requirement in metadata.requires:
             if requirement.name == "torch" and requirement.specifier:
                 allowed = [
@@ -365,10 +381,10 @@ def _check_listed(
                 ]
                 if allowed:
                     message = f"its metadata says torch {requirement.specifier}, and cells with {allowed[-1]} exist"
-                    yield Finding(level="error", where=where, text=message)
+                    yield MatrixFinding(level="error", where=where, text=message)
             elif requirement.name in _MEGATRON_OWN and requirement.specifier and not _capped(matrix, axis, release):
                 message = f"its metadata says {requirement.name} {requirement.specifier}, and no cap says so"
-                yield Finding(level="warning", where=where, text=message)
+                yield MatrixFinding(level="warning", where=where, text=message)
 
 
 def _capped(matrix: Matrix, axis: AxisName, release: Release) -> bool:

@@ -1,4 +1,4 @@
-"""The cells worth verifying: what people are told to build, every stack, and a pairwise cover of cuda, torch and te.
+"""The cells worth verifying: the documented ones, every stack, and a pairwise cover of cuda, torch and te.
 
 Most failures of such an environment come from two components that do not go together. So instead of every combination,
 every pair of minor releases that some cell holds is verified in at least one cell; the pairs decide the order, so that
@@ -45,7 +45,7 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """The cells to verify, the most telling first, and how many pairs they cover."""
+    """The cells to verify, the most important first, and how many pairs they cover."""
 
     cells: tuple[Verification, ...]
     pairs: int

@@ -88,7 +88,7 @@ def build_page(
         evidence: the same as the solver ranks by it.
         suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
         trials: the ledger of trials; a cell that never ran is shown as tried where it says so.
-        note: told how far it is: this takes some seconds.
+        note: called with how far it is: this takes some seconds.
 
     """
     own = {axis: tuple(r for r in matrix.releases[axis] if not _of_image(matrix, r)) for axis in ("torch", "te")}
@@ -212,20 +212,20 @@ def _driver(cuda: Release) -> str:
     facts = cuda.facts
     if not isinstance(facts, CudaFacts) or cuda.version == _CPU:
         return "no driver needed"
-    said = [
+    parts = [
         f"driver {driver} for every feature of {toolkit}" for toolkit, driver in list(facts.driver_full.items())[-1:]
     ]
     if facts.driver_minor:
-        said.append(f"{facts.driver_minor} by minor-version compatibility")
+        parts.append(f"{facts.driver_minor} by minor-version compatibility")
     if facts.compat_branches:
         branches = ", ".join(facts.compat_branches)
         word = "branches" if len(facts.compat_branches) > 1 else "branch"
-        said.append(f"driver {word} {branches} with cuda-compat, on data-center GPUs")
-    return "; ".join(said)
+        parts.append(f"driver {word} {branches} with cuda-compat, on data-center GPUs")
+    return "; ".join(parts)
 
 
 def _images(matrix: Matrix) -> tuple[Mapping[str, str], ...]:
-    """Return an NGC image a row, with what it brings; newest first."""
+    """Return one row per NGC image, with what is in it; newest first."""
     rows: dict[str, dict[str, set[str]]] = {}
     named = [r.version for r in matrix.releases["base"] if isinstance(r.facts, BaseFacts) and r.facts.kind == "ngc"]
     axes = ("base", "cuda", "torch", "python")

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.program import solvable
 
-# Pairs of pins that may never go together, the most general first: what is said of CUDA 13 and TE 2.8 holds for every torch.
-_TELLING = (
+# Pairs of pins that may never go together, the most general first: what is shown for CUDA 13 and TE 2.8 is true of every torch.
+_MAIN_PAIRS = (
     ("cuda", "te"),
     ("cuda", "gpu"),
     ("te", "gpu"),
@@ -38,7 +38,7 @@ class Reasons:
     def of(self, pins: Mapping[AxisName, str]) -> int:
         """Return the number of the reason why `pins` have no cell: the first of one step that two of them give, else the shortest."""
         found = []
-        for one, other in _TELLING:
+        for one, other in _MAIN_PAIRS:
             if one in pins and other in pins:
                 number = self._reason(((one, pins[one]), (other, pins[other])))
                 if number is not None:
@@ -58,7 +58,7 @@ class Reasons:
             self.known[key] = None if solvable(*asked.of(asked.request.pins)) else self._explained(asked)
         return self.known[key]
 
-    def _explained(self, asked: Asked) -> int:
+    def _explained(self, asked: ReadRequest) -> int:
         conflict = explain_conflict(asked, first_only=True)
         steps = tuple(
             {"text": step.text, "rule": step.rule, "source": step.source} for step in conflict.steps if step.pin is None

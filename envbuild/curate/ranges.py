@@ -1,4 +1,4 @@
-"""A wheel on an index, looked into by range requests: its list of files, one file, or many that lie close together."""
+"""A wheel on an index, read by range requests: its list of files, one file, or many that lie close together."""
 
 import contextlib
 import io
@@ -72,7 +72,7 @@ class _Ranges(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:
+    def tell(self) -> int:  # plain-words: allow tell - the name that file objects have
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -151,7 +151,7 @@ class RemoteWheel:
             raise failure_of(error, self._wheel.url) from None
         except (BadAnswerError, *_UNREADABLE) as error:
             raise LockError(
-                f"{self._wheel.filename} cannot be looked into: {shown(str(error) or type(error).__name__)}",
+                f"{self._wheel.filename} cannot be read: {shown(str(error) or type(error).__name__)}",
                 where=place_of(self._wheel.url),
                 hint="try again, or with an index that answers range requests",
             ) from None

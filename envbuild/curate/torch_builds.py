@@ -33,7 +33,7 @@ def torch_builds(asking: Asking) -> Iterator[Proposal]:
                 yield _proposal(asking, distribution, metadata, label=label, cuda=cuda, index="pypi", day=day)
     listed = {Version(r.version) for r in asking.matrix.releases["torch"]}
     oldest = min(asking.listed("torch"))
-    said = None
+    uploads = None
     for label, named in variants(asking).items():
         index = f"{PYTORCH}/{label}"
         try:
@@ -51,10 +51,10 @@ def torch_builds(asking: Asking) -> Iterator[Proposal]:
                 or not distribution.wheels
             ):
                 continue
-            if said is None:
-                said = asking.days("torch")
+            if uploads is None:
+                uploads = asking.days("torch")
             public = Version(version.public)
-            upload = said.get(public)
+            upload = uploads.get(public)
             match = _VARIANT.fullmatch(label)
             yield _proposal(
                 asking,
@@ -70,7 +70,7 @@ def torch_builds(asking: Asking) -> Iterator[Proposal]:
 def variants(asking: Asking) -> dict[str, bool]:
     """Return the labels of torch's variants to ask for, and whether the matrix names an index of that label.
 
-    Beside those that it names they are the CUDA releases that it lists and that are newer than any of these.
+    Besides those that it names they are the CUDA releases that it lists and that are newer than any of these.
     """
     prefix = f"{PYTORCH}/"
     urls = {str(getattr(release.facts, "index", "")) for release in asking.matrix.releases["torch"]}

@@ -66,7 +66,7 @@ def _te(asking: Asking) -> Iterator[Proposal]:
 
 
 def _component(asking: Asking, axis: AxisName) -> Iterator[Proposal]:
-    """Propose what the distribution of a component has, where the index tells its version and day and no more."""
+    """Propose what the distribution of a component has, where the index has its version and day and no more."""
     upstream = COMPONENTS[axis].upstream
     if upstream.distribution is None:
         return
@@ -221,7 +221,7 @@ def propose(matrix: Matrix, axes: Sequence[AxisName], settings: Settings) -> Pro
         found += _AXES[axis](asking)
     if not asking.answered:
         raise HostError(
-            "the upstreams cannot be reached, so nobody was asked and nothing is known of new releases",
+            "no upstream can be reached: nothing is known of new releases",
             where=", ".join(asking.unreachable),
             hint="check the network, or name a mirror, proxy or CA bundle in your settings (docs/reference/settings.md)",
         )

@@ -110,13 +110,13 @@ class Asking:
         oldest = max(known) if chosen else min(known)
         # an axis of betas alone is asked for betas
         found = self.releases(name, prereleases=all(version.is_prerelease for version in known))
-        said = self.days(name) if found else {}
+        days = self.days(name) if found else {}
         for version, distribution in found.items():
-            # 2.6.0.post1 is the matrix' 2.6.0 on PyPI: a person states that, so it is no release of its own
+            # 2.6.0.post1 is the matrix' 2.6.0 on PyPI: a person states that, so it is not a separate release
             rebuilt = version.is_postrelease and Version(version.base_version) in known and not chosen
             if version in known or version < oldest or rebuilt:
                 continue
-            upload = said.get(version)
+            upload = days.get(version)
             if upload is None or not upload.yanked:
                 yield distribution, distribution.date or (upload.day if upload else None)
 

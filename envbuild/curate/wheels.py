@@ -1,6 +1,6 @@
-"""What a distribution's files say of themselves, read from an index without downloading them whole.
+"""The metadata of a distribution's files, read from an index without downloading whole files.
 
-An index serves a wheel's METADATA beside it (PEP 658); a mirror often does not, and then the wheel's own directory is
+An index serves a wheel's METADATA next to it (PEP 658); a mirror often does not, and then the wheel's own directory is
 read with range requests: a few tens of kilobytes of a file of a gigabyte.
 """
 
@@ -111,7 +111,7 @@ def distributions(
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """What the JSON API beside an index says of one version."""
+    """What the JSON API next to an index has on one version."""
 
     day: dt.date
     """The day of the first upload."""
@@ -120,7 +120,7 @@ class Upload:
 
 
 def uploads(settings: Settings, name: str) -> dict[Version, Upload]:
-    """Return what the JSON API beside the Simple API says of every version; {} where there is none.
+    """Return what the JSON API next to the Simple API has on every version; {} where there is none.
 
     A mirror that serves HTML states no upload times, and most of them pass the JSON API on.
 
@@ -146,7 +146,7 @@ def read_uploads(body: bytes) -> dict[Version, Upload]:
     try:
         releases = table(read_object(body).get("releases"))
     except ValueError as error:
-        raise LockError(f"the answer is none of the JSON API of a package index: {error}") from None
+        raise LockError(f"the answer is not from the JSON API of a package index: {error}") from None
     found = {}
     for text, listed in releases.items():
         files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
@@ -206,7 +206,7 @@ def member(settings: Settings, wheel: IndexFile, suffix: str) -> str:
 
 
 def metadata_of(settings: Settings, wheel: IndexFile) -> Metadata:
-    """Return the METADATA of `wheel`, from beside it or from within.
+    """Return the METADATA of `wheel`, from next to it or from within.
 
     Raises:
         HostError: the index cannot be reached.

@@ -1,8 +1,8 @@
-"""What a machine has and lacks for building and training, and the commands that mend each lack."""
+"""What a machine has for building and training, what is missing, and the commands that fix it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from envbuild.host import HostFacts
 from envbuild.matrix.cell import DEBIAN_ARCH
@@ -10,28 +10,30 @@ from envbuild.matrix.cell import DEBIAN_ARCH
 ENGINE_MAJOR = 28
 """The engine that the builds are made with: `type=oci` exports with rewritten timestamps from the containerd image store."""
 
-DISK_LACK_GIB = 15
-"""A CUDA cell is 6 GB unpacked and 3 GB compressed, beside its builder's 5 GB and one archive of the result."""
+DISK_NEEDED_GIB = 15
+"""A CUDA cell is 6 GB unpacked and 3 GB compressed, in addition to its builder's 5 GB and one archive of the result."""
 DISK_WARN_GIB = 36
 """Two cells, their archives and the compiler cache."""
-MEMORY_LACK_GIB = 4
-"""One compile job of Transformer Engine takes 2.4 GB and one of apex 3.0 GB (measured), beside the engine itself."""
+MEMORY_NEEDED_GIB = 4
+"""One compile job of Transformer Engine takes 2.4 GB and one of apex 3.0 GB (measured), in addition to the engine itself."""
 MEMORY_WARN_GIB = 8
 
-Status = Literal["ok", "warn", "absent", "lack"]
-"""`absent` is something that only some work needs: no defect, and yet not there for who requires it."""
+Status = Literal["ok", "warn", "absent", "lack"]  # plain-words: allow lack - a value in the JSON answer
+"""`absent` is something that only some work needs: not a defect, but missing for who requires it."""
+MISSING: Final = "lack"  # plain-words: allow lack - a value in the JSON answer
+"""What building or training needs is missing or too small."""
 
 
-_WORST_FIRST: tuple[Status, ...] = ("lack", "absent", "warn")
+_WORST_FIRST: tuple[Status, ...] = (MISSING, "absent", "warn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is well, could be better, or is lacking."""
+class MachineFinding:
+    """One thing that is well, could be better, or is missing."""
 
     status: Status
     what: str
-    mend: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
     """Commands, or sentences where no command does it, in order."""
 
 
@@ -40,7 +42,7 @@ class Area:
     """A subject that `--require` can name, with its findings."""
 
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[MachineFinding, ...]
 
     @property
     def status(self) -> Status:
@@ -54,55 +56,55 @@ class Area:
         return self.status in {"ok", "warn"}
 
 
-def _ok(what: str) -> Finding:
-    return Finding(status="ok", what=what)
+def _ok(what: str) -> MachineFinding:
+    return MachineFinding(status="ok", what=what)
 
 
-def _warn(what: str, *mend: str) -> Finding:
-    return Finding(status="warn", what=what, mend=mend)
+def _warn(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status="warn", what=what, fix=fix)
 
 
-def _lack(what: str, *mend: str) -> Finding:
-    return Finding(status="lack", what=what, mend=mend)
+def _missing(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status=MISSING, what=what, fix=fix)
 
 
-def _absent(what: str, *mend: str) -> Finding:
-    return Finding(status="absent", what=what, mend=mend)
+def _absent(what: str, *fix: str) -> MachineFinding:
+    return MachineFinding(status="absent", what=what, fix=fix)
 
 
-def _system(host: HostFacts) -> Iterator[Finding]:
+def _system(host: HostFacts) -> Iterator[MachineFinding]:
     name = f"{host.os or 'an unknown system'}, kernel {host.kernel or 'unknown'}, glibc {host.glibc or 'unknown'}"
     if host.arch not in {None, *DEBIAN_ARCH}:
-        yield _lack(f"{name}: the processor is {host.arch}, and the matrix knows x86_64 and aarch64 alone")
+        yield _missing(f"{name}: the processor is {host.arch}, and the matrix has only x86_64 and aarch64")
     elif host.arch == "aarch64":
         yield _warn(
             f"{name}, {host.cores or '?'} cores: an aarch64 processor, whose cells were locked and not yet built or run",
-            "envbuild resolve --arch aarch64   # names what has no files for it",
+            "envbuild resolve --arch aarch64   # lists what has no files for it",
         )
     else:
         yield _ok(f"{name}, {host.cores or '?'} cores")
 
 
-def _engine(host: HostFacts) -> Iterator[Finding]:
+def _engine(host: HostFacts) -> Iterator[MachineFinding]:
     engine = host.engine
     if engine.problem == "no-client":
         if host.os_id in {"debian", "ubuntu"}:
-            yield _lack("there is no container engine", "scripts/install-engine")
+            yield _missing("there is no container engine", "scripts/install-engine")
         else:
-            yield _lack(
+            yield _missing(
                 "there is no container engine",
                 f"install Docker {ENGINE_MAJOR} or later: https://docs.docker.com/engine/install/",
             )
         return
     if engine.problem == "permission-denied":
-        yield _lack(
-            "the engine does not let this user in",
+        yield _missing(
+            "this user may not use the engine",
             'sudo usermod -aG docker "$USER"',
             "log out and in again, or: newgrp docker",
         )
         return
     if engine.version is None:
-        yield _lack(
+        yield _missing(
             "there is a docker command, but no engine answers it",
             "sudo systemctl start docker",
             "without systemd: scripts/install-engine",
@@ -113,18 +115,18 @@ def _engine(host: HostFacts) -> Iterator[Finding]:
     )
     major = engine.version.partition(".")[0]
     if major.isdigit() and int(major) < ENGINE_MAJOR:
-        yield _lack(
+        yield _missing(
             f"Docker {engine.version} is older than {ENGINE_MAJOR}, the first that images are built with to one digest",
             "scripts/install-engine installs it on Debian and Ubuntu after the old one is removed",
         )
     if not engine.containerd_image_store:
-        yield _lack(
+        yield _missing(
             "the engine runs without the containerd image store",
-            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store hide until it is off again)',
+            'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json (images of the old store are hidden until it is off again)',
             "sudo systemctl restart docker",
         )
     if engine.buildx is None:
-        yield _lack(
+        yield _missing(
             "docker has no buildx",
             "sudo apt-get install docker-buildx   # docker-buildx-plugin from Docker's own repository",
         )
@@ -135,7 +137,7 @@ def _engine(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _gpu(host: HostFacts) -> Iterator[Finding]:
+def _gpu(host: HostFacts) -> Iterator[MachineFinding]:
     if host.driver is None and not host.gpus:
         yield _absent(
             "no NVIDIA driver is loaded: images build here, with their CPU checks, and run elsewhere",
@@ -143,13 +145,13 @@ def _gpu(host: HostFacts) -> Iterator[Finding]:
         )
         return
     if not host.gpus:
-        mends = (
+        fixes = (
             ("sudo reboot   # the driver was upgraded, and the old module is still loaded",)
             if "mismatch" in (host.driver_problem or "")
             else ("nvidia-smi   # shows what is wrong", "dmesg | grep -i nvrm")
         )
-        said = f": {host.driver_problem}" if host.driver_problem else " and nvidia-smi is missing"
-        yield _lack(f"driver {host.driver} is loaded, but no GPU can be listed{said}", *mends)
+        reason = f": {host.driver_problem}" if host.driver_problem else " and nvidia-smi is missing"
+        yield _missing(f"driver {host.driver} is loaded, but no GPU can be listed{reason}", *fixes)
         return
     kinds: dict[tuple[str, str | None, float | None], int] = {}
     for gpu in host.gpus:
@@ -172,7 +174,7 @@ _INSTALL_TOOLKIT = (
 _RESTART = "sudo systemctl restart docker"
 
 
-def _toolkit(host: HostFacts) -> Iterator[Finding]:
+def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
     toolkit = host.toolkit
     if host.engine.rootless:
         configure: tuple[str, ...] = (
@@ -192,23 +194,21 @@ def _toolkit(host: HostFacts) -> Iterator[Finding]:
             f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: containers get the GPUs by {how}"
         )
     elif host.driver is None and not host.gpus:
-        yield _absent(
-            "no NVIDIA container toolkit; without a GPU there is no use for one", *_INSTALL_TOOLKIT, *configure
-        )
+        yield _absent("no NVIDIA container toolkit; not needed without a GPU", *_INSTALL_TOOLKIT, *configure)
     elif toolkit.version is None:
-        yield _lack(
+        yield _missing(
             "the NVIDIA container toolkit is missing: containers cannot see the GPUs", *_INSTALL_TOOLKIT, *configure
         )
     elif toolkit.runtime == "configured":
-        yield _lack("the engine was not restarted since the NVIDIA runtime was configured", configure[-1])
+        yield _missing("the engine was not restarted since the NVIDIA runtime was configured", configure[-1])
     elif toolkit.cdi_devices and not host.engine.cdi_folders:
-        yield _lack(
+        yield _missing(
             "there is a CDI description, but this engine does not read it",
             'add {"features": {"cdi": true}} to /etc/docker/daemon.json',
             _RESTART,
         )
     else:
-        yield _lack(
+        yield _missing(
             f"NVIDIA container toolkit {toolkit.version} is installed, but the engine does not know it",
             *configure,
             "or by CDI: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
@@ -220,19 +220,19 @@ def _toolkit(host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _disk(host: HostFacts) -> Iterator[Finding]:
+def _disk(host: HostFacts) -> Iterator[MachineFinding]:
     disk = host.engine_disk
     if disk is not None:
         text = f"{disk.free_gib:.0f} GiB free at {disk.path} ({disk.filesystem})"
         if disk.network:
-            yield _lack(
+            yield _missing(
                 f"{text}: the engine cannot keep its layers on a network file system",
                 'set "data-root" in /etc/docker/daemon.json to a local disk',
                 _RESTART,
             )
-        elif disk.free_gib < DISK_LACK_GIB:
-            yield _lack(
-                f"{text}: a CUDA image takes {DISK_LACK_GIB} GiB while it is built",
+        elif disk.free_gib < DISK_NEEDED_GIB:
+            yield _missing(
+                f"{text}: a CUDA image takes {DISK_NEEDED_GIB} GiB while it is built",
                 "docker buildx prune",
                 "docker image prune",
             )
@@ -255,11 +255,11 @@ def _disk(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{cache.free_gib:.0f} GiB free at {cache.path} ({cache.filesystem})")
 
 
-def _memory(host: HostFacts) -> Iterator[Finding]:
+def _memory(host: HostFacts) -> Iterator[MachineFinding]:
     if host.memory_gib is None:
         yield _warn("how much memory there is could not be read")
-    elif host.memory_gib < MEMORY_LACK_GIB:
-        yield _lack(
+    elif host.memory_gib < MEMORY_NEEDED_GIB:
+        yield _missing(
             f"{host.memory_gib} GiB of memory: one compile job takes 3 GiB",
             f"build on a machine with {MEMORY_WARN_GIB} GiB or more",
         )
@@ -271,13 +271,13 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{host.memory_gib} GiB of memory")
 
 
-def _network(host: HostFacts) -> Iterator[Finding]:
+def _network(host: HostFacts) -> Iterator[MachineFinding]:
     for nic in host.infiniband:
         yield _ok(
             f"{nic.name}: {nic.link_layer}, {nic.rate or 'rate unknown'}, {'active' if nic.active else 'not active'}"
         )
     if host.infiniband and not host.infiniband_devices:
-        yield _lack(
+        yield _missing(
             "there are RDMA devices, but no /dev/infiniband to give to a container", "sudo modprobe ib_uverbs rdma_ucm"
         )
     if not host.infiniband:
@@ -286,16 +286,16 @@ def _network(host: HostFacts) -> Iterator[Finding]:
         yield _ok(f"{mount.path} is on {mount.filesystem}")
 
 
-def _apptainer(host: HostFacts) -> Iterator[Finding]:
+def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
     if host.apptainer:
         yield _ok(f"Apptainer {host.apptainer}")
     else:
         yield _absent(
-            "no Apptainer; only sites without Docker need it", "https://apptainer.org/docs/admin/main/installation.html"
+            "no Apptainer; it is needed only without Docker", "https://apptainer.org/docs/admin/main/installation.html"
         )
 
 
-_AREAS: dict[str, Callable[[HostFacts], Iterator[Finding]]] = {
+_AREAS: dict[str, Callable[[HostFacts], Iterator[MachineFinding]]] = {
     "system": _system,
     "engine": _engine,
     "gpu": _gpu,

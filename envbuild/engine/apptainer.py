@@ -1,5 +1,6 @@
 """Apptainer's own commands: sandboxes and .sif files made and looked at. Nothing of an image runs here, and no network is asked."""
 
+import json
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import HostError
+from envbuild.util.below import open_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded, followed
@@ -97,23 +99,15 @@ def labels_of_sandbox(folder: Path) -> dict[str, Any]:
 
     """
     try:
-        handle = _open_labels(folder)
+        handle = open_below(folder, _LABELS)
     except FileNotFoundError:
         return {}
     with os.fdopen(handle, "rb") as file:
         return _table(parse_json(file.read(_JSON_LIMIT + 1), limit=_JSON_LIMIT))
 
 
-def _open_labels(folder: Path) -> int:
-    from envbuild.util.below import open_below
-
-    return open_below(folder, _LABELS)
-
-
 def add_label(folder: Path, text: str) -> None:
     """Write which image a sandbox of ours was made from."""
-    import json
-
     labels = labels_of_sandbox(folder) | {LABEL: text}
     path = folder / _LABELS
     path.unlink(missing_ok=True)
@@ -147,6 +141,8 @@ def labels_of_sif(path: Path) -> dict[str, Any]:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("its labels are no table")
-    return value
+    match value:
+        case dict():
+            return value
+        case _:
+            raise ValueError("its labels are no table")

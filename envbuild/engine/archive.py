@@ -1,6 +1,6 @@
 """An OCI layout, in a folder or in a tar as `docker image save` writes it, read within bounds: manifest, configuration, layers.
 
-Every blob is held against the digest that names it while it is read. Layers go through as streams: what one of them
+Every blob is compared with the digest that names it while it is read. Layers go through as streams: what one of them
 unpacks to is never in memory, however small it looks.
 """
 
@@ -91,7 +91,7 @@ def _parsed(body: bytes, what: str) -> Any:
     try:
         return parse_json(body, limit=_JSON_LIMIT)
     except ValueError as error:
-        raise ImageError(f"{what} is no JSON that an image has: {error}") from None
+        raise ImageError(f"{what} is not the JSON of an image: {error}") from None
 
 
 def read_index(body: Any) -> _Index:

@@ -1,6 +1,6 @@
 """A Debian root filesystem of our own, the same bytes every time, and the exact OS packages that a list of names means.
 
-`mmdebstrap` makes the root from a signed Debian archive; no image registry is involved. `apt-get` in a folder of its own
+`mmdebstrap` makes the root from a signed Debian archive; no image registry is involved. `apt-get` in its own folder
 answers which packages, versions and hashes a list comes to, and never touches the host's own package state.
 """
 
@@ -121,9 +121,9 @@ def bootstrap_root(
     mirror, security_mirror = mirrors_of(settings, suite)
     dest.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with scratch("root") as folder, scratch("part", dest.parent) as beside:
-        part = beside / "rootfs.tar"
-        for each in (folder, beside):
+    with scratch("root") as folder, scratch("part", dest.parent) as near:
+        part = near / "rootfs.tar"
+        for each in (folder, near):
             each.chmod(0o755)  # without root, mmdebstrap works as another user id
         (folder / "sources.list").write_text(
             "\n".join(archive.sources(suite, mirror=archive.mirror, security_mirror=archive.security_mirror)) + "\n",
@@ -161,7 +161,7 @@ def bootstrap_root(
             "-",
         ]
         with log.open("wb") as output, mirrors.open("rb") as asked:
-            # A session of its own: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
+            # Its own session: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
             process = subprocess.Popen(
                 guarded([*_own_mounts(), *command], patience=15.0),
                 stdin=asked,
@@ -190,7 +190,7 @@ def bootstrap_root(
         with part.open("rb") as tar:
             digest = hashlib.file_digest(tar, "sha256").hexdigest()
         # The checksum is there before what it belongs to: a root without one is never taken for whole.
-        stated = beside / "sha256"
+        stated = near / "sha256"
         stated.write_text(digest + "\n", encoding="ascii")
         stated.replace(checksum_of(dest))
         part.replace(dest)
@@ -228,7 +228,7 @@ def _own_mounts() -> list[str]:
     """Return the start of a command that keeps what it mounts to itself; nothing where this user may not have that.
 
     As root, mmdebstrap mounts this machine's /proc and /sys in the root. Those of a killed one would stay, and whoever then
-    removes the folder would remove through them. In a namespace of its own they go with its last process. Without root,
+    removes the folder would remove through them. In a separate namespace they go with its last process. Without root,
     mmdebstrap makes such a namespace itself; in a container that may mount nothing, it mounts nothing.
     """
     if os.geteuid():
@@ -243,7 +243,7 @@ def _own_mounts() -> list[str]:
 
 def _hooks(folder: Path, epoch: int) -> list[str]:
     """Return the options that record what is installed, put our files in, and take away what differs between runs."""
-    place = quote.shell(str(folder))  # mmdebstrap reads a hook of its own as a shell does
+    place = quote.shell(str(folder))  # mmdebstrap reads its hooks as a shell does
     leftovers = " ".join(f'"$1/{path}"' for path in _LEFTOVERS)
     steps = [
         # While the package lists are still there: they alone know the hashes of the .debs.

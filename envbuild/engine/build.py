@@ -14,9 +14,11 @@ from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.built import Built, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
+from envbuild.engine.details import Details, part_of
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
 from envbuild.engine.leftovers import clear
+from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError
@@ -26,9 +28,10 @@ from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 from envbuild.util import quote
+from envbuild.util.logs import new_log
 from envbuild.util.scratch import scratch
 
-# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written anew, so that file
+# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
 _EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
@@ -54,9 +57,11 @@ class Builder:
         plan: what is built.
         on_change: takes the name of a stage and what became of it.
         note: takes a line about what is done.
+        details: takes what running stages print and how far they are.
         cache: whether wheels and steps of earlier builds are used.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
-        folder: the build's folder, once `prepare` has run; its log lies there.
+        folder: the build's folder, once `prepare` has run.
+        log: where the build's output is written.
         contexts: where each external input is, by the name of its context.
         secrets: files that steps of the build may read, by id.
 
@@ -66,9 +71,11 @@ class Builder:
     plan: Plan
     on_change: Change
     note: Callable[[str], None]
+    details: Details = field(default_factory=Details)
     cache: bool = True
     substitutes: Mapping[str, str] = field(default_factory=dict)
     folder: Path = field(init=False)
+    log: Path = field(init=False)
     contexts: dict[str, str] = field(init=False, default_factory=dict)
     secrets: dict[str, Path] = field(init=False, default_factory=dict)
     _private: Path = field(init=False)
@@ -78,11 +85,6 @@ class Builder:
     def settings(self) -> Settings:
         """The settings of the engine's client."""
         return self.client.settings
-
-    @property
-    def log(self) -> Path:
-        """Where the build's output is written."""
-        return self.folder / "build.log"
 
     def build(self, tag: str) -> Built:
         """Build the image and give it `tag`; nothing is tagged unless everything succeeded.
@@ -101,7 +103,9 @@ class Builder:
                 if found is not None:  # another run made it while this one waited
                     return found
             write_context(self.plan, folder)
-            with (folder / "build.log").open("w", encoding="utf-8") as output, scratch("secrets") as private:
+            with self._new_log("build") as output, scratch("secrets") as private:
+                self.log = Path(output.name)
+                self.details.log(self.log)
                 self.prepare(folder, private, output)
                 for component in self.plan.components:
                     self._have_wheel(component.axis)
@@ -119,7 +123,7 @@ class Builder:
         )
 
     def prepare(self, folder: Path, private: Path, output: TextIO) -> None:
-        """Bring every external input here, verified, as a named context, and write the secrets.
+        """Download every external input, verified, as a named context, and write the secrets.
 
         Args:
             folder: the build's folder.
@@ -131,7 +135,7 @@ class Builder:
 
         """
         self.folder, self._private = folder, private
-        self._watch = Watch(log=output, on_change=self.on_change)
+        self._watch = Watch(log=output, on_change=self.on_change, details=self.details)
         self.secrets = secrets(self.settings, self.plan, private)
         if self.plan.lock.root and "base" not in self.substitutes:
             self._have_root(self.plan.lock.root)
@@ -162,14 +166,35 @@ class Builder:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
+    def _new_log(self, kind: str) -> TextIO:
+        """Open a log of this plan; the last five of a kind are kept."""
+        return new_log(self._cache("logs"), kind, self.plan.key[:8])
+
     @contextlib.contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         """Report a step that the builder knows nothing of."""
         self.on_change(stage, "started")
         begun = time.monotonic()
-        yield
-        self._watch.stages[stage] = StageTime(name=stage, seconds=time.monotonic() - begun, executed=1)
+        try:
+            yield
+        except BaseException as error:
+            self.on_change(stage, "failed" if isinstance(error, Exception) else "stopped")
+            raise
+        seconds = time.monotonic() - begun
+        self._watch.stages[stage] = StageTime(name=stage, seconds=seconds, executed=1)
+        self._keep_times({stage: seconds})
         self.on_change(stage, "done")
+
+    def _keep_times(self, seconds: Mapping[str, float]) -> None:
+        """Keep how long stages took, by the part of the plan that each belongs to, for later runs of the same key."""
+        keys = {part.name: part.key for part in parts_of(self.plan)}
+        sums: dict[str, float] = {}
+        for stage, took in seconds.items():
+            sums[part_of(stage)] = sums.get(part_of(stage), 0.0) + took
+        times = Times(self.settings)
+        for part, took in sums.items():
+            if part in keys:
+                times.keep(keys[part], took)
 
     def _have_root(self, root: Root) -> None:
         """Have the Debian root: the one kept for its key, or a new one."""
@@ -185,7 +210,11 @@ class Builder:
         os.link(kept, target)
 
     def _bootstrap(self, root: Root, kept: Path) -> None:
-        log = self.folder / "bootstrap.log"
+        with self._new_log("bootstrap") as output:
+            log = Path(output.name)
+            self._bootstrap_into(root, kept, log)
+
+    def _bootstrap_into(self, root: Root, kept: Path, log: Path) -> None:
         try:
             bootstrap_root(
                 self.settings,
@@ -215,7 +244,7 @@ class Builder:
                 if self.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
-                keep_wheel(made, kept, anew=not self.cache)
+                keep_wheel(made, kept, replace=not self.cache)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")
@@ -236,7 +265,9 @@ class Builder:
                 try:
                     self.client.load(archive)
                 except EngineError as error:
-                    refused = BuildError("the engine did not take the image", where=tag, hint=error.said.strip()[-300:])
+                    refused = BuildError(
+                        "the engine did not take the image", where=tag, hint=error.output.strip()[-300:]
+                    )
                     raise disk_or(self.settings, self.log, refused) from None
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
 
@@ -252,14 +283,27 @@ class Builder:
         definition["target"][target]["output"] = [quote.bake(output)]
         file = self._private / "bake.json"
         file.write_text(json.dumps(definition), encoding="utf-8")
-        made = self.client.bake(
-            file,
-            target,
-            folder=self.folder,
-            metadata=self._private / "metadata.json",
-            cache=self.cache,
-            watch=self._watch,
-        )
+        watch = self._watch
+        watch.exports = target == "image"
+        before = {name: (stage.seconds, stage.cached) for name, stage in watch.stages.items()}
+        made = None
+        try:
+            made = self.client.bake(
+                file,
+                target,
+                folder=self.folder,
+                metadata=self._private / "metadata.json",
+                cache=self.cache,
+                watch=watch,
+            )
+        finally:
+            watch.ended(well=made is not None)
         if made is None:
-            raise stage_failure(self.settings, self._watch, target, self.log)
+            raise stage_failure(self.settings, watch, target, self.log)
+        took = {}
+        for name, stage in watch.stages.items():
+            seconds, cached = before.get(name, (0.0, 0))
+            if stage.seconds > seconds and stage.cached == cached and (watch.exports or name != "export"):
+                took[name] = stage.seconds - seconds  # all of its steps ran
+        self._keep_times(took)
         return made

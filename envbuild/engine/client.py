@@ -26,7 +26,7 @@ from envbuild.errors import HostError
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream, bounded, followed, streamed, uninterrupted
+from envbuild.util.processes import ProcessResult, Stream, bounded, followed, streamed, uninterrupted
 
 if TYPE_CHECKING:
     from python_on_whales import DockerClient
@@ -36,9 +36,9 @@ ENGINE_S = 120.0
 _QUICK_S = 60.0
 _LEFT_S = 30.0
 _SAVE_S = 3600.0
-_SAID = 1 << 20
+_OUTPUT_LIMIT = 1 << 20
 """Bytes that the engine may say of a step that has little to say."""
-_SAID_LINES = 400
+_OUTPUT_LINES = 400
 """Lines that are kept of a long step: what the engine says last is what went wrong, and a registry may have it say more."""
 
 _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
@@ -51,10 +51,10 @@ _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 class EngineError(HostError):
     """The engine did not do what it was asked."""
 
-    def __init__(self, what: str, *, said: str, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, what: str, *, output: str, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what, where=where, hint=hint)
-        self.said = said
-        """The end of what it said, as it is: not fit for a terminal."""
+        self.output = output
+        """The end of what it printed, as it is: not fit for a terminal."""
 
 
 class NoImageError(HostError):
@@ -79,15 +79,15 @@ class Machine:
     """As Docker names it, e.g. linux/amd64; empty where the engine does not say."""
 
 
-def last_words(said: str) -> str:
-    """Return the last line of what a command said on stderr; docker ends an error of its own with a pointer to its help."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
+def last_words(output: str) -> str:
+    """Return the last line of what a command printed on stderr; docker ends its own errors with a pointer to its help."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("Run 'docker ")]
     return lines[-1].strip() if lines else ""
 
 
-def said_last(said: Said) -> str:
-    """Return the last line of what a command said on stderr, fit for a terminal."""
-    return shown(last_words(said.err.decode("utf-8", "replace")))
+def last_line(ran: ProcessResult) -> str:
+    """Return the last line of what a command printed on stderr, fit for a terminal."""
+    return shown(last_words(ran.err.decode("utf-8", "replace")))
 
 
 class EngineClient:
@@ -104,20 +104,20 @@ class EngineClient:
         host = self.settings.engine_host
         return DockerClient(host=host) if host else DockerClient()
 
-    def _ask(self, *words: str, seconds: float, limit: int = _SAID, stdin: bytes = b"") -> Said:
+    def _ask(self, *words: str, seconds: float, limit: int = _OUTPUT_LIMIT, stdin: bytes = b"") -> ProcessResult:
         return bounded([*self._start, *words], seconds=seconds, limit=limit, stdin=stdin)
 
     def _follow(self, *words: str) -> str:
-        """Run a command that may take long and return the end of what it said; interrupted, it ends before this raises.
+        """Run a command that may take long and return the end of what it printed; interrupted, it ends before this raises.
 
         Raises:
             EngineError: it failed.
 
         """
-        said: deque[str] = deque(maxlen=_SAID_LINES)
-        if followed([*self._start, *words], feed=said.append, stdout=True):
-            raise EngineError(f"`docker {' '.join(words[:2])}` failed", said="".join(said))
-        return "".join(said)
+        output: deque[str] = deque(maxlen=_OUTPUT_LINES)
+        if followed([*self._start, *words], feed=output.append, stdout=True):
+            raise EngineError(f"`docker {' '.join(words[:2])}` failed", output="".join(output))
+        return "".join(output)
 
     # -- the engine and its builders
 
@@ -135,8 +135,8 @@ class EngineClient:
         try:
             info = self._whales.system.info()
         except DockerException as error:
-            said = shown(last_words(error.stderr or ""))
-            raise HostError("no Docker engine answers" + (f": {said}" if said else ""), hint=_START) from error
+            output = shown(last_words(error.stderr or ""))
+            raise HostError("no Docker engine answers" + (f": {output}" if output else ""), hint=_START) from error
         if not self._whales.buildx.is_installed():
             raise HostError("docker's buildx plugin is missing", hint=_START)
         if not any("snapshotter" in str(pair) or "containerd" in str(pair) for pair in (info.driver_status or [])):
@@ -158,7 +158,7 @@ class EngineClient:
         try:
             info = self._whales.system.info()
         except DockerException as error:
-            raise EngineError("no Docker engine answers", said=error.stderr or "", hint=_START) from None
+            raise EngineError("no Docker engine answers", output=error.stderr or "", hint=_START) from None
         memory = info.mem_total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kind = _PLATFORMS.get(info.architecture or "", info.architecture)
         return Machine(
@@ -186,8 +186,10 @@ class EngineClient:
         # buildx has no JSON of one builder: `buildx ls` asks every builder that there is
         ran = self._ask("buildx", "inspect", builder or "default", seconds=_QUICK_S)
         if ran.fault or ran.code:
-            said = ran.err.decode("utf-8", "replace")
-            raise EngineError(f"the builder does not answer: {ran.fault or said_last(ran)}", said=said, where=builder)
+            output = ran.err.decode("utf-8", "replace")
+            raise EngineError(
+                f"the builder does not answer: {ran.fault or last_line(ran)}", output=output, where=builder
+            )
         lines = re.findall(r"^Platforms:(.*)$", ran.out.decode("utf-8", "replace"), re.MULTILINE)
         return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
@@ -220,7 +222,7 @@ class EngineClient:
     # -- images
 
     def image(self, reference: str) -> Image:
-        """Return the image that `reference` names now. It may be anybody's: what the engine says of it is read within bounds.
+        """Return the image that `reference` names now. What the engine reports of it is read within bounds.
 
         Raises:
             NoImageError: the engine has none of that name.
@@ -237,7 +239,7 @@ class EngineClient:
             raise HostError(
                 f"`docker image inspect` {ran.fault}",
                 where=shown(reference),
-                hint="`envbuild doctor` looks at the engine",
+                hint="`envbuild doctor` checks the engine",
             )
         if ran.code:
             raise self._no_image(reference, ran)
@@ -247,16 +249,16 @@ class EngineClient:
             what = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
             raise HostError(what, where=shown(reference)) from None
 
-    def _no_image(self, reference: str, ran: Said) -> HostError:
-        said = ran.err.decode("utf-8", "replace").strip().splitlines()
-        if any("no such image" in line.lower() or "invalid reference" in line.lower() for line in said):
+    def _no_image(self, reference: str, ran: ProcessResult) -> HostError:
+        output = ran.err.decode("utf-8", "replace").strip().splitlines()
+        if any("no such image" in line.lower() or "invalid reference" in line.lower() for line in output):
             return NoImageError(
                 f"there is no image {shown(reference)} here",
                 where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
                 hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
         return HostError(
-            shown(said[-1]) if said else "the engine does not answer", hint="`envbuild doctor` says how to mend it"
+            shown(output[-1]) if output else "the engine does not answer", hint="`envbuild doctor` shows how to fix it"
         )
 
     def find_image(self, reference: str) -> Image | None:
@@ -288,8 +290,10 @@ class EngineClient:
         try:
             self._whales.image.tag(image, name)
         except DockerException as error:
-            said = error.stderr or ""
-            raise EngineError(f"the engine does not tag the image: {shown(last_words(said))}", said=said) from None
+            output = error.stderr or ""
+            raise EngineError(
+                f"the engine does not tag the image: {shown(last_words(output))}", output=output
+            ) from None
 
     def untag(self, name: str) -> None:
         """Take a name from an image; the image goes with its last name. Where that cannot be, it stays."""
@@ -312,33 +316,33 @@ class EngineClient:
             HostError: the engine does not hand it over.
 
         """
-        said = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
-        if said.fault or said.code:
-            last = said.fault or said_last(said)
-            raise HostError(f"the engine does not hand the image over: {shown(last)}", where=image)
+        ran = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
+        if ran.fault or ran.code:
+            last = ran.fault or last_line(ran)
+            raise HostError(f"the engine does not export the image: {shown(last)}", where=image)
 
     def pull(self, reference: str) -> None:
         """Pull an image.
 
         Raises:
-            EngineError: it could not be had; what the engine said is in it.
+            EngineError: it could not be had; what the engine printed is in it.
 
         """
         self._follow("image", "pull", "--quiet", reference)
 
     def push(self, name: str) -> str:
-        """Push an image and return what the engine said.
+        """Push an image and return what the engine printed.
 
         Raises:
-            EngineError: the registry did not take it; what the engine said is in it.
+            EngineError: the registry did not take it; what the engine printed is in it.
 
         """
         return self._follow("image", "push", name)
 
     # -- containers
 
-    def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> Said:
-        """Make a container that does not run yet; return what the engine said."""
+    def create(self, name: str, image: str, command: Sequence[str], flags: Sequence[str]) -> ProcessResult:
+        """Make a container that does not run yet; return what the engine printed."""
         words = ("create", "--name", name, "--pull", "never", *flags, "--", image, *command)
         with uninterrupted():  # a signal in between would leave a container that is made a moment later
             return self._ask(*words, seconds=ENGINE_S)
@@ -349,9 +353,9 @@ class EngineClient:
 
     def state(self, name: str) -> State:
         """Return how a container ended; as if it ended well where the engine does not say."""
-        said = self._ask("container", "inspect", "--format", "{{json .State}}", name, seconds=ENGINE_S, limit=LIMIT)
+        ran = self._ask("container", "inspect", "--format", "{{json .State}}", name, seconds=ENGINE_S, limit=LIMIT)
         try:
-            return State.model_validate(parse_json(said.out, limit=LIMIT))
+            return State.model_validate(parse_json(ran.out, limit=LIMIT))
         except ValueError:
             return State.model_validate({})
 
@@ -371,10 +375,10 @@ class EngineClient:
         """Yield name and value of each container that has `label`, a stopped one too; none where no engine answers."""
         words = ("ps", "--all", "--no-trunc", "--filter", f"label={label}")
         try:
-            said = self._ask(*words, "--format", f'{{{{.Names}}}} {{{{.Label "{label}"}}}}', seconds=_LEFT_S)
+            ran = self._ask(*words, "--format", f'{{{{.Names}}}} {{{{.Label "{label}"}}}}', seconds=_LEFT_S)
         except OSError:
             return
-        for line in said.out.decode("utf-8", "replace").splitlines() if not said.code else ():
+        for line in ran.out.decode("utf-8", "replace").splitlines() if not ran.code else ():
             name, _, value = line.partition(" ")
             yield name, value
 
@@ -382,10 +386,10 @@ class EngineClient:
         """End a container and remove it with its volumes, if there is one, whatever signals come meanwhile."""
         with uninterrupted(), contextlib.suppress(OSError):
             for _ in range(3):
-                said = self._ask("rm", "--force", "--volumes", name, seconds=_QUICK_S)
-                if not said.code and not said.fault:
+                ran = self._ask("rm", "--force", "--volumes", name, seconds=_QUICK_S)
+                if not ran.code and not ran.fault:
                     return
-                if b"no such container" in said.err.lower():
+                if b"no such container" in ran.err.lower():
                     return
 
 

@@ -1,4 +1,4 @@
-"""The external inputs of a build, brought here and verified, as named contexts of buildx."""
+"""The external inputs of a build, downloaded and verified, as named contexts of buildx."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def contexts_of(
     substitutes: Mapping[str, str],
     note: Callable[[str], object],
 ) -> dict[str, str]:
-    """Bring every external input of `plan` but the Debian root; return where each is, by the name of its context.
+    """Download every external input of `plan` but the Debian root; return where each is, by the name of its context.
 
     Args:
         settings: where the cache, clones and wheels of the user are.
@@ -50,7 +50,7 @@ def contexts_of(
     store = SourceStore(settings=settings, note=note)
     for source in plan.lock.sources:
         if source.name not in kept and f"src-{source.name}" not in substitutes:
-            note(f"bringing the source of {source.name} at {source.commit[:12]}")
+            note(f"fetching the source of {source.name} at {source.commit[:12]}")
             found[f"src-{source.name}"] = store.checkout(source)
     for file in plan.lock.files:
         if file.name not in kept and f"src-{file.name}" not in substitutes:

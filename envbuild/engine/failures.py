@@ -34,14 +34,14 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
         return HostError(
             f"buildx has no builder named {settings.builder}",
             where="--builder, or the setting `builder`",
-            hint="`docker buildx ls` lists those that there are; leave it out to use the engine's own",
+            hint="`docker buildx ls` lists the existing ones; leave it out to use the engine's own",
         )
     foreign = [line for line in lines if _FOREIGN.search(line)]
     if foreign:
         return LockError(
-            f"stage {stage or target} was handed a file that the lock does not name:\n    " + "\n    ".join(lines),
+            f"stage {stage or target} got a file that the lock does not name:\n    " + "\n    ".join(lines),
             where=f"the whole log is in {log}",
-            hint="ask the keepers of the index or mirror why it changed; lock again only if the change is meant",
+            hint="ask who runs the index or mirror why it changed; lock again only if the change is meant",
         )
     what = f"stage {stage or target} failed:\n    " + "\n    ".join(lines)
     where = f"the whole log is in {log}"
@@ -57,13 +57,13 @@ def no_answer(stage: str, lines: Iterable[str]) -> bool:
     return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
 
 
-def disk_or(settings: Settings, log: Path, error: EnvbuildError, said: str = "") -> EnvbuildError:
-    """Return `error`, or the full disk where that is what it or `said`, the end of a log, comes from."""
-    text = f"{error.what} {error.hint} {said}"
+def disk_or(settings: Settings, log: Path, error: EnvbuildError, output: str = "") -> EnvbuildError:
+    """Return `error`, or the full disk where that is what it or `output`, the end of a log, comes from."""
+    text = f"{error.what} {error.hint} {output}"
     free = shutil.disk_usage(settings.cache_dir).free / 2**30
     if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
         return HostError(
-            f"the disk is full ({free:.1f} GiB free where the cache lies)",
+            f"the disk is full ({free:.1f} GiB free on the disk of the cache)",
             where=f"the whole log is in {log}",
             hint="free some (docker builder prune, docker image prune) and run again; finished stages come from the cache",
         )

@@ -1,4 +1,4 @@
-"""A guest: the container of an image that may be anybody's, run once, within bounds, and gone afterwards.
+"""A guest: the container of an untrusted image, run once, within bounds, and removed afterwards.
 
 A guest has a name that says what it is for and a label that says who made it. It is removed when its block ends, by
 whatever; a guest that SIGKILL left behind goes when the next one is made.
@@ -10,13 +10,13 @@ import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
 
-from envbuild.engine.client import ENGINE_S, EngineClient, last_words, said_last
+from envbuild.engine.client import ENGINE_S, EngineClient, last_line, last_words
 from envbuild.engine.image import Image
 from envbuild.errors import HostError
 from envbuild.settings import Settings
 from envbuild.util.maker import Maker
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream, bounded
+from envbuild.util.processes import ProcessResult, Stream, bounded
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""
@@ -42,7 +42,7 @@ CONFINED = (
 """Flags of a guest that only looks at itself: no network, no rights, no disk, bounds on memory and processes."""
 
 UNSTARTED = ("--network", "none", "--no-healthcheck", "--entrypoint", "/nothing")
-"""Flags of a guest that is never started; an image without a command of its own makes no container otherwise."""
+"""Flags of a guest that is never started; an image without its own command makes no container otherwise."""
 
 
 def look_up(settings: Settings, reference: str) -> Image:
@@ -81,18 +81,18 @@ def guest(
         # what it prints goes to us alone: the engine would keep all of it on its disk
         made = client.create(name, image, command, ["--label", label, "--log-driver", "none", *flags])
         if made.code or made.fault:
-            raise not_started((made.fault and f"it {made.fault}") or said_last(made), image)
+            raise not_started((made.fault and f"it {made.fault}") or last_line(made), image)
         yield name
     finally:
         client.remove(name)
 
 
-def not_started(said: str, where: str) -> HostError:
+def not_started(output: str, where: str) -> HostError:
     """Return the error for an engine that starts no container."""
     return HostError(
-        f"the engine could not start a container: {shown(said) or 'it said nothing'}",
+        f"the engine could not start a container: {shown(output) or 'it printed nothing'}",
         where=where,
-        hint="`envbuild doctor` says what is wrong with the engine; a full disk is the usual cause",
+        hint="`envbuild doctor` shows what is wrong with the engine; a full disk is the usual cause",
     )
 
 
@@ -111,8 +111,8 @@ def run_guest(
     seconds: float,
     limit: int,
     stdin: bytes = b"",
-) -> Said:
-    """Run `command` in a confined guest and return what it said; `fault` tells of a bound that it broke.
+) -> ProcessResult:
+    """Run `command` in a confined guest and return its output; `fault` names a limit that it broke.
 
     Raises:
         HostError: the engine could not start it.
@@ -120,15 +120,17 @@ def run_guest(
     """
     flags = [*CONFINED, *(["--interactive"] if stdin else []), "--entrypoint", entrypoint]
     with guest(settings, purpose, image.id, command, flags=flags, seconds=seconds) as name:
-        said = bounded(start_line(settings, name, stdin=bool(stdin)), seconds=seconds, limit=limit, stdin=stdin)
-        if said.code and not said.fault:
+        ran = bounded(start_line(settings, name, stdin=bool(stdin)), seconds=seconds, limit=limit, stdin=stdin)
+        if ran.code and not ran.fault:
             state = EngineClient(settings).state(name)
             if state.out_of_memory:
-                return Said(code=said.code, out=said.out, err=said.err, fault=f"took more than {MEMORY} of memory")
+                return ProcessResult(
+                    code=ran.code, out=ran.out, err=ran.err, fault=f"took more than {MEMORY} of memory"
+                )
             # 126 and 127: what it should run is not there, or is no program. That is the image's affair.
             if state.error and state.code not in {126, 127}:
-                raise not_started(said_last(said), image.reference)
-    return said
+                raise not_started(last_line(ran), image.reference)
+    return ran
 
 
 @contextlib.contextmanager
@@ -147,8 +149,8 @@ def export(settings: Settings, image: Image, *, seconds: float) -> Iterator[Stre
             with EngineClient(settings).exported(name, seconds=seconds) as stream:
                 yield stream
         except subprocess.CalledProcessError as error:
-            said = shown(last_words(bytes(error.stderr).decode("utf-8", "replace")))
-            raise HostError(f"the engine does not hand the image's files over: {said}", where=image.reference) from None
+            output = shown(last_words(bytes(error.stderr).decode("utf-8", "replace")))
+            raise HostError(f"the engine does not export the image's files: {output}", where=image.reference) from None
 
 
 def remove(settings: Settings, name: str) -> None:
@@ -161,6 +163,6 @@ def remove_left(settings: Settings) -> None:
     client = EngineClient(settings)
     for name, label in client.labelled(LABEL):
         maker = Maker.parse(label)
-        # The label alone says nothing: an image can bring it, and then every container of it has it.
+        # The label alone proves nothing: an image can contain it, and then every container of it has it.
         if maker is not None and maker.gone and _NAME.fullmatch(name):
             client.remove(name)

@@ -1,4 +1,4 @@
-"""What the engine says of an image that may be anybody's: bytes in, values out."""
+"""What the engine reports of an untrusted image: bytes in, values out."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -54,9 +54,9 @@ def files_of_image(
                 return regular_files(_Limited(stream, limit), folder.rstrip("/").rpartition("/")[2], wanted)
         except TimeoutError:
             raise HostError(
-                f"the engine did not hand out the image's files in {seconds:.0f} s",
+                f"the engine did not export the image's files in {seconds:.0f} s",
                 where=shown(image.reference),
-                hint="`docker info` says whether the engine answers; an image that holds this up is not to be trusted",
+                hint="`docker info` shows whether the engine answers; do not trust an image that delays this",
             ) from None
         except _TooMuchError:
             raise LockError(
@@ -66,17 +66,17 @@ def files_of_image(
             ) from None
         except NotRegularError as error:
             raise LockError(
-                f"{folder}/{shown(str(error), 80)} in the image is no regular file",
+                f"{folder}/{shown(str(error), 80)} in the image is not a regular file",
                 where=shown(image.reference),
                 hint="no image that envbuild built has links or devices there; do not use it",
             ) from None
         except tarfile.TarError as error:
             raise _unread(folder, image, f"not a tar: {error}") from None
         except subprocess.CalledProcessError as error:
-            said = bytes(error.stderr).decode("utf-8", "replace")
-            if _ABSENT.search(said):
+            output = bytes(error.stderr).decode("utf-8", "replace")
+            if _ABSENT.search(output):
                 return {}
-            raise _unread(folder, image, last_words(said)) from None
+            raise _unread(folder, image, last_words(output)) from None
 
 
 def _unread(folder: str, image: Image, why: str) -> HostError:

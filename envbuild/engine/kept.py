@@ -39,19 +39,19 @@ def wheel_fault(folder: Path) -> str | None:
     return None if sha256_of(folder / name) == digest else f"{name} is not the file of its record"
 
 
-def keep_wheel(made: Path, kept: Path, *, anew: bool) -> None:
+def keep_wheel(made: Path, kept: Path, *, replace: bool) -> None:
     """Move a finished wheel to its place in one step: whoever finds it there finds all of it.
 
     Args:
         made: the folder that holds it.
         kept: its place.
-        anew: whether it replaces a sound one.
+        replace: whether it replaces a sound one.
 
     Raises:
         OSError: it cannot be moved there.
 
     """
-    if not anew and wheel_fault(kept) is None:
+    if not replace and wheel_fault(kept) is None:
         return  # another cell's run was faster, and may be reading it
     with contextlib.suppress(FileNotFoundError):
         kept.rename(made.with_name("replaced"))
@@ -72,7 +72,7 @@ def sha256_of(file: Path) -> str | None:
 
 
 def root_state(kept: Path) -> str:
-    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum beside it."""
+    """Return `whole`, `damaged` or `missing`: how a kept root compares with the checksum next to it."""
     if not kept.is_file():
         return "missing"
     try:

@@ -61,7 +61,7 @@ def _contents(archive: Archive, limits: Bounds) -> Contents:
     manifest = archive.manifest()
     config = archive.json(manifest.config)
     if not isinstance(config, dict):
-        raise ImageError(f"the configuration {manifest.config.digest} is no object")
+        raise ImageError(f"the configuration {manifest.config.digest} is not an object")
     root, left = _Node(), _Left(limits)
     for layer in manifest.layers:
         with archive.layer(layer) as stream:

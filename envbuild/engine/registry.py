@@ -1,4 +1,4 @@
-"""Prebuilt images in a registry: which digest a reference has there, a pull by digest, a push that says its digest."""
+"""Prebuilt images in a registry: the digest of a reference there, a pull by digest, a push that returns its digest."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from envbuild.net.registry import Reference, no_access, parse_reference
 from envbuild.util.names import shown
 
 # Characters that are shown of a reason.
-_SAID = 300
+_OUTPUT_LIMIT = 300
 
 
 def pull_verified(
@@ -44,7 +44,7 @@ def pull_verified(
         try:
             client.pull(pinned)
         except EngineError as error:
-            raise _engine_failure(error.said, ref, f"pulling {pinned}") from None
+            raise _engine_failure(error.output, ref, f"pulling {pinned}") from None
         _require_held(client, pinned, digest)
         if check is not None:
             check(pinned)
@@ -76,13 +76,13 @@ def push(client: EngineClient, reference: str) -> str:
         raise UsageError("an image is pushed by its tag, not by a digest", where=reference)
     name = f"{ref.repository}:{ref.tag}"
     try:
-        said = client.push(name)
+        output = client.push(name)
     except EngineError as error:
-        raise _engine_failure(error.said, ref, f"pushing {name}") from None
+        raise _engine_failure(error.output, ref, f"pushing {name}") from None
     # The engine ends with `TAG: digest: sha256:… size: N`.
-    found = re.findall(r"digest: (sha256:[0-9a-f]{64})", said)
+    found = re.findall(r"digest: (sha256:[0-9a-f]{64})", output)
     if not found:
-        raise HostError(f"the engine pushed {name} and named no digest", where=shown(said.strip()[-200:]))
+        raise HostError(f"the engine pushed {name} and reported no digest", where=shown(output.strip()[-200:]))
     return str(found[-1])
 
 
@@ -95,11 +95,13 @@ _DAMAGED = re.compile(
 )
 
 
-def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
+def _engine_failure(output: str, ref: Reference, doing: str) -> EnvbuildError:
     """Return our error for docker's, by what docker says."""
-    text = said.strip()
+    text = output.strip()
     last = text.splitlines()[-1].strip() if text else "docker gave no reason"
-    last = shown(last if len(last) <= _SAID else f"…{last[-_SAID:]}", 2 * _SAID)  # the reason stands at its end
+    last = shown(
+        last if len(last) <= _OUTPUT_LIMIT else f"…{last[-_OUTPUT_LIMIT:]}", 2 * _OUTPUT_LIMIT
+    )  # the reason stands at its end
     # The image's own name is no part of what is wrong: `team/not-denied` refuses nothing.
     text = text.replace(ref.repository, "")
     if re.search(r"no space left on device", text, re.IGNORECASE):
@@ -123,7 +125,7 @@ def _engine_failure(said: str, ref: Reference, doing: str) -> EnvbuildError:
         return no_access(ref)
     if re.search(r"manifest unknown|not found", text, re.IGNORECASE):
         return LockError(
-            f"the registry {ref.host} does not hold this image",
+            f"the registry {ref.host} does not have this image",
             where=doing,
             hint="build it here: envbuild image --no-pull",
         )

@@ -1,4 +1,4 @@
-"""Image -> the same image again: rebuild from the lock that the image carries, and compare byte by byte."""
+"""Image -> the same image again: rebuild from the lock in the image, and compare byte by byte."""
 
 import contextlib
 import errno
@@ -6,19 +6,20 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from envbuild.engine.build import Builder, Change
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
 from envbuild.errors import DataError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
-from envbuild.plan.plan import plan_of
+from envbuild.plan.plan import Plan, plan_of
 from envbuild.stacks.load import stack_of_lock
 from envbuild.util.maker import Maker
 from envbuild.util.names import shown
@@ -58,19 +59,19 @@ class Reproduction:
 def carried_lock(client: EngineClient, image: str) -> Locked:
     """Return the lock that `image` carries, checked against its label.
 
-    The image may be anybody's: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
+    The image is not trusted: nothing of it runs, and nothing but the files of a lock is read, up to a limit.
 
     Raises:
         HostError: the engine has no such image.
         UsageError: it carries no lock.
-        LockError: its lock cannot be read, lacks hashes, or is not the one that its label names.
+        LockError: its lock cannot be read, has no hashes, or is not the one that its label names.
 
     """
     found = client.image(image)
     label = found.labels.get("io.envbuild.lock")
     if label is None:
         raise UsageError(
-            f"{shown(image)} carries no lock: envbuild did not build it",
+            f"{shown(image)} contains no lock: envbuild did not build it",
             hint="name an image that `envbuild image` made",
         )
     files = files_of_image(client, found, _IN_IMAGE, _LOCK_FILES)
@@ -115,10 +116,20 @@ def reproduce(
     stack_file: str | None = None,
     on_change: Change,
     note: Note,
+    details: Details | None = None,
+    planned: Callable[[Plan], object] = lambda _: None,
 ) -> Reproduction:
-    """Rebuild `image` from its own lock, every step anew, and compare.
+    """Rebuild `image` from its own lock, without the build cache, and compare.
 
-    `stack_file` is the file of a user's own stack, which the lock names and does not hold.
+    Args:
+        client: the engine that holds it.
+        matrix: the matrix.
+        image: its name.
+        stack_file: the file of a user's own stack, which the lock names and does not hold.
+        on_change: takes the name of a stage and what became of it.
+        note: takes a line about what is done.
+        details: takes what running stages print and how far they are.
+        planned: takes the plan, before it is built.
 
     Raises:
         UsageError: the lock's stack is a user's own and `stack_file` is not its file.
@@ -130,9 +141,14 @@ def reproduce(
     locked = carried_lock(client, digest)
     stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     plan = plan_of(matrix, locked, stack)
-    builder = Builder(client=client, plan=plan, on_change=on_change, note=note, cache=False)
+    planned(plan)
+    builder = Builder(
+        client=client, plan=plan, on_change=on_change, note=note, details=details or Details(), cache=False
+    )
     with _own_tag(client) as tag:
         built: Built = builder.build(tag)
+        if built.digest != digest:
+            note("another digest: comparing the files of both images")
         differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
     return Reproduction(digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
 

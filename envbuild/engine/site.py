@@ -39,7 +39,7 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
     if suite is not None:
         archive = archive_of(suite)
         mirror, security = mirrors_of(settings, suite, DEBIAN_ARCH[plan.cell.arch])
-        # An image that others made may name archives of its own, whose keys have been changed since or that are out of reach.
+        # An image that others made may name its own archives, whose keys have been changed since or that cannot be reached.
         if plan.lock.root is None or (mirror, security) != (archive.mirror, archive.security_mirror):
             sources = archive.sources(suite, mirror=mirror, security_mirror=security)
             found["apt"] = _private(folder / "apt.list", "\n".join(sources) + "\n")

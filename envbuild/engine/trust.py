@@ -1,6 +1,6 @@
-"""Who says that a registry's image is the one that a lock makes.
+"""Who confirms that a registry's image is the one that a lock makes.
 
-A registry vouches for nothing: the digest that it names is the digest of what it serves. Somebody else must have said the
+A registry proves nothing: the digest that it names is the digest of what it serves. Somebody else must have named the
 digest before: a person, this machine when it built the image itself, or a committed evidence record.
 """
 
@@ -26,7 +26,7 @@ _WORDS: dict[By, str] = {
     "flag": "verified: it has the digest that --digest named",
     "build": "verified: this machine built an image of this digest from the lock",
     "evidence": "verified: it has the digest in the evidence record {record}",
-    "nobody": "not verified: nobody but the registry vouches for its content; the lock in it is the one asked for",
+    "nobody": "not verified: no source but the registry names its digest; the lock in it is the requested one",
 }
 
 
@@ -127,7 +127,7 @@ class Pulled:
 
 
 def remember_pulled(settings: Settings, plan: Plan, pulled: Pulled) -> None:
-    """Note that an image was pulled for exactly this plan, and who vouched for it."""
+    """Note that an image was pulled for exactly this plan, and who confirmed its digest."""
     place = settings.cache_dir / "pulled" / plan.key
     place.parent.mkdir(parents=True, exist_ok=True)
     body = {

@@ -1,1 +1,1 @@
-"""Records of smoke runs, and what they say of a cell."""
+"""Records of smoke runs, and what they prove of a cell."""

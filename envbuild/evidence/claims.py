@@ -1,4 +1,4 @@
-"""What may be said of a cell: one of four words for the whole and for each component, and what it rests on.
+"""What is known of a cell: one of four words for the whole and for each component, and the reason.
 
 The words are `Proof`'s: run on this GPU, run elsewhere, tried without a GPU, stated only. A record gives a word no further
 than it counts (`place.differences`).
@@ -37,7 +37,7 @@ class Trials(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentClaim:
-    """What may be said of one component of a cell."""
+    """What is known of one component of a cell."""
 
     proof: Proof
     text: str
@@ -50,7 +50,7 @@ class ComponentClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What may be said of a cell from its own records, or else from those of another cell with its software."""
+    """What is known of a cell from its own records, or else from those of another cell with its software."""
 
     status: Status
     """As `Standing.status`, and `never` where the run does not count for this cell."""
@@ -90,7 +90,7 @@ def claim_of(
     lock_digest: str | None = None,
     trials: Trials | None = None,
 ) -> Claim:
-    """Return what may be said of the cell: from its own records, or else from those of another with its software.
+    """Return what is known of the cell: from its own records, or else from those of another with its software.
 
     Args:
         cell: the cell.
@@ -188,7 +188,7 @@ def _words(
 def component_claims(
     versions: Mapping[AxisName, str], records: Collection[Evidence], trials: Trials | None = None
 ) -> dict[AxisName, ComponentClaim]:
-    """Return what may be said of each component of a cell; runs of some tests alone, or below a training step, give none."""
+    """Return what is known of each component of a cell; runs of some tests alone, or below a training step, give none."""
     whole = [record for record in records if record.passed and not parts(record)]
     return {axis: _component(axis, versions, whole, trials) for axis in SOFTWARE if axis in versions}
 

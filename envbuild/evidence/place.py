@@ -66,7 +66,7 @@ def _os_of(record: Evidence) -> str:
 def altered_of(record: Evidence) -> frozenset[AxisName]:
     """Return the software axes that did not run as the lock makes them.
 
-    What was compiled against a torch of the host is none of the lock's; neither is anything beside another adopted package.
+    What was compiled against a torch of the host is not the lock's; neither is anything compiled next to another adopted package.
     A switch of a compile concerns the components that read variables of its name, and every one where none does.
     """
     if record.adopted:

@@ -14,7 +14,7 @@ _OF_IMAGE = ("kind", "digest", "digest_from", "runtime")
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON keeps it: no infinity, which it lacks, and no lone surrogate, which UTF-8 lacks."""
+    """Return `value` as JSON keeps it: no infinity, which JSON cannot hold, and no lone surrogate, which UTF-8 cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Evidence: one record per smoke run, append-only, that the matrix's claims rest on.
+"""Evidence: one record per smoke run, append-only, that are the base of what the matrix claims.
 
 A record is one JSON file whose name and `id` carry the hash of its content, so an edited record is noticed when it is
 read. It holds no host name, user name or path of the machine that it was made on.
@@ -129,7 +129,7 @@ def content_id(record: Mapping[str, Any]) -> str:
     """Return the hash over everything in a record but its `id`.
 
     Raises:
-        ValueError: it holds an infinite number, which JSON lacks, or half a surrogate pair.
+        ValueError: it holds an infinite number, which JSON cannot hold, or half a surrogate pair.
 
     """
     body = {key: value for key, value in record.items() if key != "id"}
@@ -174,7 +174,7 @@ def record_evidence(evidence: Evidence, folder: Path) -> Path:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def read_evidence(path: Path) -> Evidence:

@@ -1,4 +1,4 @@
-"""What one run of the smoke tests came to."""
+"""The result of one run of the smoke tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -87,7 +87,7 @@ class SmokeReport:
             return
         if self.verdict == "host":
             raise HostError(
-                self.reason, where=where_of(self.target), hint="`envbuild doctor` says what this host can run"
+                self.reason, where=where_of(self.target), hint="`envbuild doctor` shows what this host can run"
             )
         if self.verdict == "interrupted":
             raise KeyboardInterrupt

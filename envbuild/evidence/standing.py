@@ -1,4 +1,4 @@
-"""What the records of a cell say of it: the one that it stands on, and whether that is stale; the same for the page."""
+"""What the records of a cell prove of it: the one that counts, and whether it is stale; the same for the page."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def evidence_for(
 
     Runs on GPUs count before runs on a CPU, which prove less; stale ones count where there is no other. A run that failed
     stands until a later one passes that ran the same tests or more, as far and on as many ranks. Of those that passed since, the one
-    on the most ranks is told; a run of some tests alone (`-k`) or of a level below `step` only where there is no whole one.
+    on the most ranks is shown; a run of some tests alone (`-k`) or of a level below `step` only where there is no whole one.
 
     Args:
         records: as `load_evidence` returns them.
@@ -44,15 +44,15 @@ def evidence_for(
 
     """
     mine = [record for record in records if record.cell_id == cell_id]
-    # A host that lacks something says nothing about the cell.
-    telling = [record for record in mine if record.verdict not in {"host", "interrupted"}]
-    if not telling:
+    # A host where something is missing proves nothing about the cell.
+    useful = [record for record in mine if record.verdict not in {"host", "interrupted"}]
+    if not useful:
         return Standing(status="never")
-    ranked = sorted(telling, key=lambda record: (record.device == "cuda", record.date), reverse=True)
+    ranked = sorted(useful, key=lambda record: (record.device == "cuda", record.date), reverse=True)
     stale: tuple[Evidence, str] | None = None
     passed: list[Evidence] = []
     since: list[Evidence] = []  # whole runs that passed after the last whole one that failed
-    mended = False
+    fixed = False
     for record in ranked:
         if passed and passed[0].device != record.device:
             break
@@ -61,10 +61,10 @@ def evidence_for(
             stale = stale or (record, why)
         elif record.passed:
             passed.append(record)
-            if record.to_step and not record.keyword and not mended:
+            if record.to_step and not record.keyword and not fixed:
                 since.append(record)
         elif any(later.takes_back(record) for later in passed):
-            mended = mended or not record.keyword
+            fixed = fixed or not record.keyword
         else:
             return Standing(status="failed", record=record)
     if passed:
@@ -85,7 +85,7 @@ def standing_for(
 
     Args:
         own: records of one cell.
-        versions: the cell that it is told of, axis -> version; that one, or another with its software.
+        versions: the cell that it is about, axis -> version; that one, or another with its software.
         suite: as for `evidence_for`.
         lock_digest: likewise.
 
@@ -112,7 +112,7 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
     Args:
         standing: what the records of a cell say.
         cell_id: that cell.
-        versions: the cell that it is told of, axis -> version.
+        versions: the cell that it is about, axis -> version.
 
     Returns:
         `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `date`, `why` and
@@ -153,7 +153,7 @@ def summaries(
     Args:
         records: every record.
         pins: what a cell must have to be one of them, axis -> version.
-        versions: the cell that they are told of, axis -> version.
+        versions: the cell that they are about, axis -> version.
         suite: as for `evidence_for`.
 
     """

@@ -1,4 +1,4 @@
-"""The ledger of trials: what was tried of two releases without a GPU, and what came of it.
+"""The ledger of trials: which trials two releases had with each other without a GPU, and their results.
 
 One file per component in `matrices/trials`, a record a line. Records are added and never changed: each carries the hash of the
 rest of its line.
@@ -58,7 +58,7 @@ class Trial(Model):
     @model_validator(mode="after")
     def _says_why(self) -> Self:
         if self.verdict != "passed" and not self.first:
-            raise ValueError("a trial that did not pass says why")
+            raise ValueError("a trial that did not pass needs a reason")
         return self
 
     def sealed(self) -> "Trial":

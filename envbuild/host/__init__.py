@@ -6,7 +6,7 @@ Every fact is optional and every probe has a time limit: a machine where somethi
 from envbuild.host.collect import facts
 from envbuild.host.hardware import driver_version
 from envbuild.host.model import Disk, Engine, Gpu, HostFacts, NetworkMount, Nic, Toolkit, read_facts
-from envbuild.host.probe import LocalProbe, Probe, Ran
+from envbuild.host.probe import LocalProbe, Probe, ProbeResult
 
 __all__ = [
     "Disk",
@@ -17,7 +17,7 @@ __all__ = [
     "NetworkMount",
     "Nic",
     "Probe",
-    "Ran",
+    "ProbeResult",
     "Toolkit",
     "driver_version",
     "facts",

@@ -11,7 +11,7 @@ from envbuild.settings import Settings, load_settings
 
 
 def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> HostFacts:
-    """Describe this machine. Raises nothing of its own, whatever is missing.
+    """Describe this machine. Raises nothing itself, whatever is missing.
 
     Args:
         settings: for the cache folder and the engine's address; this user's own by default.

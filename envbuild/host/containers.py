@@ -1,4 +1,4 @@
-"""What starts containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
+"""The programs that start containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
 
 import os
 import re
@@ -14,7 +14,7 @@ def engine_of(probe: Probe, settings: Settings) -> Engine:
     docker = settings.engine_command
     ran = probe.run(*docker, "info", "--format", "{{json .}}")
     if ran is None:
-        # No such command, or an engine that hangs: only the first lacks a version.
+        # No such command, or an engine that hangs: only the first has no version.
         client = match_of(r"version ([\w.+~-]+)", output_of(probe, docker[0], "--version"))
         return Engine(client=client, problem="no-answer" if client else "no-client")
     info = json_object(ran.out)
@@ -22,8 +22,8 @@ def engine_of(probe: Probe, settings: Settings) -> Engine:
     plugins = {p.get("Name"): p.get("Version") for p in client_info.get("Plugins") or ()}
     client = client_info.get("Version")
     if not info.get("ServerVersion"):
-        said = ran.err + " ".join(info.get("ServerErrors") or ())
-        denied = "permission denied" in said.lower()
+        output = ran.err + " ".join(info.get("ServerErrors") or ())
+        denied = "permission denied" in output.lower()
         return Engine(
             client=client, buildx=plugins.get("buildx"), problem="permission-denied" if denied else "no-answer"
         )
@@ -72,7 +72,7 @@ def _cdi_devices(probe: Probe, engine: Engine) -> set[str]:
     for folder in engine.cdi_folders or ("/etc/cdi", "/var/run/cdi"):
         for name in probe.entries(folder):
             text = (probe.read(f"{folder}/{name}") or "") if name.endswith((".yaml", ".json")) else ""
-            # The specification's YAML and JSON both put a device's name beside its containerEdits; other names are of env,
+            # The specification's YAML and JSON both put a device's name next to its containerEdits; other names are of env,
             # mounts and hooks, which are paths and never `all`, a number or a UUID.
             if re.search(r'"?kind"?:\s*"?nvidia\.com/gpu\b', text):
                 devices = re.findall(

@@ -19,7 +19,7 @@ class Gpu(_Model):
 
     name: str
     sm: str | None = None
-    """Compute capability without its dot, `90`; None where the driver is too old to tell."""
+    """Compute capability without its dot, `90`; None where the driver is too old to report it."""
     memory_gib: float | None = None
     brand: str | None = None
     """The driver's product brand, such as `Tesla`, `GeForce` or `NVIDIA RTX`; NVIDIA_REQUIRE_CUDA matches on it."""
@@ -107,7 +107,7 @@ class HostFacts(_Model):
     """Installed, or the limit of this control group where that is less."""
     driver: str | None = None
     driver_problem: str | None = None
-    """What nvidia-smi said when it failed although a driver is loaded."""
+    """What nvidia-smi printed when it failed although a driver is loaded."""
     gpus: tuple[Gpu, ...] = ()
     engine: Engine = Engine(problem="no-client")
     toolkit: Toolkit = Toolkit()
@@ -149,7 +149,7 @@ def read_facts(path: Path) -> HostFacts:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
     raise DataError(
-        f"these are no host facts: {problem}",
+        f"these are not host facts: {problem}",
         where=str(path),
         hint="collect them with `envbuild doctor --json > facts.json` on that host",
     )

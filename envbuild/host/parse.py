@@ -1,4 +1,4 @@
-"""What every probe's answer is read with: nothing here fails, whatever a command printed."""
+"""Reading the answers of probes: nothing here fails, whatever a command printed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How a machine is asked: commands with a time limit, small files, names in a folder."""
+"""How facts of a machine are read: commands with a time limit, small files, names in a folder."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ PROBE_SECONDS = 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class ProbeResult:
     """What a command did."""
 
     code: int
@@ -24,7 +24,7 @@ class Ran:
 class Probe(Protocol):
     """How facts are collected: the machine itself, or a recording of one."""
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> ProbeResult | None:
         """Return what the command did; None when there is no such command or it ran out of time."""
 
     def read(self, path: str) -> str | None:
@@ -37,7 +37,7 @@ class Probe(Protocol):
 class LocalProbe:
     """The machine that this process runs on."""
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> ProbeResult | None:
         """Run the command with the time limit, in the C locale."""
         try:
             process = subprocess.Popen(
@@ -64,7 +64,7 @@ class LocalProbe:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1)
             return None
-        return Ran(code=process.returncode, out=out, err=err)
+        return ProbeResult(code=process.returncode, out=out, err=err)
 
     def read(self, path: str) -> str | None:
         """Read the file as UTF-8."""

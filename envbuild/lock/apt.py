@@ -1,4 +1,4 @@
-"""The exact OS packages that a list of names means: `apt-get` in a folder of its own answers.
+"""The exact OS packages that a list of names means: `apt-get` in its own folder answers.
 
 It never touches the host's own package state, and asks the signed archives of Debian and Ubuntu alone.
 """
@@ -31,7 +31,7 @@ from envbuild.util.names import OsPackageName, OsVersion, checked, shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
-# What a base image that others made may hold beside apt: the compilers that cuda-nvcc asks for, and what NVIDIA's
+# What a base image that others made may hold besides apt: the compilers that cuda-nvcc asks for, and what NVIDIA's
 # Dockerfiles use to fetch their packages (gitlab.com/nvidia/container-images/cuda, dist/12.6.3/ubuntu2404).
 _MADE_BY_OTHERS = ("build-essential", "curl", "gnupg2")
 
@@ -55,7 +55,7 @@ def checked_packages(packages: Iterable[str]) -> list[str]:
                 checked(OsVersion, version)
         except ValueError as error:
             raise LockError(
-                f"{shown(package, 80)!r} is no OS package: {error}", hint="write a package's name, or name=version"
+                f"{shown(package, 80)!r} is not an OS package: {error}", hint="write a package's name, or name=version"
             ) from None
     return list(packages)
 
@@ -68,7 +68,7 @@ def resolve_os_packages(
     installed: Sequence[OsPackage] = (),
     arch: str = "amd64",
 ) -> tuple[OsPackage, ...]:
-    """Return every package that installing `packages` on `suite` brings, by name, each with its version and hash.
+    """Return every package that installing `packages` on `suite` installs, by name, each with its version and hash.
 
     With `installed` it is what comes on top of those; without, it is a whole root: the essential packages and
     the archive's base packages too, on Debian just what `bootstrap_root` installs. Recommended packages are left out.
@@ -112,18 +112,18 @@ def resolve_os_packages(
 def resolve_on_image(
     settings: Settings, *, suite: str, packages: Sequence[str], arch: str = "amd64"
 ) -> tuple[tuple[OsPackage, ...], tuple[OsPackage, ...]]:
-    """Return what installing `packages` on an image that others made brings, and what else it may have to renew there.
+    """Return what installing `packages` on an image that others made adds, and what else it may have to renew there.
 
-    Nobody can say from afar what the image holds, and a package that is newer in the archive often takes others along
+    It cannot be known from here what the image holds, and a package that is newer in the archive often takes others along
     (libc6-dev asks for exactly its libc6). So nothing counts as installed: the essential packages are pinned as well. The
-    build adds what the image lacks, and renews what that asks for.
+    build adds what is missing in the image, and renews what that requires.
 
     Args and Raises: as `resolve_os_packages`.
 
     """
     added = resolve_os_packages(settings, suite=suite, packages=packages, arch=arch)
-    beside = resolve_os_packages(settings, suite=suite, packages=(*packages, *_MADE_BY_OTHERS), arch=arch)
-    return added, tuple(package for package in beside if package not in set(added))
+    together = resolve_os_packages(settings, suite=suite, packages=(*packages, *_MADE_BY_OTHERS), arch=arch)
+    return added, tuple(package for package in together if package not in set(added))
 
 
 _APT_S = 1800.0
@@ -141,7 +141,7 @@ class _Answer(NamedTuple):
 
 
 class _IsolatedApt:
-    """apt-get over a folder of its own: configuration, sources, lists, cache and dpkg status."""
+    """apt-get over its own folder: configuration, sources, lists, cache and dpkg status."""
 
     def __init__(self, folder: Path, arch: str, reach: Settings) -> None:
         self.folder = folder
@@ -192,7 +192,7 @@ class _IsolatedApt:
         """Write a dpkg status in which `installed` are installed, as the archive describes them.
 
         apt takes a package whose fields differ from the archive's for another build of the same version and would fetch it
-        anew, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
+        again, so all of them are copied. Where the archive has moved on from a base image's version, only what the package
         provides is taken from the newer one: the base met its needs, and apt must not find them broken.
         """
         shown = self._run("apt-cache", "show", "--no-all-versions", *(package.name for package in installed)).out

@@ -50,7 +50,7 @@ def _os_package(**fields: str | None) -> OsPackage:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise LockError(
-            f"the archive describes {shown(str(fields.get('name')), 80)} in no known way: "
+            f"the archive describes {shown(str(fields.get('name')), 80)} in an unknown way: "
             f"{first['loc'][0] if first['loc'] else 'package'}: {first['msg']}"
         ) from None
 
@@ -98,18 +98,18 @@ def parse_uris(printed: str) -> tuple[OsPackage, ...]:
 
 
 def complaint_of(output: str) -> str:
-    """Return apt's own words on what is wrong, in one line; of several, the first that tells the reason."""
+    """Return apt's own words on what is wrong, in one line; of several, the first that gives the reason."""
     lines = [line.strip() for line in output.splitlines()]
     errors = [line[3:] for line in lines if line.startswith("E: ")]
     reasons = [line for line in errors if not _NOISE.search(line)]
-    told = (
+    reasons = (
         reasons
         or [line for line in lines if re.search(r" : (Pre-)?[DCB]\w+: ", line)]
         or errors
         or lines
-        or ["it said nothing"]
+        or ["it printed nothing"]
     )
-    return redact(shown(" ".join(told[0].split()), 500))
+    return redact(shown(" ".join(reasons[0].split()), 500))
 
 
 def hosts_named(mirrors: Iterable[str], output: str) -> str:

@@ -23,7 +23,7 @@ class Archive:
     keyring: Path
     keyring_package: str
     base_packages: tuple[str, ...]
-    """What a root of it holds beside the essential packages."""
+    """What a root of it holds besides the essential packages."""
 
     def sources(self, suite: str, *, mirror: str, security_mirror: str, options: str = "") -> list[str]:
         """Return the lines of a sources.list: the suite, its updates, its security updates.
@@ -95,7 +95,7 @@ def mirrors_of(settings: Settings, suite: str, arch: str = "amd64") -> tuple[str
     Args:
         settings: the site's mirrors.
         suite: a key of `ARCHIVES`.
-        arch: Debian's name of the architecture. Ubuntu's own archive holds amd64 alone; of a site's mirror nobody knows.
+        arch: Debian's name of the architecture. Ubuntu's own archive holds amd64 alone; of a site's mirror it is not known.
 
     Raises:
         LockError: no archive of that suite is known.
@@ -107,7 +107,7 @@ def mirrors_of(settings: Settings, suite: str, arch: str = "amd64") -> tuple[str
     mirror = settings.ubuntu_mirror
     if arch != "amd64" and mirror == archive.mirror:
         return UBUNTU_PORTS, UBUNTU_PORTS
-    # Ubuntu's own archive has the security updates on a host of their own, and its mirrors hold them like the rest.
+    # Ubuntu's own archive has the security updates on a separate host, and its mirrors hold them like the rest.
     return mirror, archive.security_mirror if mirror == archive.mirror else mirror
 
 

@@ -1,4 +1,4 @@
-"""Asking for a lock's inputs again: whether they are still there, and still the same."""
+"""Looking up a lock's inputs again: whether they still exist, and are still the same."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a source names, checked before a path or an address is made of it: its commit, its tree and its submodules."""
+"""What a source states, checked before a path or an address is made of it: its commit, its tree and its submodules."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ def check_source(name: str, url: str, commit: str) -> None:
         raise DataError(
             f"the source {shown(name, 80)!r} cannot be used: {redact(str(error))}",
             where="the sources of the lock or the stack",
-            hint="look at who made it; nothing was fetched",
+            hint="check who made it; nothing was fetched",
         ) from None
 
 
@@ -66,7 +66,7 @@ def checked_source(source: GitSource) -> CheckedTree:
         raise DataError(
             f"a submodule of the source {source.name} cannot be used: {redact(str(error))}",
             where="the sources of the lock",
-            hint="look at who made it; nothing was fetched",
+            hint="check who made it; nothing was fetched",
         ) from None
     return CheckedTree(
         what=source.name, url=source.url, commit=source.commit, tree=source.tree, submodules=source.submodules
@@ -106,12 +106,12 @@ def below(folder: Path, relative: str) -> Path:
         raise LockError(
             f"the submodule {shown(relative, 80)} leads out of its tree: {shown(str(error))}",
             where=str(folder),
-            hint="look at who made that tree",
+            hint="check who made that tree",
         ) from None
 
 
 def choice(source: CheckedTree) -> str:
-    """Return what tells trees of one commit apart: another choice of submodules is another tree."""
+    """Return what distinguishes trees of one commit: another choice of submodules is another tree."""
     used = [s for s in source.submodules if s.used]
     return (
         "-" + hashlib.sha256("".join(f"{s.path} {s.commit}\n" for s in used).encode()).hexdigest()[:8] if used else ""
@@ -128,9 +128,9 @@ def strays_of(source: CheckedTree, folder: Path) -> set[Path]:
 
 def differs(source: CheckedTree, found: str, where: str) -> LockError:
     return LockError(
-        f"the source of {source.what} is not what the lock names: its tree is {found}, the lock says {source.tree} (commit {source.commit})",
+        f"the source of {source.what} is not what the lock names: its tree is {found}, the lock has {source.tree} (commit {source.commit})",
         where=redact(where),
-        hint="bring the tree of that commit, unchanged, or lock again if the change is meant",
+        hint="supply the tree of that commit, unchanged, or lock again if the change is meant",
     )
 
 

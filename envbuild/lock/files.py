@@ -1,4 +1,4 @@
-"""A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole and read with nothing trusted."""
+"""A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole, and not trusted when read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def _pylock(python_set: PythonSet, read: Callable[[str], bytes], where: str, mac
     except OSError as error:
         raise DataError(f"a file of the lock cannot be read: {error.strerror}", where=place, hint=_WHOLE) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LockError) as error:
-        raise DataError(f"this is no pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
+        raise DataError(f"this is not a pylock: {shown(str(error))}", where=place, hint=_WHOLE) from None
     differing = sorted({p.name for p in set(stated) ^ set(python_set.packages)})
     if differing:
         raise LockError(

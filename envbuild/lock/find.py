@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.model import Lock, Missing
+from envbuild.lock.model import COMPAT, Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.stacks.parts import digest_of
@@ -24,6 +24,8 @@ def lock_name(inputs: Inputs) -> str:
         parts.append(inputs.flavor)
     if inputs.te_source != "pypi":
         parts.append("te-git")
+    if inputs.compat:
+        parts.append("compat")
     stack = [digest_of(inputs.stack)] if inputs.stack else []
     asked = json.dumps(
         [[g.name, g.requirements] for g in inputs.python] + [inputs.os_runtime, inputs.os_builder, *stack]
@@ -49,7 +51,7 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
         DataError, LockError: there is one, it cannot be read, and there is no other.
 
     """
-    lacking: tuple[Locked, Path] | None = None
+    incomplete_one: tuple[Locked, Path] | None = None
     unreadable: EnvbuildError | None = None
     for folder in _candidates(settings, inputs):
         if not (folder / "lock.json").is_file():
@@ -61,14 +63,14 @@ def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
             continue
         if found[0].lock.complete:
             return found
-        lacking = lacking or found
-    if lacking is None and unreadable is not None:
+        incomplete_one = incomplete_one or found
+    if incomplete_one is None and unreadable is not None:
         raise unreadable
-    return lacking
+    return incomplete_one
 
 
 def place_for(folder: Path, lock: Lock) -> Path:
-    """Return where a new lock for `folder` goes: one that lacks inputs goes beside a complete one, not in its place."""
+    """Return where a new lock for `folder` goes: one with missing inputs goes next to a complete one, not in its place."""
     try:
         held = not lock.complete and read_lock(folder).lock.complete
     except (DataError, LockError):  # nothing there, or nothing of use
@@ -91,14 +93,20 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )
+    if inputs.compat and lock.source(COMPAT) is None:
+        raise DataError(
+            f"the lock has no {inputs.compat.package}, and the driver needs it",
+            where=where,
+            hint="leave --lock out, or lock this cell with the same --driver: envbuild lock",
+        )
 
 
 def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:
     """Raise LockError listing every missing hash and the host that holds it, unless the lock has all that is needed.
 
-    `replaced` names the stages that come from elsewhere, such as `base`: what they alone need may lack.
+    `replaced` names the stages that come from elsewhere, such as `base`: what only they need may be missing.
     """
-    missing = lock.lacking(replaced)
+    missing = lock.still_missing(replaced)
     if missing:
         raise incomplete(missing, where)
 
@@ -147,4 +155,7 @@ def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
         Missing(what=f"source tree of {t.name} at {t.commit}", host=urlsplit(t.url).hostname or t.url, kind="tree")
         for t in inputs.trees
     ]
+    if inputs.compat:
+        host = urlsplit(settings.cuda_repository).hostname or settings.cuda_repository
+        found.append(Missing(what=f"OS package {inputs.compat.package}", host=host, kind="file"))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What git says of a tree, read: `git ls-tree` and `.gitmodules`. Pure: bytes in, or an error of ours."""
+"""Read what git prints of a tree: `git ls-tree` and `.gitmodules`. Pure: bytes in, values or an EnvbuildError out."""
 
 import re
 from collections.abc import Mapping
@@ -65,11 +65,11 @@ def read_listing(text: bytes, *, what: str) -> Listing:
     for line in text.split(b"\0")[:-1]:
         entry = _ENTRY.fullmatch(line)
         if entry is None:
-            raise bad(f"{_named(line)} is no line of git ls-tree")
+            raise bad(f"{_named(line)} is not a line of git ls-tree")
         mode, kind, oid, length, path = entry.groups()
         parts = path.split(b"/")
         if len(path) > 4000 or any(p in {b"", b".", b".."} or p.lower() == b".git" or len(p) > 255 for p in parts):
-            raise bad(f"{_named(path)} is no path in a tree")
+            raise bad(f"{_named(path)} is not a path in a tree")
         above = [b"/".join(parts[:n]) for n in range(len(parts))]
         if path in files or path in folders or any(folder in files for folder in above):
             raise bad(f"{_named(path)} is in the way of another path")
@@ -105,7 +105,7 @@ def _named(name: bytes) -> str:
 def read_gitmodules(text: bytes, *, what: str) -> dict[str, str]:
     """Read a .gitmodules and return the address of each path, as it is written there.
 
-    A section that lacks its path or its address is left out.
+    A section without a path or an address is left out.
 
     Args:
         text: the file.
@@ -226,5 +226,5 @@ def submodule_url(parent: str, stated: str, *, what: str) -> str:
         raise DataError(
             f"the submodule {shown(what)} is at an address that is not used: {error}",
             where=".gitmodules",
-            hint="bring its tree or a clone of it under the folder that the setting `sources` names, and pin an upstream with another address",
+            hint="put its tree or a clone of it into the folder that the setting `sources` names, and pin an upstream with another address",
         ) from None

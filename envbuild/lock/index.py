@@ -60,7 +60,7 @@ class Listing:
 def _entry(name: object, url: object, digest: object, upload_time: object, base: str) -> IndexFile:
     """Return the entry; raises ValueError for one that cannot be used."""
     if not isinstance(url, str) or len(url) > _LONGEST_LINK:
-        raise ValueError("its address is no text, or too long")
+        raise ValueError("its address is not text, or too long")
     full = urllib.parse.urljoin(base, url)
     ours, theirs = base.partition("://")[0], full.partition("://")[0]
     if theirs == "file" and ours != "file":
@@ -90,9 +90,9 @@ def _listing(entries: Iterable[tuple[object, object, object, object]], base: str
         try:
             files.append(_entry(name, url, digest, upload_time, base))
         except ValueError as error:
-            told = name if isinstance(name, str) else url if isinstance(url, str) else "an entry"
+            label = name if isinstance(name, str) else url if isinstance(url, str) else "an entry"
             if len(refused) < 1000:
-                refused.append(f"{place_of(told[-300:])}: {shown(str(error))}")
+                refused.append(f"{place_of(label[-300:])}: {shown(str(error))}")
     return Listing(files=tuple(files), refused=tuple(refused))
 
 
@@ -151,12 +151,12 @@ def read_page(body: bytes, content_type: str, base: str) -> Listing:
     try:
         files = read_object(body).get("files")
         if not isinstance(files, list):
-            raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - told below
+            raise ValueError("it holds no list of files")  # noqa: TRY004, TRY301 - reported below
     except ValueError as error:
         raise LockError(
-            f"the answer of {host_of(base)} is no page of a package index: {error}",
+            f"the answer of {host_of(base)} is not a page of a package index: {error}",
             where=place_of(base),
-            hint="check the index in your settings, or ask its keepers",
+            hint="check the index in your settings, or ask who runs it",
         ) from None
     return _listing(_json_entries(files), base)
 

@@ -16,6 +16,7 @@ from envbuild.components.torch import component as torch
 from envbuild.errors import DataError, UsageError
 from envbuild.lock.model import BaseImage, FileSource
 from envbuild.matrix.cell import X86_64, Cell
+from envbuild.matrix.driver import Compat, carries_compat, compat_of
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.packages import impostors
 from envbuild.matrix.view import CellView
@@ -29,7 +30,7 @@ TeSource = Literal["pypi", "git"]
 # Triton compiles its launchers on the first kernel: a C compiler, libc's and Python's headers.
 _RUNTIME_PACKAGES = ("ca-certificates", "gcc", "libc6-dev")
 _BUILDER_PACKAGES = ("ccache", "g++", "git", "make")
-# What torch's cpp_extension needs to compile kernels in a running image, beside nvcc.
+# What torch's cpp_extension needs to compile kernels in a running image, besides nvcc.
 _DEVEL_PACKAGES = ("g++", "make")
 
 # setuptools 82 removed pkg_resources, which apex's and TE's setup.py still import.
@@ -38,7 +39,7 @@ SETUPTOOLS = "setuptools<82"
 
 @dataclass(frozen=True, kw_only=True)
 class PythonGroup:
-    """Requirements that are installed in one step; `index` is beside PyPI."""
+    """Requirements that are installed in one step; `index` is used in addition to PyPI."""
 
     name: Literal["torch", "tools", "toolchain", "env"]
     requirements: tuple[str, ...]
@@ -63,12 +64,14 @@ class Inputs:
     sdists: tuple[Sdist, ...]
     files: tuple[FileSource, ...] = ()
     """Files whose hash the data states."""
-    brought: tuple[str, ...] = ()
-    """Distributions that come with the base image: nothing that asks for them may bring another."""
+    provided: tuple[str, ...] = ()
+    """Distributions that come with the base image: nothing that requires them may install another."""
+    compat: Compat | None = None
+    """NVIDIA's package for a driver that is older than the cell's CUDA needs; None where the image goes without it."""
 
 
 def pypi_toolchain(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
-    """Return the requirements that make a CUDA toolkit from PyPI's packages, or () when the base brings one."""
+    """Return the requirements that make a CUDA toolkit from PyPI's packages, or () when the base has one."""
     if cell.versions.get("toolchain", "base") == "base":
         return ()
     if "nvcc" not in cell.versions:  # CUDA 12: headers for g++-only builds, no compiler driver
@@ -89,6 +92,7 @@ def inputs_of(
     stack: Stack | None = None,
     flavor: Flavor = "runtime",
     te_source: TeSource | None = None,
+    compat: bool | None = None,
 ) -> Inputs:
     """Return what `cell` is made of.
 
@@ -99,11 +103,14 @@ def inputs_of(
         flavor: `devel` keeps the toolchain in the image.
         te_source: Transformer Engine from PyPI's core wheel and torch sdist, or from git; by default from PyPI, and a
             release that PyPI does not have from git.
+        compat: whether the image carries cuda-compat; by default where the cell's `driver` needs it.
 
     Raises:
         UsageError: PyPI does not have the release that is to come from there; a stack's or flavor's wish cannot be met.
 
     """
+    if compat is None:
+        compat = carries_compat(matrix, cell)
     cell = cell.of_image
     v = cell.versions
     base = matrix.release("base", v["base"]).facts
@@ -115,19 +122,19 @@ def inputs_of(
         repository=stack is not None,
     )
     present = components_in(view)
-    brought = tuple(component.axis for component in present if component.is_brought(view))
-    used = tuple(component for component in present if component.axis not in brought)
+    provided = tuple(component.axis for component in present if component.is_provided(view))
+    used = tuple(component for component in present if component.axis not in provided)
     compiled = {c.axis: replace(wheel, version=v[c.axis]) for c in used if (wheel := c.wheel(view)) is not None}
     components = tuple(compiled.values())
     if stack is not None:
         _check_stack(matrix, stack)
-        _check_in_cell(cell, stack, brought)
+        _check_in_cell(cell, stack, provided)
         components += wheels_of(stack, mpi.prefix if mpi else None)
     own_python = _own_python(matrix, cell)
     toolchain = pypi_toolchain(matrix, cell)
     if flavor == "devel" and toolchain:
         raise UsageError(
-            "an image that keeps its CUDA compiler needs a base that holds one",
+            "an image with a CUDA compiler needs a base that contains one",
             where="--flavor devel",
             hint='choose such a base: --base "nvidia-cuda-*"',
         )
@@ -159,14 +166,14 @@ def inputs_of(
         env.append("ninja")
 
     # torch's set comes first and the rest has to agree with it, so a stack's numpy is decided there.
-    beside = tuple(line for line in (stack.python if stack else ()) if _name(line) in WITH_TORCH)
-    if "numpy" not in {_name(line) for line in beside}:
-        beside = ("numpy", *beside)
-    if torch.axis in brought:
+    with_torch = tuple(line for line in (stack.python if stack else ()) if _name(line) in WITH_TORCH)
+    if "numpy" not in {_name(line) for line in with_torch}:
+        with_torch = ("numpy", *with_torch)
+    if torch.axis in provided:
         groups = [PythonGroup(name="torch", requirements=())]
     else:
         requirement, index = torch.requirement(view)
-        groups = [PythonGroup(name="torch", requirements=(requirement, *beside), index=index)]
+        groups = [PythonGroup(name="torch", requirements=(requirement, *with_torch), index=index)]
     tools = sorted({tool for c in components for tool in c.tools})
     if components:
         groups.append(PythonGroup(name="tools", requirements=(*tools, "ninja", SETUPTOOLS)))
@@ -212,7 +219,8 @@ def inputs_of(
             *files[1],
         ),
         # an NGC image's torch is compiled for its numpy
-        brought=("numpy", "torch") if torch.axis in brought else (),
+        provided=("numpy", "torch") if torch.axis in provided else (),
+        compat=compat_of(matrix, cell) if compat else None,
     )
 
 
@@ -221,7 +229,7 @@ def _name(requirement: str) -> str:
 
 
 def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
-    """Return uv's managed build of the cell's Python, for an OS that does not bring that version itself."""
+    """Return uv's managed build of the cell's Python, for an OS that does not have that version itself."""
     facts = matrix.release("python", cell.versions["python"]).facts
     if cell.arch != X86_64:
         other = facts.aarch64
@@ -291,12 +299,14 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
         meant = difflib.get_close_matches(correction.item, matrix.axes, n=1, cutoff=0.8)
         if meant and correction.item not in matrix.axes:
             raise DataError(
-                f"a correction is of {correction.item!r}, which is no axis", where=where, hint=f"is {meant[0]} meant?"
+                f"a correction is of {correction.item!r}, which is not an axis",
+                where=where,
+                hint=f"is {meant[0]} meant?",
             )
 
 
-def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
-    """Raise DataError where the stack asks for what this cell does not have, or what its base has `brought`."""
+def _check_in_cell(cell: Cell, stack: Stack, provided: Collection[str]) -> None:
+    """Raise DataError where the stack asks for what this cell does not have, or what is `provided` by its base."""
     where = f"stack {stack.name}"
     for build in stack.builds:
         if build.mpi and "mpi" not in cell.versions:
@@ -306,7 +316,7 @@ def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
                 hint="state one under [stated]: mpi",
             )
     for line in stack.python:
-        if torch.axis in brought and _name(line) in WITH_TORCH:
+        if torch.axis in provided and _name(line) in WITH_TORCH:
             raise DataError(
                 f"the requirement {line!r} is decided by {cell.versions['base']}, whose torch is compiled for its own",
                 where=f"{where}: python",
@@ -315,6 +325,6 @@ def _check_in_cell(cell: Cell, stack: Stack, brought: Collection[str]) -> None:
 
 
 def _own_python(matrix: Matrix, cell: Cell) -> bool:
-    """Return whether the OS brings the cell's Python itself."""
+    """Return whether the OS has the cell's Python itself."""
     own: str | None = matrix.release("os", cell.versions["os"]).facts.python
     return own == cell.versions["python"]

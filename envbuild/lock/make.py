@@ -1,14 +1,12 @@
-"""cell -> lock: the one place that asks indexes, upstreams, archives and registries what the inputs are.
+"""cell -> lock: the one place that looks up the inputs at indexes, upstreams, archives and registries.
 
 Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
 """
 
 import datetime as dt
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -17,9 +15,23 @@ from packaging.utils import canonicalize_name
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.components.base import Sdist
 from envbuild.errors import HostError, LockError
+from envbuild.lock.compat import find_file, likely_file
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, PythonGroup
-from envbuild.lock.model import BaseImage, FileSource, GitSource, Kind, Lock, Missing, OsPackage, OsSet, PythonSet, Root
+from envbuild.lock.model import (
+    COMPAT,
+    BaseImage,
+    FileSource,
+    GitSource,
+    Kind,
+    Lock,
+    Missing,
+    OsPackage,
+    OsSet,
+    PythonSet,
+    Root,
+)
+from envbuild.lock.sdists import requires_dist, sdist_url
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
 from envbuild.matrix.load import Matrix
 from envbuild.paths import data_dir
@@ -57,7 +69,11 @@ def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
         os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
         python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
         sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
-        files=(*(FileSource(name=s.name, url=_sdist_url(s)) for s in inputs.sdists), *inputs.files),
+        files=(
+            *(FileSource(name=s.name, url=sdist_url(s)) for s in inputs.sdists),
+            *inputs.files,
+            *((likely_file(matrix, inputs.compat, inputs.cell.arch),) if inputs.compat else ()),
+        ),
         missing=(Missing(what="everything but names and versions", host="-", why="rendered without a lock"),),
     )
 
@@ -77,11 +93,6 @@ def _newest(matrix: Matrix, inputs: Inputs) -> int:
     return _midnight(newest)
 
 
-def _sdist_url(sdist: Sdist) -> str:
-    name = sdist.distribution.replace("-", "_")
-    return f"https://files.pythonhosted.org/packages/source/{name[0]}/{name}/{name}-{sdist.version}.tar.gz"
-
-
 def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
     """Pin every input of a cell.
 
@@ -91,12 +102,12 @@ def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note,
         settings: where to ask.
         matrix: the data that the cell was chosen from.
         inputs: what the cell is made of.
-        note: told what is being asked.
+        note: called with what is being looked up.
         epoch: SOURCE_DATE_EPOCH; today at midnight UTC when None.
 
     Raises:
         LockError: an answer contradicts a pin, or requirements cannot be satisfied.
-        HostError: this machine lacks a tool (apt-get, git).
+        HostError: a tool is missing on this machine (apt-get, git).
 
     """
     return _Maker(
@@ -159,7 +170,7 @@ class _Maker:
             os=os_sets,
             python=python,
             sources=trees,
-            files=(*files, *(self._file(f) for f in inputs.files)),
+            files=(*files, *(self._file(f) for f in inputs.files), *self._compat()),
             missing=tuple(self.missing),
         )
         return Locked(lock=lock, pylocks=self.pylocks, fresh=True, unreached=self.unreached)
@@ -176,7 +187,7 @@ class _Maker:
 
         if image.digest:
             return image
-        self.note(f"asking for the digest of {image.reference}")
+        self.note(f"looking up the digest of {image.reference}")
         host = parse_reference(image.reference).host
         try:
             digest = find_digest(image.reference, settings=self.settings)
@@ -249,7 +260,7 @@ class _Maker:
                 urlsplit(self.settings.index_url).hostname or "index",
                 f"src-{sdist.name}",
             )
-            return FileSource(name=sdist.name, url=_sdist_url(sdist))
+            return FileSource(name=sdist.name, url=sdist_url(sdist))
         for file in files:
             if file.filename.endswith(suffix) and file.sha256:
                 return FileSource(name=sdist.name, url=file.url, sha256=file.sha256)
@@ -268,6 +279,18 @@ class _Maker:
             what = f"hash of {file.url.rsplit('/', 1)[-1]}"
             self.missing.append(Missing(what=what, host=host, why=why, kind="file", stages=(f"src-{file.name}",)))
         return file
+
+    def _compat(self) -> tuple[FileSource, ...]:
+        compat, arch = self.inputs.compat, self.inputs.cell.arch
+        if compat is None:
+            return ()
+        self.note(f"looking up the package {compat.package}")
+        try:
+            return (find_file(self.settings, compat, arch),)
+        except HostError as error:
+            host = urlsplit(self.settings.cuda_repository).hostname or "NVIDIA's repository"
+            self._miss("file", f"OS package {compat.package}", error, host, f"src-{COMPAT}")
+            return (likely_file(self.matrix, compat, arch),)
 
     def _tree(self, number: int) -> GitSource:
         from envbuild.lock.objects import NotAllowedError
@@ -298,15 +321,15 @@ class _Maker:
         sets: list[PythonSet] = []
         held: list[str] = []
         for group in self.inputs.python:
-            # The environment grows on torch's set; tools and toolchain live in folders of their own.
+            # The environment grows on torch's set; tools and toolchain are in separate folders.
             shared = group.name == "env"
             asked = self._with_requirements_of(group, files) if shared else group
             if not asked.requirements:
                 sets.append(PythonSet(name=group.name, requirements=()))
                 continue
             self.note(f"resolving the {group.name} packages")
-            beside = group.name in {"torch", "env"}
-            constraints = [*_caps(self.matrix, self.inputs, compiling=not beside), *(held if shared else ())]
+            shared_env = group.name in {"torch", "env"}
+            constraints = [*_caps(self.matrix, self.inputs, compiling=not shared_env), *(held if shared else ())]
             without = [line.split("==")[0] for line in held] if shared else []
             try:
                 text, found = pylock.resolve(
@@ -317,7 +340,7 @@ class _Maker:
                     machine=cell.arch,
                     constraints=constraints,
                     without=without,
-                    excludes=self.inputs.brought,
+                    excludes=self.inputs.provided,
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
@@ -342,7 +365,7 @@ class _Maker:
             if file.sha256 is None:
                 continue
             path, _ = download(self.settings, file.url, file.sha256, self.settings.cache_dir / "files")
-            for line in _requires_dist(path):
+            for line in requires_dist(path):
                 requirement = Requirement(line)
                 name = canonicalize_name(requirement.name)
                 # A variant is pinned by CUDA major; an sdist's metadata was made on one of them.
@@ -361,28 +384,11 @@ class _Maker:
         )
 
 
-def _requires_dist(sdist: Path) -> list[str]:
-    """Return what the distribution asks for at run time, extras aside, as its PKG-INFO or its egg-info says."""
-    import tarfile
-
-    texts: dict[str, str] = {}
-    with tarfile.open(sdist) as tar:
-        for member in tar:
-            if re.fullmatch(r"[^/]+/PKG-INFO|[^/]+/(src/)?[^/]+\.egg-info/requires\.txt", member.name):
-                body = tar.extractfile(member)
-                texts[member.name.rsplit("/", 1)[1]] = body.read().decode() if body else ""
-    if "PKG-INFO" not in texts:
-        raise LockError(f"{sdist.name} holds no PKG-INFO", where=str(sdist))
-    stated = re.findall(r"^Requires-Dist: (.+)$", texts["PKG-INFO"].split("\n\n")[0], re.MULTILINE)
-    # setuptools before 68 wrote the requirements of a source distribution to its egg-info alone
-    return stated or [line for line in texts.get("requires.txt", "").split("\n[")[0].splitlines() if line]
-
-
 def _caps(matrix: Matrix, inputs: Inputs, *, compiling: bool) -> list[str]:
     """Return the ceilings on packages that the cell's components break above, as constraint lines.
 
-    With `compiling`, only those of what takes part in a compile: what Megatron wants beside it changes no build tool, or
-    another Megatron would compile everything anew.
+    With `compiling`, only those of what takes part in a compile: what Megatron requires changes no build tool, or
+    another Megatron would compile everything again.
     """
     from envbuild.matrix.packages import caps_for
 

@@ -34,6 +34,8 @@ from envbuild.util.names import (
 )
 
 LOCK_VERSION: Literal[1] = 1
+COMPAT = "cuda-compat"
+"""The file of a lock whose image carries NVIDIA's package for older drivers, whatever its base."""
 # 2100-01-01: a later date is no SOURCE_DATE_EPOCH.
 _LAST_EPOCH = 4_102_444_800
 _MANY = 10_000
@@ -75,7 +77,7 @@ class Submodule(Model):
     """Empty for one that the build does not read and whose address is unknown."""
     commit: Commit
     tree: Commit | None = None
-    """git tree id of its checkout; None while nobody has seen it."""
+    """git tree id of its checkout; None while it is unknown."""
     used: bool = True
     """Whether the build reads it. One that it does not is a link that the tree's id covers, and is not fetched."""
 
@@ -87,7 +89,7 @@ class GitSource(Model):
     url: SourceUrl
     commit: Commit
     tree: Commit | None = None
-    """git tree id of the checkout without submodules; None while nobody has seen it."""
+    """git tree id of the checkout without submodules; None while it is unknown."""
     submodules: tuple[Submodule, ...] = Field(default=(), max_length=1000)
 
     @model_validator(mode="after")
@@ -95,7 +97,7 @@ class GitSource(Model):
         _once("submodule", (s.path for s in self.submodules))
         for submodule in self.submodules:
             if submodule.used and not submodule.url:
-                raise ValueError(f"the submodule {submodule.path} is read by the build and has no address")
+                raise ValueError(f"the submodule {submodule.path} is used by the build and has no address")
         return self
 
 
@@ -145,7 +147,7 @@ class PythonSet(Model):
     requirements: tuple[RequirementLine, ...] = Field(max_length=_MANY)
     packages: tuple[PythonPackage, ...] = Field(default=(), max_length=_MANY)
     index: FileUrl | None = None
-    """An index beside PyPI that the set needs (PyTorch's own, for a variant)."""
+    """An index besides PyPI that the set needs (PyTorch's own, for a variant)."""
     local_wheels: tuple[FileName, ...] = Field(default=(), max_length=_MANY)
     """Wheels that come from a find-links folder; the build takes them from the `wheels` context."""
 
@@ -188,7 +190,7 @@ Kind = Literal["image", "os", "python", "sdist", "file", "tree"]
 
 
 class Missing(Model):
-    """An input whose hash nobody could fetch yet, and the host that holds it."""
+    """An input whose hash could not be fetched yet, and the host that holds it."""
 
     what: Line
     host: Line
@@ -198,7 +200,7 @@ class Missing(Model):
     kind: Kind | None = Field(default=None, exclude_if=lambda kind: kind is None)
     """What it is; None in a lock of an earlier release."""
     stages: tuple[SafeName, ...] = Field(default=(), exclude_if=lambda stages: not stages)
-    """The stages of the Dockerfile that take it from outside; where all of them are replaced, nothing lacks."""
+    """The stages of the Dockerfile that take it from outside; where all of them are replaced, nothing is missing."""
 
 
 # The axes that every cell has: a plan reads them without asking.
@@ -209,19 +211,27 @@ class Lock(Model):
     """Everything that an image is made of. Two images of one lock are equal, byte for byte."""
 
     version: Literal[1] = LOCK_VERSION
+    """Version of this format."""
     cell: dict[AxisKey, Version] = Field(max_length=64)
+    """The version of each axis."""
     commits: dict[AxisKey, Commit] = Field(default={}, max_length=64)
+    """The commit of each axis whose version is one."""
     matrix: Digest
+    """Digest of the matrix that the cell was chosen from."""
     flavor: Literal["runtime", "devel"] = "runtime"
+    """`devel` keeps nvcc in the image."""
     stack: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}(@[a-z0-9][a-z0-9.-]{0,99})?$")] | None = None
+    """The stack's name, `NAME@PIN` for another pin of it."""
     stack_digest: Sha256 | None = None
     """Hash over what the stack puts into the image: its patches, steps and environment are in no other field."""
     te_source: Literal["pypi", "git"] = "pypi"
+    """Where the source of Transformer Engine comes from."""
     components: tuple[SafeName, ...] = Field(default=(), max_length=1000)
     """What the build compiles from source, in order: te, apex, flash-attn, flash-attn-hopper."""
     epoch: Epoch
     """SOURCE_DATE_EPOCH, seconds since 1970-01-01 UTC."""
     uv: FileSource
+    """The wheel of the uv that installs."""
     images: tuple[BaseImage, ...] = Field(default=(), max_length=2)
     root: Root | None = None
     os: tuple[OsSet, ...] = Field(default=(), max_length=2)
@@ -280,7 +290,7 @@ class Lock(Model):
 
     @property
     def pins(self) -> dict[str, str]:
-        """Version of every axis that a request is held to by this lock: the cell's, and the flavor stated beside it."""
+        """Version of every axis that a request is held to by this lock: the cell's, and the flavor stated with it."""
         return {**self.cell, "flavor": self.flavor}
 
     @property
@@ -331,11 +341,11 @@ class Lock(Model):
         """The lock as one line of JSON with sorted keys."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
-    def lacking(self, replaced: Collection[str] = ()) -> tuple[Missing, ...]:
+    def still_missing(self, replaced: Collection[str] = ()) -> tuple[Missing, ...]:
         """Return what has no hash and is needed all the same where the stages `replaced` come from elsewhere."""
         made_on = {"runtime": "base", "builder": "devel"}
         given = {*replaced, *(made_on[stage] for stage in replaced if stage in made_on)}
-        # A statement without stages is of all that it does not name; the others speak of their own stages.
+        # A statement without stages is about all stages that others do not name.
         stated = {m.stages for m in self.missing}
         unstated = () if () in stated else tuple(m for m in self.unpinned if m.stages not in stated)
         return tuple(m for m in (*self.missing, *unstated) if not m.stages or not given.issuperset(m.stages))

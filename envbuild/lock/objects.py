@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from envbuild.errors import DataError, HostError, LockError
 from envbuild.lock.gitfiles import MODULES_LIMIT, Listing, read_listing
 from envbuild.settings import Settings, redact
-from envbuild.util.git import Ran, Reach, make_repository, object_kind, objects_of, run_git
+from envbuild.util.git import GitResult, Reach, make_repository, object_kind, objects_of, run_git
 from envbuild.util.names import SafeName, checked, shown
 from envbuild.util.scratch import scratch
 
@@ -40,7 +40,7 @@ class ObjectStore:
     """Seconds without progress after which a fetch ends."""
 
     def have(self, what: str, url: str, commit: str) -> None:
-        """Bring `commit` into the object store unless it is there."""
+        """Fetch `commit` into the object store unless it is there."""
         self.make()
         if self.has(commit):
             return
@@ -58,13 +58,13 @@ class ObjectStore:
             if not self.has(commit):
                 raise DamagedError(f"the commit {commit} was fetched and cannot be read")
             return
-        last = redact(shown(ran.said.strip().splitlines()[-1])) if ran.said.strip() else "no answer"
-        if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.said):
+        last = redact(shown(ran.stderr.strip().splitlines()[-1])) if ran.stderr.strip() else "no answer"
+        if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.stderr):
             raise _no_commit(what, url, commit)
         # the words may be the other side's: they have the store looked at, and what is found there decides
         own = r"index-pack|fetch-pack|necessary objects|existing object|collision|packfile|corrupt|shallow"
         if run_git(self.folder, "rev-parse", "--is-shallow-repository").code or (
-            re.search(own, ran.said, re.IGNORECASE) and not self.is_sound()
+            re.search(own, ran.stderr, re.IGNORECASE) and not self.is_sound()
         ):
             raise DamagedError(last)
         host = urlsplit(url).hostname or url
@@ -76,7 +76,7 @@ class ObjectStore:
             hint="check the network and the proxy, or put a clone or the tree under the folder that the setting `sources` names",
         )
 
-    def _fetch(self, what: str, url: str, commit: str) -> Ran:
+    def _fetch(self, what: str, url: str, commit: str) -> GitResult:
         self._check_allowed(what, url)
         settings = self.settings
         reach = Reach(
@@ -100,11 +100,11 @@ class ObjectStore:
             )
 
     def _from_folder(self, what: str, url: str, commit: str) -> None:
-        """Bring `commit` from the repository that a `file://` address names; no git runs there."""
+        """Fetch `commit` from the repository that a `file://` address names; no git runs there."""
         self._check_allowed(what, url)
         objects = objects_of(Path(unquote(urlsplit(url).path)))
         if objects is None:
-            raise HostError(f"the source of {shown(what)} is no repository", where=url, hint="correct its address")
+            raise HostError(f"the source of {shown(what)} is not a repository", where=url, hint="correct its address")
         if not self._borrow(objects, commit):
             raise _no_commit(what, url, commit)
 
@@ -122,7 +122,7 @@ class ObjectStore:
             )
             root = object_kind(self.folder, f"{commit}^{{tree}}", borrowed=(objects,))
         except (LockError, HostError) as error:
-            self.note(f"the clone {objects} is passed over: {error.what}")
+            self.note(f"the clone {objects} is skipped: {error.what}")
             return False
         if listed.code or root is None:
             return False
@@ -137,7 +137,7 @@ class ObjectStore:
             pack.seek(0)
             # this computes the id of each object from its content: a clone's word is not taken for it
             if packed.code or run_git(self.folder, "index-pack", "--stdin", stdin=pack, limit_s=3600).code:
-                self.note(f"the clone {objects} is passed over: it does not hold all files of {commit}")
+                self.note(f"the clone {objects} is skipped: it does not hold all files of {commit}")
                 return False
         held = run_git(self.folder, "cat-file", "--batch-check=%(objectname)", stdin=wanted)
         return held.code == 0 and held.stdout == wanted
@@ -147,7 +147,7 @@ class ObjectStore:
         name = repository_name(url)
         if self.settings.sources is None or name is None:
             return []
-        # one component each, and the site's own folder may hold links of its own
+        # one component each, and the site's folder may itself hold links
         found = (objects_of(self.settings.sources / folder) for folder in (name, f"{name}.git"))
         return [objects for objects in found if objects is not None]
 
@@ -195,8 +195,8 @@ class ObjectStore:
     ) -> bytes:
         ran = run_git(self.folder, command, *options, operands=operands, index=index, work_tree=work_tree)
         if ran.code:
-            last = shown(ran.said.strip().splitlines()[-1]) if ran.said.strip() else f"git exited with {ran.code}"
-            if "No space left on device" in ran.said:
+            last = shown(ran.stderr.strip().splitlines()[-1]) if ran.stderr.strip() else f"git exited with {ran.code}"
+            if "No space left on device" in ran.stderr:
                 raise HostError(
                     f"git {command} failed: {last}", where=str(work_tree or self.folder), hint="free some space"
                 )
@@ -204,7 +204,7 @@ class ObjectStore:
         return ran.stdout
 
     def again(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; where the store of objects is damaged, make that anew and try once more."""
+        """Return what `work` returns; where the store of objects is damaged, make it again and try once more."""
         seen = self.identity()
         try:
             return work()
@@ -212,7 +212,7 @@ class ObjectStore:
             if seen is None:
                 seen = self.identity()
             with self.alone():
-                if self.identity() == seen and self.folder.exists():  # no other run has made it anew
+                if self.identity() == seen and self.folder.exists():  # no other run has made it again
                     if self.is_sound():  # then what was asked for is at fault, and the other objects stay
                         raise LockError(shown(str(damage)), hint="look at the commit that is pinned") from damage
                     self.note(f"the store of git objects is damaged ({shown(str(damage))}); it is made again")
@@ -228,7 +228,7 @@ class ObjectStore:
             ) from damage
 
     def identity(self) -> int | None:
-        """Return what tells this store from one that another run makes in its place."""
+        """Return what distinguishes this store from one that another run makes in its place."""
         try:
             return (self.folder / "info/attributes").stat().st_mtime_ns
         except OSError:
@@ -237,9 +237,9 @@ class ObjectStore:
     def is_sound(self) -> bool:
         """Return whether every object of the store is what its id says. Takes seconds to minutes."""
         ran = run_git(self.folder, "fsck", "--no-dangling", "--no-reflogs", "--no-progress", limit_s=3600)
-        said = ran.stdout.decode("utf-8", "replace") + ran.said
-        # a format that git warns of ("error in tree …") may be upstream's; a commit from a clone lacks its parents
-        return ran.code < 128 and re.search(r"(?m)^(error: |missing (blob|tree) )", said) is None
+        output = ran.stdout.decode("utf-8", "replace") + ran.stderr
+        # a format that git warns of ("error in tree …") may be upstream's; a commit from a clone is without its parents
+        return ran.code < 128 and re.search(r"(?m)^(error: |missing (blob|tree) )", output) is None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -248,7 +248,7 @@ class ObjectStore:
         with self.folder.with_suffix(".lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             (self.folder / "shallow.lock").unlink(missing_ok=True)
-            for left in (self.folder / "objects/pack").glob("tmp_*"):  # nobody else writes now
+            for left in (self.folder / "objects/pack").glob("tmp_*"):  # no other process writes now
                 left.unlink(missing_ok=True)
             yield
 

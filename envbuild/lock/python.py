@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,21 +104,23 @@ def resolve(
     with scratch("uv") as folder:
         asked = folder / "requirements.in"
         asked.write_text("".join(f"{line}\n" for line in group.requirements), encoding="utf-8")
-        brought = folder / "excludes.txt"
-        brought.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
+        excluded = folder / "excludes.txt"
+        excluded.write_text("".join(f"{line}\n" for line in excludes), encoding="utf-8")
         held = folder / "constraints.txt"
         held.write_text("".join(f"{line}\n" for line in constraints), encoding="utf-8")
         out = folder / "pylock.toml"
         command = [uv_executable(), "pip", "compile", str(asked), "--constraints", str(held), "--output-file", str(out)]
         command += ["--format", "pylock.toml", "--no-header", "--quiet", "--no-config", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--python-platform", _platform(glibc, machine)]
+        # Nothing is built, so that any interpreter does: uv would look for `python`, and download it.
+        command += ["--python", sys.executable, "--python-version", python]
+        command += ["--python-platform", _platform(glibc, machine)]
         # Several indexes count as one, as pip has it: a variant's local label exists on PyTorch's index alone, and the
         # rest may come from either. Hashes in the lock decide what is installed.
         command += ["--index-strategy", "unsafe-best-match"]
         for place in settings.find_links:
             command += ["--find-links", place]
         if excludes:
-            command += ["--excludes", str(brought)]
+            command += ["--excludes", str(excluded)]
         for name in without:
             command += ["--no-emit-package", name]
         env = uv_environment_here(settings)
@@ -257,11 +260,11 @@ def _packages(text: str, machine: str) -> list[tuple[_Package, tuple[tuple[str, 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise LockError(f"this is no pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {shown(place)}: {shown(first['msg'])}", hint=_LOCK_AGAIN) from None
     except RecursionError:
-        raise LockError("this is no pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
+        raise LockError("this is not a pylock: it is nested too deeply", hint=_LOCK_AGAIN) from None
     except ValueError as error:
-        raise LockError(f"this is no pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
+        raise LockError(f"this is not a pylock: {what}{shown(str(error))}", hint=_LOCK_AGAIN) from None
     for package, wheels in found:
         if not wheels:
             raise LockError(
@@ -307,7 +310,7 @@ def _read(group: PythonGroup, text: str, machine: str) -> tuple[str, PythonSet]:
             stated = f'{key} = "{value}"'
             if stated not in text:  # uv wrote it with escapes
                 raise LockError(
-                    f"{package.name} {package.version} lies in a folder whose name cannot be written plainly",
+                    f"{package.name} {package.version} is in a folder whose name has special characters",
                     where=shown(value or ""),
                     hint="move the wheels to a folder of letters, digits and . _ -",
                 )

@@ -77,7 +77,7 @@ class SourceStore:
         if not listing.links:
             return ()
         if depth == _DEEPEST:
-            raise DataError(f"{shown(what)} has more than {_DEEPEST} submodules in one another", where=redact(url))
+            raise DataError(f"{shown(what)} has submodules nested deeper than {_DEEPEST}", where=redact(url))
         urls = read_gitmodules(self.objects.modules(listing), what=what)
         found: list[Submodule] = []
         for path, linked in sorted(listing.links.items()):
@@ -86,7 +86,7 @@ class SourceStore:
                 continue
             if path not in urls:
                 raise DataError(
-                    f"{shown(what)} links {path} at {linked} and its .gitmodules does not say where from",
+                    f"{shown(what)} links {path} at {linked} and its .gitmodules has no address for it",
                     where=redact(url),
                 )
             inner, inner_url = f"{what}/{path}", submodule_url(url, urls[path], what=f"{what}/{path}")

@@ -67,7 +67,7 @@ def _folder_id(
     Without a handle the folder is missing, and would hold nothing but submodules that are missing, too.
     """
     if depth > _DEEPEST:
-        raise LockError(f"the tree has more than {_DEEPEST} folders in one another", where=_shown(path))
+        raise LockError(f"the tree has folders nested deeper than {_DEEPEST}", where=_shown(path))
     below: dict[bytes, dict[tuple[bytes, ...], str]] = {}
     for parts, commit in links.items():
         below.setdefault(parts[0], {})[parts[1:]] = commit
@@ -81,7 +81,7 @@ def _folder_id(
         status = os.stat(name, dir_fd=handle, follow_symlinks=False) if name in names else None
         here = below.get(name, {})
         if here and status is not None and not stat.S_ISDIR(status.st_mode):
-            raise LockError("something else lies where a submodule belongs", where=_shown(inner))
+            raise LockError("something else is in the place of a submodule", where=_shown(inner))
         if () in here:
             mode, digest = b"160000", bytes.fromhex(here[()])
             entries.append((name + b"/", mode + b" " + name + b"\0" + digest))
@@ -97,7 +97,7 @@ def _folder_id(
             mode = b"100755" if executable else odd.get(inner, b"100644")
             entries.append((name, mode + b" " + name + b"\0" + digest))
         else:
-            raise LockError("the tree holds what is neither a file, a link nor a folder", where=_shown(inner))
+            raise LockError("the tree contains something that is not a file, a link or a folder", where=_shown(inner))
     if not entries:
         return None
     # git sorts a folder as if its name ended in a slash
@@ -158,7 +158,7 @@ def copy_tree(source: Path, target: Path, *, without: Collection[Path] = ()) -> 
 
     def copied(file: str, to: str) -> str:
         if not stat.S_ISREG(Path(file).lstat().st_mode):
-            raise LockError("the tree holds what is neither a file, a link nor a folder", where=shown(file))
+            raise LockError("the tree contains something that is not a file, a link or a folder", where=shown(file))
         return str(shutil.copy2(file, to, follow_symlinks=False))
 
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignored, copy_function=copied)
@@ -177,8 +177,8 @@ class _Bounded(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._stream.tell()
+    def tell(self) -> int:  # plain-words: allow tell - the name that file objects have
+        return self._stream.tell()  # plain-words: allow tell - the name that file objects have
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         self._check(offset if whence == 0 else 0)
@@ -187,7 +187,7 @@ class _Bounded(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         if not 0 <= size <= _MOST_AT_ONCE:
             raise tarfile.ReadError("a header in it is larger than any that a name needs")
-        self._check(self._stream.tell() + size)
+        self._check(self._stream.tell() + size)  # plain-words: allow tell - the name that file objects have
         return self._stream.read(size)
 
     @staticmethod
@@ -259,4 +259,4 @@ def _refuse_links(folder: Path, name: str, *, itself: bool) -> None:
     for part in parts if itself else parts[:-1]:
         folder /= part
         if folder.is_symlink():
-            raise tarfile.ReadError(f"{shown(name, 80)!r} is or lies behind a link")
+            raise tarfile.ReadError(f"{shown(name, 80)!r} is a link, or is behind one")

@@ -25,8 +25,8 @@ ARCHITECTURE = "arch"
 DEBIAN_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 """Debian's and Docker's name of each architecture."""
 
-_BESIDE = frozenset({"board", "driver", "flavor"})
-"""What is stated beside a cell, so that rules can judge it, and is no part of the cell's identity."""
+_NOT_IN_ID = frozenset({"board", "driver", "flavor"})
+"""What is stated in addition to a cell, so that rules can check it, and is no part of the cell's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Cell:
         kept = {
             axis: version
             for axis, version in self.versions.items()
-            if axis not in _BESIDE and (axis, version) != (ARCHITECTURE, X86_64)
+            if axis not in _NOT_IN_ID and (axis, version) != (ARCHITECTURE, X86_64)
         }
         return self if len(kept) == len(self.versions) else Cell(versions=kept, commits=self.commits)
 

@@ -9,7 +9,7 @@ from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import CudaFacts, GpuFacts, Release
+from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
 
 Verdict = Literal["full", "minor-version", "needs-compat", "refused"]
@@ -23,6 +23,29 @@ class DriverVerdict:
     driver: str
     why: str
     source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compat:
+    """NVIDIA's package cuda-compat of a CUDA release, and the drivers that it extends."""
+
+    cuda: str
+    branch: str
+    """Driver branch whose libraries it holds, e.g. 580 for CUDA 13.0."""
+    branches: tuple[str, ...]
+    """Driver branches of hosts on which it is needed, and supported."""
+    floor: str
+    """The first driver that needs no package."""
+
+    @property
+    def package(self) -> str:
+        """The package's name, e.g. cuda-compat-13-0."""
+        return f"cuda-compat-{self.cuda.replace('.', '-')}"
+
+    @property
+    def folder(self) -> str:
+        """Where the package puts its libraries."""
+        return f"/usr/local/cuda-{self.cuda}/compat"
 
 
 def parse_driver(text: str) -> Version:
@@ -96,7 +119,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="needs-compat",
             driver=driver,
             why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
-            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs{_modules(gpu)}",
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs, {_switch(matrix, cell)}{_modules(gpu)}",
             source=release.source,
         )
     if branch in facts.compat_branches:
@@ -121,6 +144,40 @@ def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str 
         return toolkit, facts.driver_full[toolkit]
     newest = max(facts.driver_full.items(), key=lambda item: Version(item[1]), default=None)
     return newest if newest is not None else (cell.versions["cuda"], None)
+
+
+def compat_of(matrix: Matrix, cell: Cell) -> Compat | None:
+    """Return the package cuda-compat of the cell's CUDA, or None where no driver is known that it would extend."""
+    release = matrix.release("cuda", cell.versions["cuda"])
+    facts = release.facts
+    if not isinstance(facts, CudaFacts) or facts.driver_minor is None or not facts.compat_branches:
+        return None
+    newest = max(facts.driver_full.values(), key=Version)
+    return Compat(
+        cuda=release.version,
+        branch=str(Version(newest).major),
+        branches=facts.compat_branches,
+        floor=facts.driver_minor,
+    )
+
+
+def carries_compat(matrix: Matrix, cell: Cell) -> bool:
+    """Return whether an image for the cell's own `driver` has to contain cuda-compat; NVIDIA's PyTorch images have it."""
+    if _is_ngc(matrix, cell):
+        return False
+    verdict = driver_verdict(matrix, cell)
+    return verdict is not None and verdict.verdict == "needs-compat"
+
+
+def _is_ngc(matrix: Matrix, cell: Cell) -> bool:
+    facts = matrix.release("base", cell.versions["base"]).facts
+    return isinstance(facts, BaseFacts) and facts.kind == "ngc"
+
+
+def _switch(matrix: Matrix, cell: Cell) -> str:
+    if _is_ngc(matrix, cell):
+        return "which the base image has and its own start script switches on"
+    return "which the image contains and switches on as it starts, on hosts with such a driver alone"
 
 
 def needs_compat(release: Release, driver: str) -> bool:

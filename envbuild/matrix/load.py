@@ -120,7 +120,7 @@ def load_matrix(folder: Path | None = None) -> Matrix:
     """Load every axis file and `rules.toml` of `folder` (the installation's own by default).
 
     Raises:
-        DataError: a file is malformed, lacks a source, or contradicts another.
+        DataError: a file is malformed, has no source, or contradicts another.
 
     """
     return _load(folder or data_dir("matrices"))

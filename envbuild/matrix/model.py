@@ -59,7 +59,7 @@ class Axis(Model):
     """One dimension of the matrix.
 
     `use` says when a cell has it: `always`; `default` (unless the request makes it impossible); `asked` (only when a flag
-    or a stack names it); `host` (stated beside the cell, only when given, and no part of its id: the machine's driver and
+    or a stack names it); `host` (stated in addition to the cell, only when given, and no part of its id: the machine's driver and
     board, the image's flavor); `derived` (fixed by another axis' release). The host's architecture is stated likewise, and is
     part of the id where it is not x86_64.
     """
@@ -112,7 +112,7 @@ class OsFacts(Model):
     suite: str
     """Archive suite, e.g. bookworm or noble."""
     python: str
-    """major.minor of the Python that the OS brings itself, e.g. 3.11."""
+    """major.minor of the OS's own Python, e.g. 3.11."""
 
 
 class BaseFacts(Model):
@@ -164,9 +164,9 @@ class Release(Model):
     needs: dict[AxisName, Spec] = {}
     """Constraints on other axes, where those are in use."""
     with_: tuple[AxisName, ...] = Field(default=(), alias="with")
-    """Axes that must be in use beside this release."""
+    """Axes that must be in use together with this release."""
     without: tuple[AxisName, ...] = ()
-    """Axes that must not be in use beside this release."""
+    """Axes that must not be in use together with this release."""
     fixes: dict[AxisName, str] = {}
     """The value that this release gives to derived axes."""
     facts: Any = None
@@ -182,7 +182,7 @@ class Rule(Model):
     `requires` refuses a cell; `inert` says that `component` would be ignored and refuses a cell that holds it;
     `tested-with` only ranks. A rule applies where every axis of `when` is in use and matches. It then demands all of
     `needs`, one whole alternative of `any_of` (both hold for an axis that is not in use), the axes in `with`, none of
-    `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule applies only beside its
+    `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule applies only together with its
     `component`.
     """
 
@@ -205,12 +205,12 @@ class Rule(Model):
         demands = bool(self.needs or self.any_of or self.with_ or self.without or self.same)
         if self.kind != "tested-with" and not demands:
             raise ValueError(
-                f"rule {self.id}: a {self.kind} rule must demand something (needs, any_of, with, without or same)"
+                f"rule {self.id}: a {self.kind} rule must require something (needs, any_of, with, without or same)"
             )
         if self.kind == "tested-with" and (len(self.when) < 2 or demands):
             raise ValueError(f"rule {self.id}: a tested-with rule names at least two axes in `when`, and nothing else")
         if (self.kind == "inert") != (self.component is not None):
-            raise ValueError(f"rule {self.id}: `component` goes with kind inert, and only there")
+            raise ValueError(f"rule {self.id}: `component` is only for kind inert")
         return self
 
 

@@ -34,7 +34,7 @@ def version_key(version: str) -> Version | None:
 def specifiers(text: str) -> SpecifierSet:
     """Return `text` as PEP 440 specifiers; a bare version is a prefix. Raises InvalidSpecifier."""
     if not text:
-        raise InvalidSpecifier("nothing is no specifier")  # packaging takes it for every version
+        raise InvalidSpecifier("an empty text is not a specifier")  # packaging takes it for every version
     if len(text) > LONGEST_SPEC:
         raise InvalidSpecifier(f"a specifier of {len(text)} characters")
     if _BARE.match(text):
@@ -111,7 +111,7 @@ def check_spec(axis: Axis, text: str, origin: str = "") -> None:
             specifiers(part.strip())
         except (InvalidSpecifier, InvalidVersion):
             raise UsageError(
-                f"{text!r} is neither a version nor a PEP 440 specifier",
+                f"{text!r} is not a version and not a PEP 440 specifier",
                 where=origin or f"--{axis.name}",
                 hint=f'write a version (--{axis.name} 2.6), a specifier (--{axis.name} ">=2.6,<2.8") or a listed name; '
                 f"`envbuild matrix {axis.name}` lists them",

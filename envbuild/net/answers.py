@@ -1,4 +1,4 @@
-"""What a registry and docker's configuration say about logins: bytes in, values out; nothing is asked here.
+"""Reading what a registry and docker's configuration state about logins: bytes in, values out; no request is made here.
 
 A token or a secret is in no message.
 """
@@ -74,8 +74,8 @@ def token_url(challenge: Challenge, *, scope: str, plain: bool) -> str:
     here = plain and parts is not None and parts.scheme == "http" and is_loopback(parts.hostname or "")
     if parts is None or not (here or parts.scheme == "https"):
         raise HostError(
-            f"the registry has its tokens given out at {shown(redact(challenge.realm), 80)!r}, which is no https:// address",
-            hint="ask the registry's keepers",
+            f"the registry gives out its tokens at {shown(redact(challenge.realm), 80)!r}, which is not an https:// address",
+            hint="ask who runs the registry",
         )
     query = [*parse_qsl(parts.query), ("service", challenge.service), ("scope", challenge.scope or scope)]
     return parts._replace(query=urlencode(query, errors="replace"), fragment="").geturl()
@@ -114,9 +114,9 @@ def read_docker_config(body: bytes, key: str) -> tuple[str | None, str | None]:
         if stored is None or stored == "":
             return None, None
         if not isinstance(stored, str) or not base64.b64decode(stored, validate=True):
-            raise ValueError("the login is no base64")  # noqa: TRY301 - the same message for both
+            raise ValueError("the login is not base64")  # noqa: TRY301 - the same message for both
     except binascii.Error:
-        raise HostError("docker's logins cannot be read: the login is no base64") from None
+        raise HostError("docker's logins cannot be read: the login is not base64") from None
     except ValueError as error:
         raise HostError(f"docker's logins cannot be read: {error}") from None
     return None, stored

@@ -14,9 +14,9 @@ def read_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise ValueError(f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except ValueError:
         raise ValueError("it holds a number that is too long") from None
     except RecursionError:
@@ -32,7 +32,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """
     value = read_json(body)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - the value is wrong, not its use
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 - the value is wrong, not its use
     return value
 
 

@@ -51,12 +51,12 @@ def _read_config(path: Path) -> bytes | None:
 def _ask_helper(helper: str, key: str) -> str | None:
     program = f"docker-credential-{helper}"
     try:
-        said = bounded([program, "get"], seconds=_HELPER_S, limit=_LARGEST_ANSWER, stdin=key.encode())
+        ran = bounded([program, "get"], seconds=_HELPER_S, limit=_LARGEST_ANSWER, stdin=key.encode())
     except FileNotFoundError:
         raise HostError(f"docker's credential helper {program} is not installed") from None
     except OSError as error:
         raise HostError(f"docker's credential helper {program} fails: {error.strerror}") from None
-    if said.fault:
-        raise HostError(f"docker's credential helper {program} gave no answer: it {said.fault}")
+    if ran.fault:
+        raise HostError(f"docker's credential helper {program} gave no answer: it {ran.fault}")
     # a helper says with its exit code that it has no login
-    return None if said.code else read_helper_answer(said.out)
+    return None if ran.code else read_helper_answer(ran.out)

@@ -1,6 +1,6 @@
-"""The one way a file comes from another host to this disk.
+"""Downloading a file from another host: the only function for it.
 
-Each call writes to a file of its own and hashes it on the way; only a whole file with the right hash gets its name. Calls
+Each call writes to its own file and hashes it on the way; only a whole file with the right hash gets its name. Calls
 for the same file, in threads or in processes, do not meet.
 """
 
@@ -48,7 +48,9 @@ def file_name(url: str) -> str:
         checked(FileUrl, url)
     except ValueError:
         # without the address as it is, which may carry a login
-        raise ValueError(f"{place_of(url)} is no address of a file: https://, http:// or file:///, no login") from None
+        raise ValueError(
+            f"{place_of(url)} is not the address of a file: https://, http:// or file:///, no login"
+        ) from None
     # The name is checked after it is decoded: `%2e%2e%2fx` has no slash before.
     return checked(FileName, unquote(urlsplit(url).path.rsplit("/", 1)[-1]))
 
@@ -81,7 +83,7 @@ def download(
         raise LockError(
             f"a file cannot be downloaded: {error}",
             where=place_of(url),
-            hint="do not use this lock or index; ask whoever keeps it",
+            hint="do not use this lock or index; ask who maintains it",
         ) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +94,9 @@ def download(
             found = _receive(settings, url, file, bounds, hashed=sha256 is not None)
             if sha256 and found != sha256:
                 raise LockError(
-                    f"{name} is not the file that the lock names: its sha256 is {found}, the lock says {sha256}",
+                    f"{name} is not the file that the lock names: its sha256 is {found}, the lock has {sha256}",
                     where=place_of(url),
-                    hint="do not use it; ask the index's keepers, or lock again if the change is meant",
+                    hint="do not use it; ask who runs the index, or lock again if the change is meant",
                 )
             place = path_below(folder, f"{found}/{name}", make=True)
             part.replace(place)
@@ -147,7 +149,7 @@ def _remove_left(folder: Path) -> None:
     """Remove the parts that killed runs left. A living run's part is young, or locked."""
     now = time.time()
     for part in [*folder.glob(f"*{_PART}"), *folder.glob(f"*/*{_PART}")]:
-        with contextlib.suppress(OSError, OutsideError):  # taken away meanwhile, or none of ours
+        with contextlib.suppress(OSError, OutsideError):  # removed meanwhile, or not envbuild's
             relative = str(part.relative_to(folder))
             with os.fdopen(open_below(folder, relative), "rb") as file:
                 age = now - os.fstat(file.fileno()).st_mtime

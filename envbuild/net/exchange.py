@@ -28,7 +28,7 @@ PAGE = Bounds(size=64 << 20)
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a host said before the body."""
+    """What a host sent before the body."""
 
     status: int
     reason: str

@@ -1,4 +1,4 @@
-"""What goes wrong on the way to another host: in words, with the number of attempts that it is worth, and as a user sees it."""
+"""What goes wrong on the way to another host: as text, how often it is tried again, and as an error for the user."""
 
 import http.client
 import ssl

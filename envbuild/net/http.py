@@ -227,7 +227,7 @@ def _chunks(response: "BaseHTTPResponse", host: str, bounds: Bounds, deadline: f
     size = f"{bounds.size / (1 << 20):g} MiB"
     announced = getattr(response, "length_remaining", None)
     if announced is not None and announced > bounds.size:
-        raise BadAnswerError(host, f"sends {announced} bytes, and at most {size} are taken")
+        raise BadAnswerError(host, f"sends {announced} bytes, and at most {size} are accepted")
     taken = 0
     with time_limit(deadline - time.monotonic(), response.shutdown) as passed:
         while True:
@@ -241,7 +241,7 @@ def _chunks(response: "BaseHTTPResponse", host: str, bounds: Bounds, deadline: f
                 break
             taken += len(chunk)
             if taken > bounds.size:
-                raise BadAnswerError(host, f"sends more than {size}, and no more is taken")
+                raise BadAnswerError(host, f"sends more than {size}, and no more is accepted")
             yield chunk
     if passed.is_set():
         raise NoAnswerError(host, f"the answer was not complete within {bounds.total_s:g} s")

@@ -100,7 +100,7 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
     targets = sorted(target for target, files in known.items() if most and len(files) == most)
     if len(targets) > 1:
         raise UsageError(
-            f"the tree may be of {' or of '.join(targets)}: {most} files with a known blob id speak for each",
+            f"the tree may be of {' or of '.join(targets)}: {most} files with a known blob id fit each",
             where=str(tree),
             hint="name the patches with --patch",
         )
@@ -113,7 +113,7 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
             if report.error is not None and any(os.path.lexists(tree / file.path) for file in report.files):
                 raise report.error
         raise PatchError(
-            "no patch is for this tree",
+            "there is no patch for this tree",
             where=str(tree),
             hint=f"name the root of a checkout of {', '.join(sorted({p.repo for p in patches}))}",
         )

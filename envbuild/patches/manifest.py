@@ -50,7 +50,7 @@ class PatchedFile(_Data):
 
 
 class Upstream(_Data):
-    """How to tell, in the newest upstream, whether the patch is still needed there.
+    """How to find out, in the newest upstream, whether the patch is still needed there.
 
     Exactly one of `fixed_when_present` and `fixed_when_absent` is a piece of text to look for in `path`. `state` is what
     was seen at the commit `seen`; a check reports a change from it.
@@ -71,7 +71,7 @@ class Upstream(_Data):
 
 
 class PatchEntry(_Data):
-    """A `[[patch]]` table of a manifest; the diff lies beside it as `NAME.patch`."""
+    """A `[[patch]]` table of a manifest; the diff is next to it as `NAME.patch`."""
 
     name: Name
     revisions: tuple[Revision, ...] = Field(min_length=1)
@@ -161,7 +161,7 @@ def _load(root: Path) -> dict[str, Patch]:
         for name in patch.after:
             if name not in patches or patches[name].target != patch.target:
                 raise DataError(
-                    f"patch {patch.name} comes after {name!r}, which is no patch of {patch.target}",
+                    f"patch {patch.name} comes after {name!r}, which is not a patch of {patch.target}",
                     where=patch.filename,
                 )
     for repo in {patch.repo for patch in patches.values()}:

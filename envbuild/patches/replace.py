@@ -74,7 +74,7 @@ def _settle_before(root: Path, *, locked: bool) -> None:
         return
     if not locked:
         raise PatchError(
-            "an earlier run was killed, or one is at work, and this file system has no locks to tell",
+            "an earlier run was killed or is still at work; this file system has no locks that show which",
             where=str(root / BEGUN),
             hint="where no run is at work, move the tree to a file system with locks and run this again there",
         )
@@ -203,7 +203,7 @@ def _put_back(root: Path, plan: _List, index: int) -> bool:
 
 def _check_writable(root: Path, path: str) -> None:
     for what in (root / path, (root / path).parent, root):
-        # root may write to what is marked read-only, but the mark says that nobody should
+        # root may write to what is marked read-only, but the mark means that it should not
         if not what.stat().st_mode & 0o222:
             raise PatchError(f"{what.name} is read-only", where=str(what), hint="patch a copy that you may write to")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from envbuild.patches.manifest import Patch, in_order
 
-# The stage that patches a source has git and no envbuild. The files are patched as copies in a folder of their own, so
-# that git sees no repository, no attributes and nobody's configuration, and the tree changes only once every id is right.
+# The stage that patches a source has git and no envbuild. The files are patched as copies in a separate folder, so
+# that git sees no repository, no attributes and no configuration, and the tree changes only once every id is right.
 _SCRIPT_HEAD = r"""(
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_DEFAULT_HASH CDPATH
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null HOME=/nonexistent XDG_CONFIG_HOME=/nonexistent LC_ALL=C

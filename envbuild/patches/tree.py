@@ -66,7 +66,7 @@ def examine(
 
     """
     if not tree.is_dir():
-        raise PatchError("the tree to patch is no folder", where=str(tree), hint="name the root of a checkout")
+        raise PatchError("the tree to patch is not a folder", where=str(tree), hint="name the root of a checkout")
     root = tree.resolve()
     ordered = in_order(patches)
     if undo:
@@ -96,7 +96,7 @@ def examine(
 def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -> dict[str, bytes]:
     """Return what the patch makes of its files' pre-images, or with `undo` of their post-images, verified by blob id.
 
-    git works on copies, in a folder of their own and with a repository of ours.
+    git works on copies, in a separate folder and with a separate repository.
 
     Raises:
         DataError: the diff does not turn the one stated image into the other.
@@ -114,7 +114,7 @@ def patched(patch: Patch, content: Mapping[str, bytes], *, undo: bool = False) -
         ran = run_git(repository, "apply", *options, stdin=patch.diff, work_tree=stage, limit_s=300)
         if ran.code:
             raise DataError(
-                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.said.split()))}",
+                f"the diff of patch {patch.name} does not apply: {shown(' '.join(ran.stderr.split()))}",
                 where=patch.filename,
             )
         for file in patch.files:
@@ -203,8 +203,8 @@ def _other_image(root: Path, patch: Patch, file: PatchedFile, content: bytes) ->
 def _head_blob(root: Path, path: str) -> str | None:
     """Return the blob that HEAD has at `path`, or None where the tree is no checkout or git cannot say.
 
-    The tree may be anybody's, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
-    and its objects by a repository of ours.
+    The tree is not trusted, and its configuration may name programs. So git does not run in it: HEAD is read as a file,
+    and its objects by a separate repository.
     """
     commit, objects = head_of(root), objects_of(root)
     if commit is None or objects is None:
@@ -233,13 +233,11 @@ def _read(root: Path, path: str) -> Found:
     try:
         status = place.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise PatchError(f"{path} is no file", where=str(place))
+            raise PatchError(f"{path} is not a file", where=str(place))
         return Found(content=read_below(root, path, limit=FILE_LIMIT), mode=stat.S_IMODE(status.st_mode))
     except OutsideError as error:
         raise PatchError(f"{path} cannot be patched: {error}", where=str(place)) from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise PatchError(
-            f"{path} is missing", where=str(place), hint="name the root of the repository, as its revision has it"
-        ) from error
+        raise PatchError(f"{path} is missing", where=str(place), hint="name the root of the repository") from error
     except OSError as error:
         raise PatchError(f"{path} cannot be read: {error.strerror}", where=str(place)) from error

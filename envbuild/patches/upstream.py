@@ -29,7 +29,7 @@ def check_upstream(tree: Path, patches: Iterable[Patch]) -> tuple[UpstreamReport
 
     """
     if not tree.is_dir():
-        raise PatchError("the upstream tree is no folder", where=str(tree))
+        raise PatchError("the upstream tree is not a folder", where=str(tree))
     reports = []
     for patch in patches:
         rule = patch.upstream

@@ -7,6 +7,7 @@ from pathlib import Path
 from envbuild.engine.build import Builder, Change
 from envbuild.engine.built import Built, find_built, find_image
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.files import Locked
@@ -21,8 +22,8 @@ _OTHER_BUILD = (
     "or leave --digest out"
 )
 
-Display = Callable[[Plan], tuple[Change, Note]]
-"""Takes a plan and returns what takes its stages' changes, and what takes lines for the user."""
+Display = Callable[[Plan], tuple[Change, Note, Details]]
+"""Takes a plan and returns what takes its stages' changes, lines for the user, and what running stages print."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class ImageRequest:
         for stage in self.substitutes:
             if stage not in plan.external:
                 raise UsageError(
-                    f"{stage} is no input of this cell",
+                    f"{stage} is not an input of this cell",
                     where="--build-context",
                     hint=f"what can be replaced: {', '.join(plan.external)}",
                 )
@@ -77,7 +78,7 @@ class Made:
     origin: str
     """`found` in the engine, `pulled` from the registry, or `built`."""
     verified: Verified
-    """Who vouches for the image's digest."""
+    """Who confirmed the image's digest."""
     reference: str | None = None
     """Where it was pulled from, now or earlier; None when this machine built it."""
 
@@ -85,7 +86,7 @@ class Made:
 def find_present(
     client: EngineClient, plan: Plan, tag: str, *, pull: bool, expected: Expected | None
 ) -> tuple[Built, Verified, str | None] | None:
-    """Return the engine's image `tag` when it is the plan's, who vouches for it, and where it was pulled from.
+    """Return the engine's image `tag` when it is the plan's, who confirmed its digest, and where it was pulled from.
 
     Args:
         client: the engine; its settings say where the notes are kept.
@@ -114,7 +115,7 @@ def find_present(
         remember_pulled(settings, plan, Pulled(verified=verified, reference=note.reference))
     elif note.verified.by == "flag":
         verified = note.verified
-    else:  # whoever vouched then does so no more
+    else:  # whoever confirmed it then does so no more
         verified = Verified(by="nobody", digest=image.digest)
     return image, verified, note.reference
 
@@ -136,25 +137,27 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
     locked, folder = found
     plan = plan_of(request.matrix, locked, request.inputs.stack)
     request.require_inputs(plan)
-    on_change, note = display(plan)
+    on_change, note, details = display(plan)
     reuse = request.cache and not request.substitutes
     if reuse and (made := _ready_made(request, client, plan, found)) is not None:
         return made
     installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
     archive_matters = not installing <= set(request.substitutes)
     if archive_matters and not request.locked_only and not locked.fresh and locked.lock.complete:
-        anew = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
-        if anew is not None:
-            locked, folder = anew
+        note("checking that the archive still has the pinned OS packages")
+        fresh = renewed(client.settings, request.matrix, request.inputs, locked, note=note)
+        if fresh is not None:
+            locked, folder = fresh
             plan = plan_of(request.matrix, locked, request.inputs.stack)
             expected = expected_of(client.settings, plan, request.digest) if reuse else None
-            if reuse and (made := _present(request, client, plan, anew, expected)) is not None:
+            if reuse and (made := _present(request, client, plan, fresh, expected)) is not None:
                 return made
     builder = Builder(
         client=client,
         plan=plan,
         on_change=on_change,
         note=note,
+        details=details,
         cache=request.cache,
         substitutes=request.substitutes,
     )
@@ -164,7 +167,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
 
 
 def _verified(client: EngineClient, built: Built, digest: str | None) -> Verified:
-    """Return who vouches for an image that was just built; one that a person expected otherwise loses its name."""
+    """Return who confirms an image that was just built; one with another digest than a person expected loses its name."""
     if digest is None:
         return Verified(by="build", digest=built.digest)
     try:

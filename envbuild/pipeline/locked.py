@@ -30,7 +30,7 @@ def lock_for(
 ) -> tuple[Locked, Path]:
     """Return the lock of a cell: the one that exists, or a new one.
 
-    What only the stages `replaced` would need may lack in it.
+    What only the stages `replaced` would need may be missing in it.
 
     Raises:
         LockError: with `locked_only`, when there is none or it is not complete.
@@ -38,17 +38,17 @@ def lock_for(
 
     """
     found = find_lock(settings, inputs)
-    if found is not None and not found[0].lock.lacking(replaced):
+    if found is not None and not found[0].lock.still_missing(replaced):
         return found
     if locked_only:
         if found is not None:
-            raise incomplete(found[0].lock.lacking(replaced), str(found[1]))
+            raise incomplete(found[0].lock.still_missing(replaced), str(found[1]))
         raise LockError(
             "this cell has no lock", where=inputs.cell.id, hint="leave --locked out to make one, or run `envbuild lock`"
         )
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
-    if missing := locked.lock.lacking(replaced):
+    if missing := locked.lock.still_missing(replaced):
         raise UnreachableError(missing) if locked.unreached else incomplete(missing, inputs.cell.id)
     folder = place_for(own_lock(settings, inputs), locked.lock)
     write_lock(locked, folder)
@@ -73,7 +73,7 @@ def renewed(
         return None
     changed = sorted({p.name for p in new - old})
     note(
-        f"the archive moved on: {len(changed)} OS packages are pinned anew ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
+        f"the archive has newer versions: {len(changed)} OS packages are pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)
@@ -89,7 +89,7 @@ class UnreachableError(HostError):
         lines = "".join(f"\n  - {m.what}\n      held by {m.host}; {_supply(m)}" for m in missing)
         super().__init__(
             f"{len(missing)} inputs of this cell cannot be had from here{lines}",
-            hint="supply them as said, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
+            hint="supply them as described, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
         )
         self.missing = missing
 
@@ -97,7 +97,7 @@ class UnreachableError(HostError):
 def require_sources(
     settings: Settings, plan: Plan, *, replaced: Collection[str] = (), note: Callable[[str], object] = lambda _: None
 ) -> None:
-    """Bring every source tree that the build will compile into the cache.
+    """Fetch every source tree that the build will compile into the cache.
 
     Args:
         settings: where clones and the cache are.

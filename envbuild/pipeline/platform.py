@@ -56,5 +56,5 @@ def require_runnable(client: EngineClient, reference: str) -> None:
         raise HostError(
             f"the image is for {image.platform}, and this engine runs images for {here}",
             where=shown(reference),
-            hint="run it on a machine of that kind, or have the cell of this one: the flag --arch names the processor",
+            hint="run it on a machine of that kind, or choose a cell for this one with --arch",
         )

@@ -94,7 +94,7 @@ def require_fit(client: EngineClient, image: str, plan: Plan) -> None:
     carried = carried_lock(client, image)
     if carried.lock.digest != plan.lock.digest:
         raise LockError(
-            f"the registry's image carries another lock: {carried.lock.digest}, not {plan.lock.digest}",
+            f"the registry's image contains another lock: {carried.lock.digest}, not {plan.lock.digest}",
             where=shown(image),
             hint=hint,
         )

@@ -1,6 +1,6 @@
 """What this host can prove of an image: audit, smoke tests, the proof that its stack asks for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -52,7 +52,15 @@ def device_for(settings: Settings, made: Made) -> Device:
     return "cuda" if made.plan.cell.versions["cuda"] != "cpu" and host_facts(settings=settings).gpus else "cpu"
 
 
-def prove(client: EngineClient, made: Made, *, proof: Sequence[Use], with_smoke: bool, note: Note) -> Proof:
+def prove(
+    client: EngineClient,
+    made: Made,
+    *,
+    proof: Sequence[Use],
+    with_smoke: bool,
+    note: Note,
+    progress: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> Proof:
     """Show of an image what this host can; what it showed earlier of an image that was there already is not shown again.
 
     Args:
@@ -61,9 +69,10 @@ def prove(client: EngineClient, made: Made, *, proof: Sequence[Use], with_smoke:
         proof: the commands of its stack.
         with_smoke: whether smoke tests are run after the audit.
         note: takes a line about what is done.
+        progress: takes every event of the smoke tests as it comes.
 
     Raises:
-        HostError: this host lacks what the look at the image needs.
+        HostError: something that looking at the image needs is missing on this host.
 
     """
     settings, device = client.settings, device_for(client.settings, made)
@@ -85,16 +94,23 @@ def prove(client: EngineClient, made: Made, *, proof: Sequence[Use], with_smoke:
     elif not settings.engine_is_here:
         found.not_proven.append("smoke tests: the engine is on another host (`envbuild smoke TAG` there runs them)")
     else:
-        _run(found, client, made, audited, device, proof, note)
+        _run(found, client, made, audited, device, proof, note, progress)
     return found
 
 
 def _run(
-    found: Proof, client: EngineClient, made: Made, audited: Audit, device: Device, proof: Sequence[Use], note: Note
+    found: Proof,
+    client: EngineClient,
+    made: Made,
+    audited: Audit,
+    device: Device,
+    proof: Sequence[Use],
+    note: Note,
+    progress: Callable[[Mapping[str, Any]], None],
 ) -> None:
     """Run the smoke tests and the stack's own proof, into `found`."""
     settings = client.settings
-    smoked, unproven = _smoke(settings, made, audited, device, note)
+    smoked, unproven = _smoke(settings, made, audited, device, note, progress)
     found.not_proven += unproven
     found.smoke = {
         "verdict": smoked.verdict,
@@ -124,16 +140,23 @@ def _raised(check: Callable[[], None]) -> EnvbuildError | None:
     return None
 
 
-def _smoke(settings: Settings, made: Made, audited: Audit, device: Device, note: Note) -> tuple[SmokeReport, list[str]]:
+def _smoke(
+    settings: Settings,
+    made: Made,
+    audited: Audit,
+    device: Device,
+    note: Note,
+    progress: Callable[[Mapping[str, Any]], None],
+) -> tuple[SmokeReport, list[str]]:
     """Run the smoke levels that this host can, and name those that it cannot."""
-    lacking = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
-    note("smoke" + (" (on CPU)" if lacking else ""))
+    on_cpu_only = device == "cpu" and made.plan.cell.versions["cuda"] != "cpu"
+    note("smoke tests" + (" on the CPU" if on_cpu_only else ""))
     request = SmokeRequest(
         target=ImageTarget(reference=made.built.tag),
         expected=audited.facts["expected"],
         level=Level.DISTRIBUTED,
         device=device,
     )
-    report = run_smoke(request, settings)
+    report = run_smoke(request, settings, progress=progress)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
-    return report, [unproven] if lacking else []
+    return report, [unproven] if on_cpu_only else []

@@ -41,7 +41,7 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     """Return what audit and smoke tests hold an image against: components, versions, modules, extensions."""
     components: dict[str, Any] = {}
     for component in components_in(view):
-        if component.is_brought(view):
+        if component.is_provided(view):
             components[component.axis] = {
                 "distribution": component.axis,
                 "version": lock.cell[component.axis],
@@ -57,7 +57,7 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
             "extensions": [] if wheel.alone else list(wheel.extensions),
         }
     for component in components_in(view):
-        if (more := component.expected(view)) is not None and not component.is_brought(view):
+        if (more := component.expected(view)) is not None and not component.is_provided(view):
             components[component.axis] = components.get(component.axis, {}) | dict(more)
     if inputs.stack is not None:
         for build in inputs.stack.builds:

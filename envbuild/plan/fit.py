@@ -2,7 +2,7 @@
 
 from envbuild.errors import LockError
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.model import FileSource, GitSource, Lock
+from envbuild.lock.model import COMPAT, FileSource, GitSource, Lock
 from envbuild.matrix.load import Matrix
 
 
@@ -48,3 +48,5 @@ def require_inputs(lock: Lock, inputs: Inputs) -> None:
     for name in (*(s.name for s in inputs.sdists), *(f.name for f in inputs.files)):
         if not isinstance(lock.source(name), FileSource):
             raise _unfit(lock, f"it has no source of {name}")
+    if lock.source(COMPAT) is not None and inputs.compat is None:
+        raise _unfit(lock, f"it has {COMPAT}, and none is known for CUDA {lock.cell['cuda']}")

@@ -10,8 +10,9 @@ from envbuild.components.mpi import MpiFacts
 from envbuild.errors import LockError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
-from envbuild.lock.model import Lock
+from envbuild.lock.model import COMPAT, Lock
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64, Cell
+from envbuild.matrix.driver import Compat
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
@@ -21,6 +22,7 @@ from envbuild.plan.stages import FOR_ONE_SM, Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
+from envbuild.util import quote
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
@@ -44,8 +46,10 @@ class Plan:
     placed: tuple[tuple[str, str], ...]
     mpi: MpiFacts | None
     """The MPI that the build compiles."""
-    brought: tuple[str, ...]
-    """Distributions that the base image brings; its Python's packages are then seen by the environment."""
+    provided: tuple[str, ...]
+    """Distributions that the base image contains; its Python's packages are then seen by the environment."""
+    compat: Compat | None
+    """NVIDIA's package for older drivers, where the image carries it."""
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:
@@ -64,7 +68,8 @@ class Plan:
     def tag(self) -> str:
         """The image's own name; a stack's image, and one that keeps the compiler, is another than the bare cell's."""
         parts = [self.cell.id, *([self.stack.name.replace("@", "-")] if self.stack else [])]
-        return "envbuild:" + "-".join([*parts, *(["devel"] if self.lock.flavor == "devel" else [])])
+        parts += ["devel"] if self.lock.flavor == "devel" else []
+        return "envbuild:" + "-".join([*parts, *(["compat"] if self.compat else [])])
 
     @property
     def platform(self) -> str | None:
@@ -93,7 +98,7 @@ class Plan:
 
     @property
     def external(self) -> tuple[str, ...]:
-        """The stages that bring something from outside, and that `--build-context` may replace."""
+        """The stages that take something from outside, and that `--build-context` may replace."""
         images = [i.stage for i in self.lock.images] or ["base"]
         sources = [f"src-{s.name}" for s in self.lock.sources] + [f"src-{s.name}" for s in self.lock.files]
         own = ["runtime", *(["builder"] if self.compiles else []), "torch"]
@@ -105,7 +110,7 @@ class Plan:
         return found is not None and bool(found.requirements)
 
     def index(self, name: str) -> str | None:
-        """Return the index that the Python set `name` needs beside PyPI."""
+        """Return the index that the Python set `name` needs besides PyPI."""
         found = self.lock.python_set(name)
         return found.index if found else None
 
@@ -128,9 +133,14 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
             where=f"lock {lock.digest[:19]}",
             hint=f"lock it again: envbuild lock with the same flags{own}",
         )
-    inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source)
+    carries = lock.source(COMPAT) is not None
+    inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source, compat=carries)
     require_inputs(lock, inputs)
-    names = (*RECIPES, *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []))
+    names = (
+        *RECIPES,
+        *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []),
+        *([COMPAT] if inputs.compat else []),
+    )
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}
     recipes |= _stack_recipes(stack) if stack else {}
     ngc = matrix.release("base", cell.versions["base"]).facts.kind == "ngc"
@@ -140,7 +150,9 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     site = f"/opt/venv/lib/python{version}/site-packages"
     view = CellView(matrix=matrix, cell=cell, sources=lock.asked_sources, repository=stack is not None)
     lists = lists_of(locked, inputs, view)
-    environment = _environment(view, lock, stack, site)
+    if inputs.compat:
+        lists["lock/cuda-compat.sh"] = _switch(inputs.compat)
+    environment = _environment(view, lock, stack, site, inputs.compat)
     labels = labels_of(lock, cell)
     carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
     placed, mpi = _placed(view, site), _compiled_mpi(view)
@@ -160,8 +172,18 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         managed_python=managed,
         placed=placed,
         mpi=mpi,
-        brought=inputs.brought,
+        provided=inputs.provided,
+        compat=inputs.compat,
     )
+
+
+def _switch(compat: Compat) -> str:
+    """Return the script that switches the package on where the host's driver needs it."""
+    text = (data_dir("dockerfiles") / "image" / "cuda-compat.sh").read_text(encoding="utf-8")
+    values = {"folder": [compat.folder], "cuda": [compat.cuda], "floor": [compat.floor], "branches": compat.branches}
+    for name, words in values.items():
+        text = text.replace(f"@{name}@", " ".join(map(quote.plain, words)))
+    return text
 
 
 def _compiled_mpi(view: View) -> MpiFacts | None:
@@ -187,7 +209,7 @@ def _placed(view: View, site: str) -> tuple[tuple[str, str], ...]:
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _environment(view: View, lock: Lock, stack: Stack | None, site: str) -> dict[str, str]:
+def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat: Compat | None) -> dict[str, str]:
     kind = view.release("base").facts.kind
     mpi = _compiled_mpi(view)
     first = ["/opt/venv/bin", *([f"{mpi.prefix}/bin"] if mpi else [])]
@@ -201,6 +223,8 @@ def _environment(view: View, lock: Lock, stack: Stack | None, site: str) -> dict
         env["CUDA_HOME"] = "/usr/local/cuda"
     if mpi:
         env["LD_LIBRARY_PATH"] = f"{mpi.prefix}/lib" + (":$LD_LIBRARY_PATH" if kind == "ngc" else "")
+    if compat:
+        env["LD_LIBRARY_PATH"] = ":".join(["/opt/envbuild/compat", *filter(None, [env.get("LD_LIBRARY_PATH")])])
     if view.versions["cuda"] != "cpu":
         # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}

@@ -9,17 +9,20 @@ from typing import Any
 from markupsafe import Markup
 
 from envbuild.errors import UsageError
-from envbuild.lock.model import Lock
+from envbuild.lock.model import COMPAT, Lock
 from envbuild.matrix.spec import version_key
 from envbuild.paths import data_dir
 from envbuild.plan.dockerfile import OF_CONTAINERS, rendered
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
 
-HOST_BRINGS = ("base", "devel")
+HOST_PROVIDES = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
+_OF_IMAGES = ("os.", "lock/pylock.", "lock/cuda-compat.sh")
+"""Texts of the plan that a script has no use for."""
+# plain-words: allow bring - the file's name is in rendered scripts
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
-# What the host has of its own and the script does not bring: its system, its compiler, its nvcc.
+# What is the host's and not the script's: its system, its compiler, its nvcc.
 _NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
 # Set by the script itself, or read by container tools alone.
 _NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", *OF_CONTAINERS)
@@ -34,25 +37,25 @@ def script(plan: Plan) -> str:
         UsageError: the cell's torch exists inside an image alone.
 
     """
-    if plan.brought:
+    if plan.provided:
         raise UsageError(
-            f"torch {plan.cell.versions['torch']} of this cell exists inside {plan.cell.versions['base']} alone, and no host has it",
+            f"torch {plan.cell.versions['torch']} of this cell exists only inside {plan.cell.versions['base']}, and no host has it",
             where="--format shell",
             hint="render it as a Dockerfile, or ask for a cell with another --base",
         )
     moved, repository = _moved(plan), _repository(plan)
     paths = {"/opt/venv": "$venv", **moved, "/usr/local/cuda": "$CUDA_HOME", "/tmp/envbuild-": "$state/tmp/"}  # noqa: S108
-    lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(("os.", "lock/pylock."))}
+    lists = {n.removeprefix("lock/"): t for n, t in plan.lists.items() if not n.startswith(_OF_IMAGES)}
     return rendered(
         "shell.j2",
         plan=plan,
-        missing=plan.lock.lacking(HOST_BRINGS),
+        missing=plan.lock.still_missing(HOST_PROVIDES),
         torch=_torch(plan.lock),
         cuda=_toolkit(plan),
         moved=list(moved.items()),
         repository=repository,
         compiles=bool(plan.components or plan.compiled_steps or plan.mpi),
-        recipes={n: text for n, text in plan.recipes.items() if n != "os-install"},
+        recipes={n: text for n, text in plan.recipes.items() if n not in {"os-install", COMPAT}},
         verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text(encoding="utf-8") for n in _HELPERS} | lists,
         keys=_keys(plan),
         environment={n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE},
@@ -115,7 +118,7 @@ def _digest(value: Any) -> str:
 
 
 def _keys(plan: Plan) -> dict[str, str]:
-    """Return a key per step over the stage's inputs that the script brings; the script adds what it found of the host."""
+    """Return a key per step over the stage's inputs that the script installs; the script adds what it found of the host."""
     keys = {s.name: _digest({k: v for k, v in s.inputs.items() if k not in _NOT_OF_A_HOST}) for s in plan.stages}
     keys |= {name: _digest(plan.lists.get(f"python.{name}.txt")) for name in ("tools", "toolchain")}
     wheels = [keys[f"wheel-{c.axis}"] for c in plan.components]

@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.components.mpi import MpiFacts
 from envbuild.lock.inputs import Inputs
-from envbuild.lock.model import FileSource, GitSource, Lock, PythonSet
+from envbuild.lock.model import COMPAT, FileSource, GitSource, Lock, PythonSet
 from envbuild.matrix.cell import ARCHITECTURE
 from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import patches_of, tools_of
@@ -176,6 +176,7 @@ def stages_of(
         **({"stack": stack.key} if stack else {}),
         lock=lock.digest,
         flavor=lock.flavor,
+        **({COMPAT: digest_of(recipes[COMPAT])} if inputs.compat else {}),
         carried={name: digest_of(text) for name, text in carried.items()},
     )
     return tuple(stages.values())

@@ -25,7 +25,7 @@ def load(text: str, where: str) -> dict[str, Any]:
     try:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-        raise DataError(f"the recipe is no TOML: {shown(str(error))}", where=where) from error
+        raise DataError(f"the recipe is not TOML: {shown(str(error))}", where=where) from error
 
 
 def read(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
@@ -47,7 +47,9 @@ def read(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
         name, table = "", {key: value for key, value in data.items() if key not in next_to}
     for key, content in ((name, table), ("environment", data.get("environment", {}))):
         if not isinstance(content, dict):
-            raise DataError(f"{key} is no table", where=str(path), hint=f"write [{key}], and a name and a text a line")
+            raise DataError(
+                f"{key} is not a table", where=str(path), hint=f"write [{key}], then one name and text per line"
+            )
     lines = Lines(recipe.lines)
     for axis, spec in table.items():
         if axis in matrix.axes and not isinstance(spec, str):
@@ -58,7 +60,7 @@ def read(matrix: Matrix, recipe: Recipe, path: Path, text: str) -> None:
             )
         if axis not in matrix.axes or not isinstance(spec, str):
             raise DataError(
-                f"{shown(axis)} is no axis",
+                f"{shown(axis)} is not an axis",
                 where=str(path),
                 hint="axes: " + ", ".join(sorted(matrix.axes)),
             )

@@ -55,7 +55,7 @@ def check_ignored(matrix: Matrix, ignored: Sequence[str]) -> None:
             raise UsageError(
                 f"there is no rule {shown(rule)!r}",
                 where="--ignore",
-                hint="a finding's rule stands behind its file and line",
+                hint="a finding shows its rule after its file and line",
             )
 
 
@@ -65,7 +65,7 @@ def check_all(
     """Check every recipe of `places`.
 
     Args:
-        matrix: what they are held against.
+        matrix: what they are checked against.
         places: files, folders, and `-` for standard input.
         kind: what the files are; by default their names and first lines say so.
         ignored: the rules whose findings are left out.

@@ -1,4 +1,4 @@
-"""What `envbuild check` knows beside the matrix: findings, companions, and who reads a variable."""
+"""What `envbuild check` knows besides the matrix: findings, companions, and who reads a variable."""
 
 from functools import cache
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Finding what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
+"""Find what is wrong in a recipe: its statements against the matrix, and what is wrong whatever the versions."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from envbuild.matrix.spec import matches
 from envbuild.recipes import rules
 from envbuild.recipes.catalog import findings_catalog, variables
 from envbuild.recipes.contradictions import contradictions, other_cudas, unlisted_twice
-from envbuild.recipes.findings import Finding, Report, finding_of
+from envbuild.recipes.findings import RecipeFinding, Report, finding_of
 from envbuild.recipes.held import (
     DIFFERENT,
     Held,
-    Said,
+    StatementKey,
     as_released,
     for_axes,
     for_recipes,
@@ -38,23 +38,23 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
     matrix = for_axes(matrix) if recipe.kind == "toml" else for_recipes(matrix)
     pythons = tuple(dict.fromkeys(s.spec for s in recipe.statements if s.axis == "python" and not s.marker))
     understood = {s: as_released(matrix, s, pythons) for s in recipe.statements}
-    asked = {Said(read): read for read in understood.values()}
+    asked = {StatementKey(read): read for read in understood.values()}
     if len(asked) > DIFFERENT:
         raise DataError(
             f"the recipe states more than {DIFFERENT} different versions", hint="check its parts one by one"
         )
-    listed = {said for said, read in asked.items() if is_known(matrix, read)}
-    unlisted = [read for read in understood.values() if Said(read) not in listed and read.installed]
-    lines = joined(recipe, [read for read in understood.values() if Said(read) in listed])
+    listed = {key for key, read in asked.items() if is_known(matrix, read)}
+    unlisted = [read for read in understood.values() if StatementKey(read) not in listed and read.installed]
+    lines = joined(recipe, [read for read in understood.values() if StatementKey(read) in listed])
     known = list(lines)
     effort: dict[str, int] = {}
     plain, built = Held(matrix, lines, effort), Held(of_source(matrix), lines, effort)
-    # a gcc that a script installs comes beside the OS' own, which is what the axis speaks of
+    # a gcc that a script installs is a second one; the axis is about the OS's own
     argued = [s for s in known if not s.plain and (s.axis != "gcc" or recipe.kind == "toml")]
     in_no_cell = {s for s in argued if not plain.fits([pin_of(s)])}
     argued_set = set(argued) - in_no_cell
-    together: dict[Finding, None] = {}
-    brings = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
+    together: dict[RecipeFinding, None] = {}
+    has_download = "/.flashattn/nvidia" in recipe.text  # what FA3's setup.py would download
     for whole in _views(recipe, [*known, *unlisted]):
         view = [s for s in whole if s in lines]
         together |= dict.fromkeys(unlisted_twice(whole, [s for s in whole if s not in lines]))
@@ -65,7 +65,7 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         together |= dict.fromkeys([*refused, *rules.drivers(plain, recipe, view, refused)])
         together |= dict.fromkeys(rules.unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(rules.compilers(matrix, recipe, view) if recipe.kind != "toml" else ())
-        together |= dict.fromkeys(rules.fetches(matrix, view) if recipe.kind != "toml" and not brings else ())
+        together |= dict.fromkeys(rules.fetches(matrix, view) if recipe.kind != "toml" and not has_download else ())
     found = [
         *together,
         *_by_itself(matrix, recipe),
@@ -79,7 +79,8 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         unknown=tuple(
             s
             for s, read in understood.items()
-            if Said(read) not in listed or (read in in_no_cell and s.axis != "driver")  # of which drivers speaks
+            if StatementKey(read) not in listed
+            or (read in in_no_cell and s.axis != "driver")  # of which drivers speaks
         ),
     )
 
@@ -120,7 +121,7 @@ def _admits(spec: str, python: str) -> bool:
     return any(f"{python}.{patch}" in wanted for patch in (0, 99))
 
 
-def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
+def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[RecipeFinding]:
     catalog = findings_catalog()
     for noted in recipe.noted:
         kind = catalog[noted.rule]
@@ -129,7 +130,7 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
     for name, line in recipe.packages:
         if name in known:
             impostor = known[name]
-            yield Finding(
+            yield RecipeFinding(
                 line=line,
                 lines=(line,),
                 rule="recipe-impostor",
@@ -139,7 +140,7 @@ def _by_itself(matrix: Matrix, recipe: Recipe) -> Iterator[Finding]:
             )
 
 
-def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[Finding]:
+def _by_variable(matrix: Matrix, recipe: Recipe, known: Sequence[Statement]) -> Iterator[RecipeFinding]:
     catalog = variables()
     for name, _, line in recipe.variables:
         variable = catalog.get(name)

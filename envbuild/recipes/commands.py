@@ -8,7 +8,7 @@ from envbuild.recipes.reader import Reader
 from envbuild.recipes.syntax import Word
 
 _TAKES_VALUE = {"-u", "-g", "-h", "-p", "-C", "-n", "-t", "-k", "-s"}
-"""Options of sudo, env, nice, timeout whose value is a word of its own."""
+"""Options of sudo, env, nice, timeout whose value is a separate word."""
 _BEFORE = {"sudo", "env", "time", "nice", "nohup", "exec", "command", "timeout", "eval", "retry", "yes"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -26,7 +26,7 @@ def run(reader: Reader, words: list[Word], own: dict[str, str]) -> list[Word]:
 
     """
     reader.recipe.effort.spend(1)
-    reader.recipe.said.append((words[0].line, " ".join(words)))
+    reader.recipe.commands.append((words[0].line, " ".join(words)))
     words = _bare(reader, words, own)
     if not words:
         return []

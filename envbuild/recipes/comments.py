@@ -9,7 +9,7 @@ _ITEM = re.compile(
     r"(?:\s*(?P<op>>=)\s*|[ =:]+)v?(?P<version>\d+(?:\.\d+)*)(?P<open>\.x)?(?P<least> or (?:newer|later|higher|above)|\+)?",
     re.IGNORECASE,
 )
-_SAID = {
+_WORDED = {
     "cuda": "cuda",
     "cuda toolkit": "nvcc",
     "nvcc": "nvcc",
@@ -34,12 +34,12 @@ def read(recipe: Recipe, text: str, line: int) -> None:
     """Read the comment `text`, which begins with its sign."""
     if len(text) > _LONGEST:
         return
-    said = _BEFORE.sub("", text.lstrip("#").lstrip().rstrip(". \t\n"))
-    items = [item.strip().removeprefix("with ") for item in re.split(r"[,;]|\band\b", said) if item.strip()]
+    stated = _BEFORE.sub("", text.lstrip("#").lstrip().rstrip(". \t\n"))
+    items = [item.strip().removeprefix("with ") for item in re.split(r"[,;]|\band\b", stated) if item.strip()]
     found = [_ITEM.fullmatch(item) for item in items]
     for match in found if items and all(found) else ():
         if match:
-            axis = _SAID[match["what"].lower()]
+            axis = _WORDED[match["what"].lower()]
             version = match["version"]
             if axis in {"cuda", "python"}:  # the matrix has them by major.minor
                 version = ".".join(version.split(".")[:2])
@@ -48,7 +48,7 @@ def read(recipe: Recipe, text: str, line: int) -> None:
 
 def finish(recipe: Recipe) -> None:
     """Drop what comments state in two ways, once all is read: they head parts, each of which is for one of the two."""
-    for axis in sorted(set(_SAID.values())):
+    for axis in sorted(set(_WORDED.values())):
         found = [s for s in recipe.statements if s.of == COMMENT and s.axis == axis]
         if len({s.spec for s in found}) > 1:
             for each in found:

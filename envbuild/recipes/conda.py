@@ -54,14 +54,14 @@ def read_command(reader: Reader, words: Sequence[Word]) -> None:
         labels = dict.fromkeys(
             (label[1], word.line) for word in words if "::" not in word and (label := _LABEL.search(word))
         )
-        brought = _install(recipe, [word for word in given if len(word) < _LONGEST], list(labels))
-        if brought:
+        has_toolkit = _install(recipe, [word for word in given if len(word) < _LONGEST], list(labels))
+        if has_toolkit:
             reader.stage.toolkit = True
         recipe.environment = environment
 
 
 def _install(recipe: Recipe, words: Sequence[Word], labels: Sequence[tuple[str, int]]) -> bool:
-    """State what conda is given; return whether it brings a toolkit."""
+    """State what conda is given; return whether it installs a toolkit."""
     toolkit = False
     releases = {release for release, _ in labels}
     names = [re.split(r"[=<> \[]", word.rpartition("::")[2])[0] for word in words]
@@ -125,7 +125,7 @@ def _scalars(text: str, where: str) -> tuple[dict[str, list[Word]], bool]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
-        raise DataError("the recipe is no YAML", where=f"{where}, line {line}") from error
+        raise DataError("the recipe is not YAML", where=f"{where}, line {line}") from error
     return found, listed
 
 

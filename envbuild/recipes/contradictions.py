@@ -10,35 +10,35 @@ from envbuild.matrix.cell import Pin
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.recipes.findings import Finding, finding_of
-from envbuild.recipes.held import Held, Said, is_cpu, names_a_guarded_release, pin_of
-from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_beside
+from envbuild.recipes.findings import RecipeFinding, finding_of
+from envbuild.recipes.held import Held, StatementKey, is_cpu, names_a_guarded_release, pin_of
+from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_with
 from envbuild.solver.conflict import Conflict
 
 
-def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
     cells = recipe.kind == "toml"
-    # what is said alike on several lines is one thing; its lines may stand in different arms
-    said: dict[Said, list[Statement]] = {}
+    # what is stated alike on several lines is one thing; its lines may stand in different arms
+    places: dict[StatementKey, list[Statement]] = {}
     for s in statements if cells else _settled(held, statements):
-        said.setdefault(Said(s), []).append(s)
-    distinct = list(said)
+        places.setdefault(StatementKey(s), []).append(s)
+    distinct = list(places)
     # a release that is taken only by name (an NGC image) may be what lets two others stand together
-    naming = [pin for each in distinct if names_a_guarded_release(held.matrix, pin := pin_of(said[each][0]))]
+    naming = [pin for each in distinct if names_a_guarded_release(held.matrix, pin := pin_of(places[each][0]))]
     apart: set[frozenset[int]] = set()
     clashes: dict[int, int] = {}
     shown: set[tuple[str, tuple[int, ...]]] = set()
     for a, b in itertools.combinations(range(len(distinct)), 2):
-        pair = [said[distinct[a]], said[distinct[b]]]
+        pair = [places[distinct[a]], places[distinct[b]]]
         if not cells and not _comparable(held.matrix, recipe, pair[0][0], pair[1][0]):
             if pair[0][0].axis == pair[1][0].axis:
                 apart.add(frozenset((a, b)))
             continue
         pins = pins_of([each[0] for each in pair], cells=cells)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
-        beside = held.beside(*pair, known=not cells)
-        if not beside or (
+        together = held.compatible(*pair, known=not cells)
+        if not together or (
             refused and not cells and not _binds(recipe, held.conflict(pins), [each[0] for each in pair])
         ):
             apart.add(frozenset((a, b)))
@@ -46,16 +46,16 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
             apart.add(frozenset((a, b)))
             clashes[a] = clashes.get(a, 0) + 1
             clashes[b] = clashes.get(b, 0) + 1
-            members = [each[0] for each in beside]
-            lines = {each[0]: held.lines_of(each) for each in beside}
-            finding = _told(held.matrix, held.conflict(pins), members, lines)
+            members = [each[0] for each in together]
+            lines = {each[0]: held.lines_of(each) for each in together}
+            finding = _conflict_finding(held.matrix, held.conflict(pins), members, lines)
             if (finding.rule, finding.lines) not in shown:  # torch and its torchvision on one line say the same
                 yield finding
             shown.add((finding.rule, finding.lines))
-    alone = [n for n, each in enumerate(distinct) if cells or not _is_for_one(said[each][0])]
+    alone = [n for n, each in enumerate(distinct) if cells or not _is_for_one(places[each][0])]
     rest = _without_clashes(alone, apart, clashes)
     while True:
-        firsts = [said[distinct[n]][0] for n in rest]
+        firsts = [places[distinct[n]][0] for n in rest]
         if not cells and not _all_comparable(held.matrix, recipe, firsts):
             return
         pins = pins_of(firsts, cells=cells)
@@ -64,13 +64,15 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         conflict = held.conflict(pins)
         refusing = set(conflict.pins)
         taking_part = [n for n, pin in zip(rest, pins, strict=True) if pin in refusing]
-        members = [said[distinct[n]][0] for n in taking_part]
+        members = [places[distinct[n]][0] for n in taking_part]
         if cells or _binds(recipe, conflict, members):
-            yield _told(held.matrix, conflict, members, {s: held.lines_of(said[Said(s)]) for s in members})
+            yield _conflict_finding(
+                held.matrix, conflict, members, {s: held.lines_of(places[StatementKey(s)]) for s in members}
+            )
         rest.remove(taking_part[-1])
 
 
-def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> Iterator[Finding]:
+def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield two versions of one package of which the matrix does not list both: two numbers need no matrix."""
     for one in unlisted:
         for other in view:
@@ -80,7 +82,7 @@ def unlisted_twice(view: Sequence[Statement], unlisted: Sequence[Statement]) -> 
                 and all(s.installed and not s.newest and _EXACT.fullmatch(s.spec) for s in (one, other))
                 and not one.of + other.of
                 and _is_other(one.spec, other.spec)
-                and is_known_beside(one.branch, other.branch, same=True)
+                and is_known_with(one.branch, other.branch, same=True)
                 and (other not in unlisted or one.line < other.line)
             ):
                 members = sorted((one, other), key=lambda s: s.line)
@@ -131,7 +133,7 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
 
 
 def _is_for_one(statement: Statement) -> bool:
-    """Return whether a statement is held against few others only."""
+    """Return whether a statement is checked against few others only."""
     return statement.of == ARCHITECTURES or statement.axis == "cudnn"
 
 
@@ -180,7 +182,9 @@ def _settled(held: Held, statements: Sequence[Statement]) -> list[Statement]:
             s
             for s in several
             if all(
-                held.fits(pins_of([s, each], cells=False)) for each in dict.fromkeys(others) if held.beside([s], [each])
+                held.fits(pins_of([s, each], cells=False))
+                for each in dict.fromkeys(others)
+                if held.compatible([s], [each])
             )
         ]
         chosen = used or fitting or several
@@ -201,14 +205,14 @@ def _without_clashes(numbers: Sequence[int], apart: set[frozenset[int]], clashes
     return rest
 
 
-def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[Finding]:
+def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield search paths of another CUDA than one that is in no cell: two numbers need none to be compared."""
     for stated, path in itertools.product(unheld, statements):
         versions = [re.match(r"\d+\.\d+(?![^.])", s.spec) for s in (stated, path)]
         if (
             {stated.axis, path.axis} <= {"nvcc", "cuda"}
             and path.path > stated.path
-            and is_known_beside(path.branch, stated.branch, same=True)
+            and is_known_with(path.branch, stated.branch, same=True)
             and all(versions)
             and len({version[0] for version in versions if version}) > 1
         ):
@@ -216,36 +220,38 @@ def other_cudas(unheld: Sequence[Statement], statements: Sequence[Statement]) ->
             yield _doubled("recipe-path-other-cuda", path.line, members, {s: (s.line,) for s in members})
 
 
-def _doubled(rule: str, line: int, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> Finding:
-    """Return the finding at `line` of one thing that `members`, each `said` on its own lines, state otherwise."""
-    lines = tuple(sorted({line for s in members for line in said[s]}))
-    return replace(finding_of(rule, line, f"{findings_catalog()[rule].why}: {_named(members, said)}"), lines=lines)
+def _doubled(
+    rule: str, line: int, members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]
+) -> RecipeFinding:
+    """Return the finding at `line` of one thing that `members`, each `places` on its own lines, state otherwise."""
+    lines = tuple(sorted({line for s in members for line in places[s]}))
+    return replace(finding_of(rule, line, f"{findings_catalog()[rule].why}: {_named(members, places)}"), lines=lines)
 
 
-def _named(members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]) -> str:
+def _named(members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]) -> str:
     parts = []
     for s in members:
-        numbers = sorted({*said[s]})
+        numbers = sorted({*places[s]})
         where = f"lines {', '.join(map(str, numbers))}" if len(numbers) > 1 else f"line {s.line}"
         parts.append(f"{s.axis} {s.spec} ({where}{', where none is named' if s.newest else ''})")
     return " and ".join(parts)
 
 
-def _told(
-    matrix: Matrix, conflict: Conflict, members: Sequence[Statement], said: Mapping[Statement, Sequence[int]]
-) -> Finding:
-    """Return the finding of a conflict between `members`, each of which is `said` on its own lines."""
-    lines = tuple(sorted({line for s in members for line in said[s]}))
+def _conflict_finding(
+    matrix: Matrix, conflict: Conflict, members: Sequence[Statement], places: Mapping[Statement, Sequence[int]]
+) -> RecipeFinding:
+    """Return the finding of a conflict between `members`, each of which is `places` on its own lines."""
+    lines = tuple(sorted({line for s in members for line in places[s]}))
     first = max(s.line for s in members)
     rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
     by_path = next((s for s in members if s.path), None)
     axes = {s.axis for s in members}
     same = len(axes) == 1 or axes == {"nvcc", "cuda"}
     if by_path and same:
-        return _doubled("recipe-path-other-cuda", by_path.line, members, said)
+        return _doubled("recipe-path-other-cuda", by_path.line, members, places)
     if same:
-        return _doubled("recipe-stated-twice", first, members, said)
-    # that a CPU build of torch would not do either is beside the point, where none is stated
+        return _doubled("recipe-stated-twice", first, members, places)
+    # that a CPU build of torch would not do either does not matter, where none is stated
     cpu = set() if any(map(is_cpu, members)) else {rule.id for rule in matrix.rules if rule.topic == "cpu-build"}
     steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
     # the step that refuses comes last; its rule is what the finding is known by
@@ -253,12 +259,12 @@ def _told(
     if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
         deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
     rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
-    return Finding(
+    return RecipeFinding(
         line=first,
         lines=lines,
         rule=rule,
         rules=tuple(dict.fromkeys(name for name, _ in deciding)),
-        why=f"{_named(members, said)} do not go together. " + " ".join(step.text for step in steps),
+        why=f"{_named(members, places)} do not go together. " + " ".join(step.text for step in steps),
         source=source,
         todo=f"change one of the lines {', '.join(map(str, lines))}"
         if len(lines) > 1

@@ -234,13 +234,13 @@ def _assign(reader: Reader, each: Instruction) -> None:
         (reader.stage.environment if reader.recipe.stages else reader.given)[name] = value
         if environment:
             reader.set_variable(name, value, word.line)
-            reader.recipe.said.append((word.line, f"{name}={value}"))
+            reader.recipe.commands.append((word.line, f"{name}={value}"))
 
 
 def _copy(reader: Reader, each: Instruction) -> None:
     reader.folder = reader.stage.workdir
     places = [Word(expanded(word, reader.values), word.line) for word in each.words()]
-    reader.recipe.said.append((each.line, " ".join((each.name, *places))))
+    reader.recipe.commands.append((each.line, " ".join((each.name, *places))))
     for rule, place in habits.in_copy(places):
         reader.recipe.note(rule, places[place].line, "")
     if each.name == "ADD":

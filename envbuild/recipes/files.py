@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def _read_path(path: Path, where: str) -> bytes:
-    # without O_NONBLOCK a FIFO that nobody writes to would hold the open
+    # without O_NONBLOCK a FIFO without a writer would block the open
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         kind = os.fstat(handle).st_mode
@@ -71,7 +71,7 @@ def _read_fifo(handle: int, where: str) -> bytes:
         ready = poll.poll(left * 1000) if left > 0 else []
         if not ready:
             raise DataError(
-                f"the FIFO sent no end within {PATIENCE:g} seconds", where=where, hint="write it, or give a file"
+                f"the FIFO was not closed within {PATIENCE:g} seconds", where=where, hint="write it, or give a file"
             )
         part = os.read(handle, 1 << 16)
         if not part:

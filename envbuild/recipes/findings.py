@@ -8,7 +8,7 @@ from envbuild.recipes.model import Statement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class RecipeFinding:
     """One thing that is wrong.
 
     Attributes:
@@ -47,15 +47,17 @@ class Finding:
 class Report:
     """What was found in a recipe, by line."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[RecipeFinding, ...]
     statements: tuple[Statement, ...]
     """What the recipe states, as it was understood."""
     unknown: tuple[Statement, ...]
-    """Statements of releases that the matrix does not list, or has in no cell: nothing is said of them."""
+    """Statements of releases that the matrix does not list, or has in no cell: they are not judged."""
     not_understood: tuple[tuple[int, str], ...] = ()
     """Lines that no reader made sense of, and the beginning of what stands there."""
 
 
-def finding_of(rule: str, line: int, why: str, *, source: str | None = None, todo: str | None = None) -> Finding:
+def finding_of(rule: str, line: int, why: str, *, source: str | None = None, todo: str | None = None) -> RecipeFinding:
     kind = findings_catalog()[rule]
-    return Finding(line=line, lines=(line,), rule=rule, why=why, source=source or kind.source, todo=todo or kind.todo)
+    return RecipeFinding(
+        line=line, lines=(line,), rule=rule, why=why, source=source or kind.source, todo=todo or kind.todo
+    )

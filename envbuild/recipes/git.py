@@ -23,7 +23,7 @@ _PORTS = {"rocm", "rocmsoftwareplatform", "intel", "habanaai"}
 _OTHERS_FOLDER = re.compile(
     r"(?:^|/)(?:3rdparty|third[_-]?party|submodules?|external|cutlass|composable_kernel)(?:/|$)"
 )
-# Packages of their own in flash-attention's tree.
+# Separate packages in flash-attention's tree.
 _NEXT_TO_FLASH_ATTN = re.compile(r"(?:^|/|=)csrc/\w+")
 _TAG = re.compile(r"^(?:core_|core-|release-)?v?(\d+(?:\.\d+)+(?:[.-]?(?:post|rc|a|b)\d+)?)(-\d+|-(?!dev$)[a-z]+\d*)?$")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
@@ -41,7 +41,7 @@ _VALUES = {
     *("--shallow-since", "--shallow-exclude", "--reference", "--reference-if-able", "--separate-git-dir"),
     *("-u", "--upload-pack", "--template", "--server-option", "--bundle-uri"),
 }
-"""Options of `git clone` whose value is a word of its own (git-clone(1))."""
+"""Options of `git clone` whose value is a separate word (git-clone(1))."""
 
 
 def is_archive(url: str) -> bool:
@@ -75,7 +75,7 @@ def source(recipe: Recipe, name: str, ref: str | None, line: int, *, hopper: boo
         recipe: where it is noted.
         name: the repository's.
         ref: what is checked out of it; None for whatever is there.
-        line: where that is said.
+        line: where that is stated.
         hopper: whether flash-attention 3 is built of it.
         other: whether another package of flash-attention's tree is.
 

@@ -1,4 +1,4 @@
-"""What is wrong with one command whatever the versions, told by its words: kinds of matrices/recipes/findings.toml."""
+"""What is wrong with one command whatever the versions, seen from its words: kinds of matrices/recipes/findings.toml."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Statements held against the matrix: each question once, and no more of them than a check can wait for."""
+"""Check statements against the matrix: each question once, and only as many as a check can wait for."""
 
 import itertools
 import re
@@ -17,10 +17,10 @@ from envbuild.recipes.model import (
     Recipe,
     Statement,
     are_same,
-    is_known_beside,
-    may_hold_beside,
+    is_known_with,
+    may_hold_with,
 )
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
 from envbuild.solver.program import solvable
@@ -34,14 +34,14 @@ _PLACES = 2000
 
 
 _SOLVED = 400
-"""How many sets of versions are held against the matrix for one recipe: 2 ms each. Real recipes need 60."""
+"""How many sets of versions are checked against the matrix for one recipe: 2 ms each. Real recipes need 60."""
 
 
 _PAIRED = 200_000
 """How many pairs of lines are compared by the choices that they stand in."""
 
 
-_BESIDE_CPU = {"cpu-without-nvcc"}
+_OF_CPU_BUILDS = {"cpu-without-nvcc"}
 """What a CPU build of torch has no use for; a machine or an image that has it is no contradiction."""
 
 
@@ -52,31 +52,31 @@ def _without(matrix: Matrix, dropped: Callable[[Rule], bool]) -> Matrix:
 # Kept, for the next recipe: what is compiled of a matrix is kept on it.
 @lru_cache(maxsize=2)
 def for_axes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a TOML of axes is held against it, which asks for one of envbuild's own cells."""
-    return _without(matrix, lambda rule: rule.id in _BESIDE_CPU)
+    """Return the matrix that a TOML of axes is checked against; it asks for one of envbuild's own cells."""
+    return _without(matrix, lambda rule: rule.id in _OF_CPU_BUILDS)
 
 
 @lru_cache(maxsize=2)
 def of_source(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Transformer Engine that the recipe compiles is held against it."""
+    """Return the matrix that a Transformer Engine compiled by the recipe is checked against."""
     return _without(matrix, lambda rule: rule.topic == "te-cuda-major")
 
 
 @lru_cache(maxsize=2)
 def for_recipes(matrix: Matrix) -> Matrix:
-    """Return the matrix as a Dockerfile, a script or a requirements file is held against it.
+    """Return the matrix that a Dockerfile, a script or a requirements file is checked against.
 
     It may start from any image, which may hold any nvcc, and may put its own Transformer Engine and apex in the place of an
     NGC image's.
     """
-    matrix = _without(matrix, lambda rule: rule.id in _BESIDE_CPU or rule.topic == "needs-nvcc")
+    matrix = _without(matrix, lambda rule: rule.id in _OF_CPU_BUILDS or rule.topic == "needs-nvcc")
     image = Release(version="another-image", source="https://hub.docker.com/", facts=BaseFacts(kind="root"))
     rules = [_replaceable(rule) if rule.topic == "ngc-fixed" else rule for rule in matrix.rules]
     return replace(matrix, rules=tuple(rules), releases={**matrix.releases, "base": (*matrix.releases["base"], image)})
 
 
 def _replaceable(rule: Rule) -> Rule:
-    """Return an NGC image's rule without the components that a recipe may build anew in it."""
+    """Return an NGC image's rule without the components that a recipe may build again in it."""
     own = {"te", "apex"}
     return rule.model_copy(
         update={
@@ -86,7 +86,7 @@ def _replaceable(rule: Rule) -> Rule:
     )
 
 
-class Said(tuple[object, ...]):
+class StatementKey(tuple[object, ...]):
     """What makes two statements the same, wherever they stand."""
 
     __slots__ = ()
@@ -117,7 +117,7 @@ def as_released(matrix: Matrix, statement: Statement, pythons: tuple[str, ...] =
 
 @lru_cache(maxsize=64)
 def _newest(matrix: Matrix, axis: AxisName, pythons: tuple[str, ...]) -> str | None:
-    """Return what pip or git would bring today, as far as the matrix knows: pip takes one that the Python runs."""
+    """Return what pip or git would install today, as far as the matrix knows: pip takes one that the Python runs."""
     listed = [r for r in matrix.releases.get(axis, ()) if r.date and (axis != "torch" or r.facts.index == "pypi")]
     listed.sort(key=lambda r: (r.date, r.version), reverse=True)
     held = Held(matrix, {}, {})
@@ -138,7 +138,7 @@ def _spelled(matrix: Matrix, axis: AxisName) -> dict[str, str]:
 
 
 def pin_of(statement: Statement) -> Pin:
-    # an extension's nvcc has to be torch's CUDA, so what is said of one is asked of the other
+    # an extension's nvcc has to be torch's CUDA, so what is stated of one is asked of the other
     axis = "cuda" if statement.axis == "nvcc" else statement.axis
     minor = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec) if statement.axis == "nvcc" else None
     return Pin(axis=axis, spec=minor[1] if minor else statement.spec, origin=statement.axis)
@@ -171,7 +171,7 @@ def names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
 
 
 class Held:
-    """A matrix and what has been held against it: the same question is asked once, and their number has a bound."""
+    """A matrix and what has been checked against it: the same question is asked once, and their number has a bound."""
 
     def __init__(self, matrix: Matrix, lines: Mapping[Statement, tuple[int, ...]], effort: dict[str, int]) -> None:
         self.matrix = matrix
@@ -188,9 +188,9 @@ class Held:
                 "the recipe states too many different versions to compare", hint="check its parts one by one"
             )
 
-    def _asked(self, pins: Sequence[Pin]) -> Asked:
+    def _asked(self, pins: Sequence[Pin]) -> ReadRequest:
         cpu = any(map(is_cpu, pins))
-        # a pin of nvcc is asked of the axis cuda; beside a CPU build an nvcc contradicts nothing
+        # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
         own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
         return read_request(self.matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
 
@@ -215,10 +215,10 @@ class Held:
             self._conflicts[key] = explain_conflict(self._asked(pins), first_only=True)
         return self._conflicts[key]
 
-    def beside(
+    def compatible(
         self, some: Sequence[Statement], others: Sequence[Statement], *, known: bool = False
     ) -> list[list[Statement]]:
-        """Return those of `some` and of `others` that may hold beside one of the other, or nothing where none do.
+        """Return those of `some` and of `others` that may hold together with one of the other, or nothing where none do.
 
         `some` and `others` are of one axis each. `known` asks for those that are known to hold together.
         """
@@ -228,7 +228,7 @@ class Held:
         same = are_same(some[0], others[0])
         for one, other in itertools.product(*branches):
             self._spend("paired", _PAIRED)
-            if is_known_beside(one, other, same=same) if known else may_hold_beside(one, other):
+            if is_known_with(one, other, same=same) if known else may_hold_with(one, other):
                 meeting[0].add(one)
                 meeting[1].add(other)
         for each, met, into in zip((some, others), meeting, kept, strict=True):

@@ -1,4 +1,4 @@
-"""What the image of a FROM brings."""
+"""What is in the image of a FROM."""
 
 import re
 

@@ -41,7 +41,7 @@ COMMENT = "comment"
 """What a version is stated `of` that only a comment names."""
 
 IMAGE = "image"
-"""What a torch is stated `of` that an image brings."""
+"""What a torch is stated `of` that comes with an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +70,18 @@ class Statement:
     """What says so, where it is another package than the axis' own: torchvision, of torch."""
     branch: Branch = ()
 
-    def may_hold_beside(self, branch: Branch) -> bool:
+    def may_hold_with(self, branch: Branch) -> bool:
         """Return whether no choice that both stand in went another way for this one than for what stands in `branch`."""
-        return may_hold_beside(self.branch, branch)
+        return may_hold_with(self.branch, branch)
 
 
-def may_hold_beside(one: Branch, other: Branch) -> bool:
-    """Return whether what stands in one place may hold beside what stands in another: no choice went both ways."""
+def may_hold_with(one: Branch, other: Branch) -> bool:
+    """Return whether what is in one place may hold together with what is in another: no choice went both ways."""
     arms = dict(other)
     return all(choice not in arms or _may_be_one(arm, arms[choice]) for choice, arm in one)
 
 
-def is_known_beside(one: Branch, other: Branch, *, same: bool = False) -> bool:
+def is_known_with(one: Branch, other: Branch, *, same: bool = False) -> bool:
     """Return whether what stands in one place is known to hold where what stands in the other does.
 
     Of two conditions that were not understood it is not known whether both can hold, unless one stands within the other.
@@ -89,7 +89,7 @@ def is_known_beside(one: Branch, other: Branch, *, same: bool = False) -> bool:
     """
     some, others = ({choice for choice, arm in branch if arm.endswith("?")} for branch in (one, other))
     nested = some == others if same else some <= others or others <= some
-    return nested and may_hold_beside(one, other)
+    return nested and may_hold_with(one, other)
 
 
 def is_within(one: Branch, other: Branch) -> bool:
@@ -128,7 +128,7 @@ class Stage:
     """Whether the image holds a CUDA toolkit; None where the recipe does not say."""
     workdir: str = ""
     compat: str = ""
-    """The CUDA, major.minor, whose cuda-compat the image brings."""
+    """The CUDA, major.minor, whose cuda-compat is in the image."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables that ENV and ARG set."""
 
@@ -156,7 +156,7 @@ class Recipe:
     packages: list[tuple[str, int]] = field(default_factory=list)
     """Python distributions that come from an index, by normalised name, and their lines."""
     stages: list[Stage] = field(default_factory=list)
-    said: list[tuple[int, str]] = field(default_factory=list)
+    commands: list[tuple[int, str]] = field(default_factory=list)
     """The words of every command that is read, in one text, and its line."""
     branch: Branch = ()
     """Where the reading stands."""
@@ -177,7 +177,7 @@ class Recipe:
     @cached_property
     def text(self) -> str:
         """All commands, once the reading is done."""
-        return "\n".join(text for _, text in self.said)
+        return "\n".join(text for _, text in self.commands)
 
     def before(self, axis: AxisName, line: int) -> Iterator[Statement]:
         """Yield what is stated of `axis` so far, in the stage of `line` or what that is built on."""
@@ -185,7 +185,7 @@ class Recipe:
         chain = [*(stage.chain() if stage else ()), None]
         self.effort.spend(1)
         for s in self._by_axis.get(axis, ()):
-            if self.stage(s.line) in chain and s.may_hold_beside(self.within):
+            if self.stage(s.line) in chain and s.may_hold_with(self.within):
                 yield s
 
     def state(

@@ -1,4 +1,4 @@
-"""What a system's package manager, NVIDIA's installer and a site's modules bring."""
+"""What a system's package manager, NVIDIA's installer and a site's modules install."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _CUDA_MODULE = re.compile(
     r"(?:\S*/)?cuda(?:toolkit(?:-standalone)?)?[/-](\d+(?:\.\d+){0,2})(?![\d.])\S*", re.IGNORECASE
 )
 
-# What `module` or `ml` is told to do; any other word is a module's name to `ml`.
+# The subcommands of `module` and `ml`; any other word is a module's name to `ml`.
 _MODULES = {
     **dict.fromkeys(("load", "add"), "load"),
     **dict.fromkeys(("unload", "rm", "del", "delete"), "unload"),
@@ -65,7 +65,7 @@ def installer(reader: Reader, words: Sequence[Word]) -> None:
 
 
 def module(reader: Reader, words: Sequence[Word]) -> None:
-    """Read what `module` or `ml` is told to do."""
+    """Read the words after `module` or `ml`."""
     named = words[0] == "module" or words[1:2] == [] or words[1] in _MODULES
     did = _MODULES.get(words[1] if words[1:] else "", "") if named else "load"
     names = [name for name in (words[2:] if named else words[1:]) if len(name) < _LONGEST_NAME]

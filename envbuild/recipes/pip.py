@@ -87,7 +87,7 @@ def _uninstall(reader: Reader, words: Sequence[str]) -> None:
     axes = {AXIS_OF_DISTRIBUTION.get(canonicalize_name(word)) for word in words if len(word) < _LONGEST}
     axes |= {"cuda"} if "torch" in axes else set()
     reader.drop({axis for axis in axes if axis}, environment=True)
-    if "torch" in axes:  # what an NGC image brings goes, too
+    if "torch" in axes:  # what is in an NGC image goes, too
         for found in list(reader.recipe.before("base", reader.stage.line)):
             reader.recipe.drop(found)
 
@@ -196,7 +196,7 @@ def _parsed(recipe: Recipe, text: str) -> tuple[Requirement, int] | None:
     line = line_of(text, 1)
     recipe.effort.spend(1)
     try:
-        # a marker ends in a quote of its own
+        # a marker itself ends in a quote
         return Requirement(re.sub(r"""^(['"])(.*?)\1?$""", r"\2", text)), line
     except InvalidRequirement:
         if re.match(r"['\"]?[A-Za-z]", text) and re.search(r"[=<>~]", text):
@@ -222,7 +222,7 @@ def state(
         wanted: the requirement.
         line: its line.
         used: the indexes that it may come from.
-        renewed: what is installed anew where it is there already; None for all.
+        renewed: what is installed again where it is there already; None for all.
         own_index: whether it may come from an index that is neither PyPI nor torch's.
         newest: whether one without a version is the newest: nothing else in the command decides it.
         reader: where the reading of a script stands; None in a list of requirements.

@@ -118,7 +118,7 @@ def _one(recipe: Recipe, text: str, line: int, count: int) -> None:
         recipe.effort.skip(line, text)
         return
     recipe.effort.spend(1)
-    recipe.said.append((line, text))
+    recipe.commands.append((line, text))
     try:
         wanted = Requirement(text)
     except InvalidRequirement:

@@ -90,9 +90,9 @@ def read_recipe(matrix: Matrix, path: Path, kind: Kind | None = None) -> Recipe:
     kind = kind or kind_of(path, text)
     if kind is None:
         raise DataError(
-            "the recipe is of no kind that is known",
+            "the kind of the recipe is not known",
             where=str(path),
-            hint="say what it is: --as " + ", --as ".join(KINDS),
+            hint="name it: --as " + ", --as ".join(KINDS),
         )
     recipe = Recipe(kind=kind, lines=text.removesuffix("\n").split("\n"))
     try:

@@ -1,4 +1,4 @@
-"""Where a reading of a script or a Dockerfile stands: variables, folder, stage, choices and clones."""
+"""The state while a script or a Dockerfile is read: variables, folder, stage, choices and clones."""
 
 import itertools
 import posixpath
@@ -58,9 +58,9 @@ class Reader:
         self._numbers = itertools.count()
 
     @contextmanager
-    def choice(self) -> Iterator["Choice"]:
+    def choice(self) -> Iterator["Conditional"]:
         """Stand in a choice, arm by arm; afterwards what its arms set is not known."""
-        choice, branch = Choice(str(next(self._numbers)), self), self.recipe.branch
+        choice, branch = Conditional(str(next(self._numbers)), self), self.recipe.branch
         try:
             yield choice
         finally:
@@ -114,7 +114,7 @@ class Reader:
         Args:
             axes: those that are dropped; None for all.
             environment: only what the recipe's own pip or conda installed.
-            module: only what `module load` brought.
+            module: only what `module load` loaded.
 
         """
         for axis in sorted(self.matrix.axes) if axes is None else sorted(axes):
@@ -140,7 +140,7 @@ def _is_release(statement: Statement) -> bool:
     return statement.installed and not statement.newest and statement.of in {"", IMAGE}
 
 
-class Choice:
+class Conditional:
     """An if, a case or a list of commands with `||`: of what its arms state, one holds."""
 
     def __init__(self, number: str, reader: Reader) -> None:
@@ -155,7 +155,7 @@ class Choice:
 
         Args:
             keep: variables are not again what they were before the first arm.
-            known: when the arm is taken is known, or is said by `Reader.under`.
+            known: when the arm is taken is known, or is given by `Reader.under`.
 
         """
         if self._arm >= 0 and not keep:

@@ -45,7 +45,7 @@ def read(recipe: Recipe) -> None:
         if not words:
             continue
         text = " ".join(words[:60])
-        recipe.said.append((words[0].line, text[:_LONGEST]))
+        recipe.commands.append((words[0].line, text[:_LONGEST]))
         whole = _OPTION.split(text, maxsplit=1)[0].strip()  # hashes and options follow
         try:
             wanted = Requirement(whole) if len(whole) < _LONGEST else None

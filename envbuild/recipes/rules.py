@@ -1,4 +1,4 @@
-"""What no cell says of a recipe: its own compilers, drivers, downloads in a build, and where a module lies."""
+"""What is not a matter of cells in a recipe: its compilers, drivers, downloads in a build, the place of a module."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Release
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog
-from envbuild.recipes.findings import Finding, finding_of
+from envbuild.recipes.findings import RecipeFinding, finding_of
 from envbuild.recipes.held import Held, pin_of
-from envbuild.recipes.model import Recipe, Statement, is_known_beside
+from envbuild.recipes.model import Recipe, Statement, is_known_with
 
 # How a recipe says with which of the installed compilers nvcc compiles.
 _CHOSEN_COMPILER = re.compile(
@@ -22,12 +22,12 @@ _CHOSEN_COMPILER = re.compile(
 )
 
 
-def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield compilers that the recipe installs and chooses, and that its nvcc refuses. One that is not chosen is not used.
 
     A cell's gcc is its OS' own, so the rules of gcc are read here one by one.
     """
-    chosen = {found for _, text in recipe.said for found in _CHOSEN_COMPILER.findall(text)}
+    chosen = {found for _, text in recipe.commands for found in _CHOSEN_COMPILER.findall(text)}
     installed = [s for s in statements if s.axis == "gcc" and s.spec in chosen]
     cudas = [s for s in statements if s.axis in {"nvcc", "cuda"}]
     for gcc, rule in itertools.product(installed, matrix.rules):
@@ -38,8 +38,8 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
         for cuda in cudas:
             stated = Release(version=pin_of(cuda).spec, source=rule.source)
             applies = version_key(stated.version) and matches(matrix.axes["nvcc"], rule.when["nvcc"], stated)
-            if applies and is_known_beside(gcc.branch, cuda.branch):
-                yield Finding(
+            if applies and is_known_with(gcc.branch, cuda.branch):
+                yield RecipeFinding(
                     line=gcc.line,
                     lines=tuple(sorted({gcc.line, cuda.line})),
                     rule=rule.id,
@@ -51,8 +51,8 @@ def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -
                 break
 
 
-def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding]:
-    """Yield builds that download the compiler they compile with, beside the stated toolkit."""
+def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
+    """Yield builds that download the compiler they compile with, in addition to the stated toolkit."""
     stated = {s.line: pin_of(s).spec for s in statements if s.axis in {"nvcc", "cuda"}}
     for built in (s for s in statements if s.axis == "flash-attn-hopper"):
         axis = matrix.axes[built.axis]
@@ -63,15 +63,15 @@ def fetches(matrix: Matrix, statements: Sequence[Statement]) -> Iterator[Finding
             for line, cuda in stated.items():
                 if re.fullmatch(r"\d+\.\d+", cuda) and toolchain.replaces(cuda):
                     names = " and ".join(each.url.rsplit("/", 1)[-1] for each in toolchain.archives.values())
-                    told = finding_of("recipe-build-fetches", built.line, "", source=release.source)
-                    why = f"its setup.py takes {names} instead of CUDA {cuda} (line {line}): {findings_catalog()[told.rule].why}"
-                    yield replace(told, why=why, lines=tuple(sorted({built.line, line})))
+                    finding = finding_of("recipe-build-fetches", built.line, "", source=release.source)
+                    why = f"its setup.py takes {names} instead of CUDA {cuda} (line {line}): {findings_catalog()[finding.rule].why}"
+                    yield replace(finding, why=why, lines=tuple(sorted({built.line, line})))
                     return
 
 
 def drivers(
-    held: Held, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[Finding]
-) -> Iterator[Finding]:
+    held: Held, recipe: Recipe, statements: Sequence[Statement], refused: Sequence[RecipeFinding]
+) -> Iterator[RecipeFinding]:
     """Yield drivers below what the stated CUDA needs, where nothing installs cuda-compat and no rule refuses them."""
     matrix, cudas = held.matrix, dict[str, list[Statement]]()
     for statement in statements:
@@ -84,18 +84,18 @@ def drivers(
         if found is None or floor is None or found >= Version(floor):
             continue
         lines = tuple(sorted({*held.lines_of([driver, *cudas[cuda]])}))
-        brought = any(stage.compat == cuda for stage in recipe.stages) or any(
+        installed = any(stage.compat == cuda for stage in recipe.stages) or any(
             s.axis == "base" and s.spec.startswith(("ngc-", "nvidia-cuda-")) for s in statements
         )
         branches = release.facts.compat_branches
         can = str(found.major) in branches
-        told = any(driver.line in f.lines and {s.line for s in cudas[cuda]} & {*f.lines} for f in refused)
-        if told or (can and (brought or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", recipe.text))):
+        reported = any(driver.line in f.lines and {s.line for s in cudas[cuda]} & {*f.lines} for f in refused)
+        if reported or (can and (installed or re.search(rf"\b{package}\b|\bcuda-compat(?![\w-])", recipe.text))):
             continue
         kind = findings_catalog()["recipe-driver-below-cuda"]
         stated = " and ".join(f"{s.axis} {s.spec} (line {s.line})" for s in cudas[cuda])
         helps = f"only with the package {package} does branch {found.major} run it" if can else "no cuda-compat helps"
-        yield Finding(
+        yield RecipeFinding(
             line=driver.line,
             lines=lines,
             rule=kind.id,
@@ -106,14 +106,14 @@ def drivers(
         )
 
 
-def _cuda_of(matrix: Matrix, statement: Statement, beside: Sequence[Statement]) -> str | None:
+def _cuda_of(matrix: Matrix, statement: Statement, others: Sequence[Statement]) -> str | None:
     """Return the CUDA, major.minor, that a statement names by itself or by its build of torch; None when it leaves it open."""
     if statement.axis in {"cuda", "nvcc"}:
         version = re.fullmatch(r"(\d+\.\d+)(?:\.\d+)*", statement.spec)
         cudas: Collection[object] = {version[1]} if version and not statement.path else set()
     elif statement.axis == "torch":
         # without a label it is PyPI's, unless something else says which
-        if "+" not in statement.spec and any(s.axis == "cuda" for s in beside):
+        if "+" not in statement.spec and any(s.axis == "cuda" for s in others):
             return None
         cudas = _cudas_of_torch(matrix, statement.spec)
     else:
@@ -132,7 +132,7 @@ def _cudas_of_torch(matrix: Matrix, spec: str) -> Collection[object]:
     }
 
 
-def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[Finding]:
+def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield builds of flash-attention 3 whose module nothing puts where the stated Transformer Engine imports it."""
     builds = [s for s in statements if s.axis == "flash-attn-hopper"]
     for built, te in itertools.product(builds, [s for s in statements if s.axis == "te"]):
@@ -149,7 +149,7 @@ def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) ->
             wanted = (release.facts.distribution, place.removesuffix(".py").replace("/", "."))
             if modules == {wanted} and not (file in recipe.text and re.search(rf"\b{folder}\b", recipe.text)):
                 kind = findings_catalog()["recipe-fa3-not-placed"]
-                yield Finding(
+                yield RecipeFinding(
                     line=built.line,
                     lines=tuple(sorted({built.line, te.line})),
                     rule=kind.id,

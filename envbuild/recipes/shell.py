@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.recipes import comments
 from envbuild.recipes.commands import run
-from envbuild.recipes.reader import Choice, Reader
+from envbuild.recipes.reader import Conditional, Reader
 from envbuild.recipes.syntax import DEEPEST, Word, asks, children, errors, head_of, parse, text_of
 from envbuild.recipes.values import expanded
 
@@ -278,7 +278,7 @@ class _Walk:
             self._reader.exported[name] = value
         if not alone or exported or name.isupper():
             self._reader.set_variable(name, value, self._line(node))
-            self._reader.recipe.said.append((self._line(node), f"{name}={value}"))
+            self._reader.recipe.commands.append((self._line(node), f"{name}={value}"))
         return {name: value}
 
     # ---- choices
@@ -352,7 +352,7 @@ class _Walk:
                 if child.type in {"elif_clause", "else_clause"}:
                     self._arm(children(child, self._effort), choice, depth)
 
-    def _arm(self, nodes: Sequence["Node"], choice: Choice, depth: int) -> None:
+    def _arm(self, nodes: Sequence["Node"], choice: Conditional, depth: int) -> None:
         starts = next((n for n, child in enumerate(nodes) if child.type in {"then", "else"}), 0)
         asked = [child for child in nodes[:starts] if child.is_named]
         conditions = self._conditions(asked[0]) if len(asked) == 1 else {}

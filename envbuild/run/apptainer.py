@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import re
+import resource
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from envbuild.run.container import Container, Mount, wanted_gpus, wants_infiniba
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream, bounded, streamed
+from envbuild.util.processes import ProcessResult, Stream, bounded, streamed
 from envbuild.util.scratch import scratch
 
 _ALWAYS = (
@@ -109,8 +110,6 @@ def container_flags(
 
 
 def _locks_memory() -> bool:
-    import resource
-
     return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
 
 
@@ -169,7 +168,7 @@ class ApptainerRuntime:
         seconds: float,
         limit: int,
         stdin: bytes = b"",
-    ) -> Said:
+    ) -> ProcessResult:
         """Run `command` in a guest without a network, rights or folders of the host; see `Runtime.confined`.
 
         Its memory has no bound of its own: Apptainer sets one only through systemd.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from envbuild.doctor.diagnosis import diagnose
+from envbuild.doctor.diagnosis import MISSING, diagnose
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
@@ -15,6 +15,9 @@ from envbuild.settings import Settings
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
+
+READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; "
+"""Start of a `sh -c` text that runs in a container without its image's entrypoint: it switches on cuda-compat where needed."""
 
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -45,7 +48,7 @@ def parse_image(text: str) -> str:
     """
     if is_path(text):
         return text
-    return _checked(text, _IMAGE.fullmatch, "is no image", where="TAG", hint="`docker image ls` lists what is here")
+    return _checked(text, _IMAGE.fullmatch, "is not an image", where="TAG", hint="`docker image ls` lists what is here")
 
 
 def parse_network(text: str) -> str:
@@ -56,7 +59,7 @@ def parse_network(text: str) -> str:
 
     """
     hint = "write host, none or what `docker network ls` lists"
-    return _checked(text, _NETWORK.fullmatch, "is no network", where="--network", hint=hint)
+    return _checked(text, _NETWORK.fullmatch, "is not a network", where="--network", hint=hint)
 
 
 def parse_mount(text: str) -> Mount:
@@ -69,7 +72,7 @@ def parse_mount(text: str) -> Mount:
     source, *rest = text.split(":")
     if len(rest) not in {1, 2} or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"], ["rw"]):
         raise UsageError(
-            f"{text!r} is no mount",
+            f"{text!r} is not a mount",
             where="--mount",
             hint="write SRC:DST or SRC:DST:ro, DST an absolute path in the container",
         )
@@ -108,16 +111,16 @@ class Container:
     """Whether a first process reaps what the command leaves: for a guest alone."""
 
 
-def _mends(host: HostFacts, *areas: str) -> str | None:
-    mends = [
-        mend
+def _fixes(host: HostFacts, *areas: str) -> str | None:
+    fixes = [
+        fix
         for area in diagnose(host)
         if area.name in areas
         for finding in area.findings
-        if finding.status in {"lack", "absent"}
-        for mend in finding.mend
+        if finding.status in {MISSING, "absent"}
+        for fix in finding.fix
     ]
-    return "; ".join(mends) or None
+    return "; ".join(fixes) or None
 
 
 def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
@@ -131,7 +134,7 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     if gpus == "none" or (gpus == "auto" and not host.gpus):
         return None
     if not host.gpus:
-        raise HostError("this machine has no GPU that answers", where=f"--gpus {gpus}", hint=_mends(host, "gpu"))
+        raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
     wanted = "all" if gpus == "auto" else gpus
     if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
         raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
@@ -145,7 +148,7 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
 
 
 def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
-    """Return docker's flags for the GPUs, and what to tell the user where `auto` gives none although there are some.
+    """Return docker's flags for the GPUs, and a message for the user where `auto` gives none although there are some.
 
     Raises:
         HostError: GPUs were asked for, and there are none or containers cannot have them.
@@ -155,15 +158,15 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
         # An engine whose default runtime is nvidia gives GPUs to every image that says NVIDIA_VISIBLE_DEVICES=all.
         return (["--env", "NVIDIA_VISIBLE_DEVICES=void"] if host.toolkit.runtime == "active" else []), None
     if host.gpus and host.gpu_access == "none":
-        hint = _mends(host, "toolkit")
+        hint = _fixes(host, "toolkit")
         if gpus == "auto":
-            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: mend it with {hint}"
+            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: fix it with {hint}"
         raise HostError("containers cannot see this machine's GPUs", where=f"--gpus {gpus}", hint=hint)
     wanted = wanted_gpus(host, gpus)
     if wanted is None:
         return [], None
     if host.gpu_access == "gpus":
-        # docker reads the value as CSV, so a list of devices needs quotes of its own.
+        # docker reads the value as CSV, so a list of devices needs its own quotes.
         return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], None
     if host.gpu_access == "runtime":
         return ["--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={wanted}"], None
@@ -180,7 +183,7 @@ def wants_infiniband(host: HostFacts, wanted: str) -> bool:
     if wanted == "off" or (wanted == "auto" and not host.infiniband_devices):
         return False
     if not host.infiniband_devices:
-        raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_mends(host, "infiniband"))
+        raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_fixes(host, "infiniband"))
     return True
 
 
@@ -193,7 +196,7 @@ def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[st
     """Return the flags of `docker run` (all that comes before the image), and notes for the user.
 
     Raises:
-        HostError: the container asks for something that this machine lacks.
+        HostError: the container asks for something that is missing on this machine.
 
     """
     gpus, note = gpu_flags(host, container.gpus)
@@ -222,11 +225,11 @@ def run_command(
     `terminal` says whether a person sits at both ends (`--tty`).
 
     Raises:
-        HostError: the container asks for something that this machine lacks.
+        HostError: the container asks for something that is missing on this machine.
 
     """
     flags, notes = run_flags(host, container)
-    # --pull never: an image comes by `envbuild pull`, which says who vouches for it.
+    # --pull never: an image comes by `envbuild pull`, which shows who confirmed its digest.
     line = [
         *settings.engine_command,
         "run",
@@ -249,5 +252,5 @@ def hidden(word: str) -> str:
 
 
 def shown(line: Iterable[str]) -> str:
-    """Return a command line for people: quoted for the shell, the values of `--env` with telling names hidden."""
+    """Return a command line for people: quoted for the shell, the values of `--env` whose names suggest a secret hidden."""
     return shlex.join(hidden(word) for word in line)

@@ -12,7 +12,7 @@ from envbuild.run.container import Container, run_command, run_flags
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
 from envbuild.util.names import shown
-from envbuild.util.processes import Said, Stream
+from envbuild.util.processes import ProcessResult, Stream
 
 
 class DockerRuntime:
@@ -67,7 +67,7 @@ class DockerRuntime:
         seconds: float,
         limit: int,
         stdin: bytes = b"",
-    ) -> Said:
+    ) -> ProcessResult:
         """Run `command` in a confined guest; see `Runtime.confined`."""
         return guests.run_guest(
             self.settings, purpose, image, command, entrypoint=entrypoint, seconds=seconds, limit=limit, stdin=stdin

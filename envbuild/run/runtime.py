@@ -12,7 +12,7 @@ from envbuild.engine.unpacked import is_path
 from envbuild.host import HostFacts
 from envbuild.run.container import Container, hidden
 from envbuild.settings import Settings
-from envbuild.util.processes import Said, Stream
+from envbuild.util.processes import ProcessResult, Stream
 
 Note = Callable[[str], None]
 
@@ -90,7 +90,7 @@ class Runtime(Protocol):
         seconds: float,
         limit: int,
         stdin: bytes = b"",
-    ) -> Said:
+    ) -> ProcessResult:
         """Run `command` without a network or rights, within bounds, and return what it said; `fault` tells of a bound it broke.
 
         Raises:

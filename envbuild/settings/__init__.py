@@ -1,7 +1,7 @@
 """The one settings file and its environment.
 
 A value comes from the first of: the environment (`ENVBUILD_<KEY>`), the settings file, what this machine already says for
-the same thing (uv's and pip's configuration, proxy variables, apt's sources), the default. `Settings.origin` tells which.
+the same thing (uv's and pip's configuration, proxy variables, apt's sources), the default. `Settings.origin` names the one.
 """
 
 from envbuild.settings.load import config_path, load_settings

@@ -121,7 +121,7 @@ def _from_environment(env: Mapping[str, str], notices: list[str]) -> dict[str, t
             continue
         key = name.removeprefix("ENVBUILD_").lower()
         if key not in Settings.model_fields:
-            # Not an error: a site may use such a name for something of its own.
+            # Not an error: a site may use such a name for something else.
             notices.append(f"{name} is not a setting: {_nearest(key)}docs/reference/settings.md lists them")
             continue
         try:

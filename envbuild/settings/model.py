@@ -19,7 +19,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     index_url: Url = Field("https://pypi.org/simple", description="Python package index (Simple API).")
-    extra_index_urls: tuple[Url, ...] = Field((), description="Further package indexes, asked beside `index_url`.")
+    extra_index_urls: tuple[Url, ...] = Field(
+        (), description="Further package indexes, asked in addition to `index_url`."
+    )
     torch_index: Url = Field(
         "https://download.pytorch.org/whl",
         description="Base of PyTorch's per-variant indexes; `/cu126`, `/cpu` and so on are appended.",
@@ -28,6 +30,10 @@ class Settings(BaseModel):
     debian_mirror: Url = Field("http://deb.debian.org/debian", description="Debian archive.")
     debian_security_mirror: Url = Field("http://deb.debian.org/debian-security", description="Debian security archive.")
     ubuntu_mirror: Url = Field("http://archive.ubuntu.com/ubuntu", description="Ubuntu archive.")
+    cuda_repository: Url = Field(
+        "https://developer.download.nvidia.com/compute/cuda/repos",
+        description="NVIDIA's repositories of CUDA packages; `/ubuntu2204/x86_64` and `/ubuntu2204/sbsa` are appended.",
+    )
     http_proxy: ProxyUrl | None = Field(None, description="Proxy for http:// addresses.")
     https_proxy: ProxyUrl | None = Field(None, description="Proxy for https:// addresses.")
     no_proxy: Hosts | None = Field(None, description="Hosts that are reached without a proxy, separated by commas.")
@@ -48,11 +54,11 @@ class Settings(BaseModel):
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )
     git_protocols: tuple[Literal["https", "ssh", "file"], ...] = Field(
-        (), description="What source trees may be fetched by beside https: `ssh`, `file`."
+        (), description="What source trees may be fetched by besides https: `ssh`, `file`."
     )
     debs: ExistingFolder | None = Field(
         None,
-        description="Folder of `.deb` files, for a site without a package mirror; where it has all that a lock names and a stage lacks, no archive is asked.",
+        description="Folder of `.deb` files, for a site without a package mirror; where it has every package that a lock names and a stage needs, no archive is asked.",
     )
     jobs: int | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Where a user's files lie: the home, the folders of the XDG specification, the cache."""
+"""Where a user's files are: the home, the folders of the XDG specification, the cache."""
 
 import contextlib
 import os

@@ -24,7 +24,7 @@ def is_open_pin(pin: Pin) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReadRequest:
     """A request read against the matrix."""
 
     compiled: Clauses
@@ -103,7 +103,7 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
 
 
 def _with_board(matrix: Matrix, request: Request) -> Request:
-    """Add what a GPU's name says beside its architecture: an RTX 4090 is sm_89 and a GeForce board."""
+    """Add what a GPU's name says besides its architecture: an RTX 4090 is sm_89 and a GeForce board."""
     gpus = [pin for pin in request.pins if pin.axis == "gpu"]
     if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
         return request
@@ -126,7 +126,7 @@ def _spelled(compiled: Clauses, pin: Pin) -> Pin:
     return pin
 
 
-def read_request(matrix: Matrix, request: Request) -> Asked:
+def read_request(matrix: Matrix, request: Request) -> ReadRequest:
     """Read every pin.
 
     Raises:
@@ -141,7 +141,7 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
             raise UsageError(
                 f"there is no axis {pin.axis!r}",
                 where=pin.origin,
-                hint=f"near it: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
+                hint=f"similar: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
             )
         check_text(pin.axis, pin.spec, pin.origin)
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
@@ -166,10 +166,10 @@ def read_request(matrix: Matrix, request: Request) -> Asked:
                 raise UsageError(
                     f"no release of {pin.axis} matches {pin.spec!r}",
                     where=pin.origin,
-                    hint=f"near it: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
+                    hint=f"similar: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
                 )
         masks.append((pin, number, mask))
-    return Asked(
+    return ReadRequest(
         compiled=_with_named(compiled, request.pins),
         request=request,
         masks=tuple(masks),

@@ -124,7 +124,7 @@ class Clauses:
 
     @cached_property
     def unguarded(self) -> "Clauses":
-        """The same clauses, less those that keep out what nobody named."""
+        """The same clauses, less those that keep out what is not named."""
         return self.without_guards({axis: sum(1 << value for value in held) for axis, held in self.guards.items()})
 
     def cell(self, values: Sequence[int]) -> Cell:
@@ -284,7 +284,7 @@ class _Compiler:
             a, b = self.number[first], self.number[second]
             for key, mask in groups[first].items():
                 yield [(a, self.full[a] & ~mask), (b, UNUSED | groups[second].get(key, 0))]
-            # values that only the second has need no clause of their own: the first's clauses already exclude them
+            # values that only the second has need no separate clause: the first's clauses already exclude them
 
     def _clause(self, literals: Iterable[tuple[int, int]], cause: Cause) -> Clause | None:
         merged: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Why no cell fits: minimal sets of pins and of clauses, told as numbered steps.
+"""Why no cell fits: minimal sets of pins and of clauses, shown as numbered steps.
 
 A conflict is minimal twice over: without any one of its pins a cell exists, and without any one of its clauses the
 derivation falls apart.
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from envbuild.matrix.cell import NONE, Pin
-from envbuild.solver.asked import Asked
+from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import Clauses
 from envbuild.solver.nearest import Near, nearest
 from envbuild.solver.program import Program, any_cell, solvable
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.propagation import propagate
-from envbuild.solver.sentences import Step, steps_of
+from envbuild.solver.sentences import ConflictStep, steps_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
     """A minimal explanation of why a request has no cell."""
 
-    steps: tuple[Step, ...]
-    asked: Asked
+    steps: tuple[ConflictStep, ...]
+    asked: ReadRequest
     evidence: tuple[EvidenceRef, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ class Conflict:
         }
 
 
-def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, first_only: bool = False) -> Conflict:
+def explain_conflict(asked: ReadRequest, evidence: Sequence[EvidenceRef] = (), *, first_only: bool = False) -> Conflict:
     """Return the shortest of the minimal explanations found for a request that has no cell.
 
     Args:
@@ -85,7 +85,7 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
     """
     pins = [pin for pin, _, _ in asked.masks]
     known: dict[tuple[Pin, ...], bool] = {}
-    found: dict[tuple[Pin, ...], tuple[Step, ...]] = {}
+    found: dict[tuple[Pin, ...], tuple[ConflictStep, ...]] = {}
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
         core = _minimal_pins(asked, pins, order, known)
         if core not in found:
@@ -98,7 +98,7 @@ def explain_conflict(asked: Asked, evidence: Sequence[EvidenceRef] = (), *, firs
 
 
 def _minimal_pins(
-    asked: Asked, pins: Sequence[Pin], order: Sequence[Pin], known: dict[tuple[Pin, ...], bool]
+    asked: ReadRequest, pins: Sequence[Pin], order: Sequence[Pin], known: dict[tuple[Pin, ...], bool]
 ) -> tuple[Pin, ...]:
     """Drop pins in `order` while what is left still has no cell; `known` keeps which pins have one.
 
@@ -119,10 +119,10 @@ def _minimal_pins(
     return kept
 
 
-def _possible(asked: Asked, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
+def _possible(asked: ReadRequest, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
     """Leave out of `domains` what no cell has whatever is asked, so that no step need speak of it.
 
-    Except where nothing of a pin would remain: then that is the very thing to tell. So is a release that is taken only when
+    Except where nothing of a pin would remain: then that is the thing to report. So is a release that is taken only when
     it is named, where that one would do.
     """
     anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})

@@ -25,7 +25,7 @@ def enumerate_cells(
 
     Args:
         matrix: where to look.
-        axes: the axes to tell apart; the others may have any value that fits.
+        axes: the axes to distinguish; the others may have any value that fits.
         pins: filters, as a request would state them.
 
     Raises:
@@ -43,7 +43,7 @@ def enumerate_cells(
     if not all(domains) or propagate(compiled, domains) is not None:
         return
     numbers = [compiled.number[axis] for axis in axes]
-    # releases that every clause treats alike are told apart only when a combination is spelled out
+    # releases that every clause treats alike are distinguished only when a combination is spelled out
     alike = _alike(compiled, domains)
     domains = [sum(1 << members[0] for members in groups.values()) for groups in alike]
     members_of = [{members[0]: members for members in groups.values()} for groups in alike]

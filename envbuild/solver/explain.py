@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, score_of
 from envbuild.solver.proof import RANKS, EvidenceRef
@@ -35,7 +35,7 @@ class Choice:
     """The most preferred release, where it was not chosen and is not the next best."""
 
 
-def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: Asked) -> tuple[Choice, ...]:
+def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: ReadRequest) -> tuple[Choice, ...]:
     """Return the choices of `solution`, in the matrix' order of axes.
 
     Args:
@@ -73,7 +73,7 @@ def explain(solution: Solution, evidence: Sequence[EvidenceRef] = (), *, asked: 
 
 
 def _next_best(
-    asked: Asked, evidence: Sequence[EvidenceRef], solution: Solution, axis: int, chosen: int
+    asked: ReadRequest, evidence: Sequence[EvidenceRef], solution: Solution, axis: int, chosen: int
 ) -> Alternative | None:
     compiled = asked.compiled
     domains = compiled.domains(asked.pinned())
@@ -89,7 +89,7 @@ def _next_best(
 
 
 def _newest(
-    asked: Asked,
+    asked: ReadRequest,
     evidence: Sequence[EvidenceRef],
     solution: Solution,
     axis: int,
@@ -102,29 +102,29 @@ def _newest(
         return None
     pinned = [pin for pin, number, mask in asked.masks if number == axis and not mask >> last & 1]
     if pinned:
-        return Alternative(version=release.version, why="not what was asked", source=pinned[0].origin)
+        return Alternative(version=release.version, why="another version was requested", source=pinned[0].origin)
     pins = (*asked.request.pins, Pin(axis=name, spec=release.version, origin=f"--{name}"))
     trial = read_request(compiled.matrix, Request(pins=pins, prefer=asked.request.prefer))
     values = best_values(trial, evidence, trial.compiled.domains(trial.pinned()))
     if values is None:
-        told = [step for step in explain_conflict(trial).steps if step.pin is None]
+        reasons = [step for step in explain_conflict(trial).steps if step.pin is None]
         return Alternative(
             version=release.version,
-            why="impossible: " + (" ".join(step.text for step in told) or "it contradicts what was asked"),
-            source="; ".join(dict.fromkeys(step.source for step in told if step.source)),
+            why="impossible: " + (" ".join(step.text for step in reasons) or "it contradicts the request"),
+            source="; ".join(dict.fromkeys(step.source for step in reasons if step.source)),
         )
     why = difference(solution.score, score_of(asked, evidence, values), asked, release.version)
     return Alternative(version=release.version, why=why, source=release.source)
 
 
-def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
+def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) -> str:
     """Say at which step of the stated order `other`, the best cell with `version`, loses to `chosen`."""
     steps = [
         (chosen.compat, other.compat, "its cell needs the package cuda-compat under this driver"),
         (
             chosen.defaults_out,
             other.defaults_out,
-            f"with it the cell would lack {_count(other.defaults_out - chosen.defaults_out, 'more default component')}",
+            f"with it {_count(other.defaults_out - chosen.defaults_out, 'more default component')} would be missing in the cell",
         ),
     ]
     if asked.request.prefer == "proven":
@@ -132,19 +132,19 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
             (
                 chosen.evidence,
                 other.evidence,
-                f"evidence: {RANKS[-other.evidence]}, against {RANKS[-chosen.evidence]}",
+                f"evidence: {RANKS[-other.evidence]} instead of {RANKS[-chosen.evidence]}",
             ),
             (
                 chosen.untested_pairs,
                 other.untested_pairs,
-                f"tested together: {_count(-other.untested_pairs, 'pair')} of components, against {-chosen.untested_pairs}",
+                f"tested together: {_count(-other.untested_pairs, 'pair')} of components instead of {-chosen.untested_pairs}",
             ),
             (
                 chosen.spread,
                 other.spread,
-                f"season: its cell's releases lie {_count(other.spread, 'month')} apart, against {chosen.spread}",
+                f"release dates: its cell's releases are {_count(other.spread, 'month')} apart instead of {chosen.spread}",
             ),
-            (chosen.untagged, other.untagged, "its cell holds a commit that nobody tagged"),
+            (chosen.untagged, other.untagged, "its cell has a commit without a tag"),
         ]
     steps += [
         (
@@ -161,7 +161,7 @@ def difference(chosen: Score, other: Score, asked: Asked, version: str) -> str:
     for ours, theirs, text in steps:
         if ours != theirs:
             return text
-    return "equal in all else, and listed as less preferred"
+    return "equal otherwise, but listed as less preferred"
 
 
 def _count(number: int, what: str) -> str:

@@ -7,7 +7,7 @@ from envbuild.matrix.cell import ARCHITECTURE, NONE, Cell, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.order import add_order
 from envbuild.solver.program import Program
@@ -124,7 +124,7 @@ def nearest(matrix: Matrix, request: Request, n: int = 3, *, evidence: Sequence[
     return tuple(result)
 
 
-def _change(asked: Asked, axis: int, value: int) -> tuple[str, str]:
+def _change(asked: ReadRequest, axis: int, value: int) -> tuple[str, str]:
     release = asked.compiled.values[axis][value]
     wanted = " and ".join(pin.spec for pin, number, _ in asked.masks if number == axis)
     return wanted, release.version if release is not None else NONE

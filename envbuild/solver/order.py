@@ -8,7 +8,7 @@ The order, each step deciding only among the cells that the steps before leave e
    without a GPU, run in part;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-4. season: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
+4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
    of a minor release is of the month of its last one (`season`);
 5. tags: the fewest releases that are a commit without a tag;
 6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.matrix.driver import needs_compat
-from envbuild.solver.asked import Asked
+from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.program import Program
 from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of
@@ -113,7 +113,7 @@ def preference_order(compiled: Clauses) -> list[int]:
     )
 
 
-def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
+def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
     """Return the place of a cell (value index per axis) in the stated order."""
     compiled = asked.compiled
     counted = _pair_axes(compiled)
@@ -138,7 +138,7 @@ def score_of(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int
     )
 
 
-def add_order(program: Program, asked: Asked, evidence: Sequence[EvidenceRef]) -> None:
+def add_order(program: Program, asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> None:
     """Add the stated order to `program` as minimisation, priorities 101 downwards."""
     compiled, domains = program.compiled, program.domains
     prefer = asked.request.prefer
@@ -260,7 +260,7 @@ def _chain(
     return atoms
 
 
-def best_values(asked: Asked, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
+def best_values(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
     """Return the best cell within `domains` (value index per axis), or None when there is none."""
     if any(not domain for domain in domains) or propagate(asked.compiled, domains) is not None:
         return None

@@ -8,7 +8,7 @@ from typing import Literal
 from envbuild.components import SOFTWARE
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
-from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED
 from envbuild.solver.program import Program
 
@@ -70,7 +70,7 @@ class EvidenceRef:
 Masks = tuple[tuple[int, int], ...]
 
 
-def _masks(asked: Asked, ref: EvidenceRef) -> Masks | None:
+def _masks(asked: ReadRequest, ref: EvidenceRef) -> Masks | None:
     """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""
     compiled = asked.compiled
     if not any(name in ref.versions for name in SOFTWARE):
@@ -89,7 +89,7 @@ def _masks(asked: Asked, ref: EvidenceRef) -> Masks | None:
     return tuple(result)
 
 
-def _masks_here(asked: Asked, ref: EvidenceRef) -> Masks | None:
+def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> Masks | None:
     """Return axis -> values that a cell must have, too, for `ref` to be "run on this GPU"; None when no cell has them."""
     if ref.level != "gpu":
         return None
@@ -112,7 +112,7 @@ def _all_hold(masks: Masks, values: Sequence[int]) -> bool:
     return all(mask >> values[axis] & 1 for axis, mask in masks)
 
 
-def rank_of(asked: Asked, ref: EvidenceRef, values: Sequence[int]) -> int:
+def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int]) -> int:
     """Return what `ref` proves of the cell of `values` (index per axis), as an index of RANKS; 0 is nothing."""
     masks = _masks(asked, ref)
     if masks is None or not _all_hold(masks, values):
@@ -121,7 +121,7 @@ def rank_of(asked: Asked, ref: EvidenceRef, values: Sequence[int]) -> int:
     return _HERE if here is not None and _all_hold(here, values) else _RANK_OF_LEVEL[ref.level]
 
 
-def add_evidence(program: Program, asked: Asked, evidence: Sequence[EvidenceRef], priority: int) -> None:
+def add_evidence(program: Program, asked: ReadRequest, evidence: Sequence[EvidenceRef], priority: int) -> None:
     """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`."""
     wanted: dict[int, set[Masks]] = {}
     for ref in evidence:

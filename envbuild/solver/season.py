@@ -12,7 +12,7 @@ from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import version_key
 
 _FIRST_DAY = 10_000_000
-"""A post-release of eight digits is a day (25.09.post20251222): a commit that nobody tagged."""
+"""A post-release of eight digits is a day (25.09.post20251222): a commit without a tag."""
 
 
 def _is_untagged(release: Release | None) -> bool:
@@ -38,7 +38,7 @@ def months_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) 
     None stands for "not in use" and for a release without a date. Kept on the matrix, which is immutable.
     """
     kept: dict[tuple[AxisName, int], tuple[int | None, ...]] = vars(matrix).setdefault("_months", {})
-    key = (axis, len(values))  # an open axis has one value more where a request brings its own
+    key = (axis, len(values))  # an open axis has one value more where a request names its own
     if key not in kept:
         last: dict[object, int] = {}
         for release in matrix.releases.get(axis, ()):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.text import spec_text
-from envbuild.solver.asked import Asked, is_open_pin
+from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ConflictStep:
     """One numbered sentence of a conflict."""
 
     rule: str
@@ -29,22 +29,24 @@ class Step:
     """The end of the last step: what no cell has."""
 
 
-def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]) -> tuple[Step, ...]:
+def steps_of(
+    asked: ReadRequest, pins: Sequence[Pin], possible: Sequence[int], clauses: Sequence[int]
+) -> tuple[ConflictStep, ...]:
     """Return the numbered steps from `pins` to the contradiction that `clauses` (numbers) lead to in `possible`."""
     compiled, domains = asked.of(pins)[0], list(possible)
     steps = [
-        Step(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
+        ConflictStep(rule="asked", axes=(pin.axis,), text=_asked_text(compiled, pin, mask), source=pin.origin, pin=pin)
         for pin, _, mask in asked.masks
         if pin in pins
     ]
-    told: list[Step] = []
+    shown_steps: list[ConflictStep] = []
     left = list(clauses)
     last: object = None
     while left:
         ready = [n for n in left if _firing(compiled, domains, n) is not None]
         if not ready:
             break
-        number = min(ready, key=lambda n: _telling_order(compiled, domains, n, last))
+        number = min(ready, key=lambda n: _step_order(compiled, domains, n, last))
         left.remove(number)
         cause = compiled.clauses[number].cause
         subject = _subject(cause)
@@ -67,11 +69,11 @@ def steps_of(asked: Asked, pins: Sequence[Pin], possible: Sequence[int], clauses
             axis = _fire(compiled, domains, more)
         last = subject
         touched = [i for i, (old, new) in enumerate(zip(before, domains, strict=True)) if old != new]
-        told.append(_told(compiled, batch, before, domains, touched, failed=axis is None))
+        shown_steps.append(_step(compiled, batch, before, domains, touched, failed=axis is None))
         if axis is None:
             left = []
     # where propagation gets no further, these exclude one another only case by case
-    steps += [*told, *(_told(compiled, [number], domains, domains, [], failed=False) for number in left)]
+    steps += [*shown_steps, *(_step(compiled, [number], domains, domains, [], failed=False) for number in left)]
     steps[-1] = _concluded(steps[-1], compiled, asked, pins)
     return tuple(steps)
 
@@ -83,7 +85,7 @@ def _subject(cause: Cause) -> object:
     return (cause.rule.topic, tuple(cause.rule.when), tuple(cause.rule.needs))
 
 
-def _telling_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
+def _step_order(compiled: Clauses, domains: Sequence[int], number: int, last: object) -> tuple[bool, bool, int]:
     cause = compiled.clauses[number].cause
     axis = _firing(compiled, domains, number)
     left = (
@@ -144,7 +146,7 @@ def _releases_in(compiled: Clauses, axis: int, mask: int) -> list[Release]:
     return found if compiled.axes[axis].scheme == "pep440" else found[::-1]
 
 
-def _told(
+def _step(
     compiled: Clauses,
     batch: Sequence[int],
     before: Sequence[int],
@@ -152,7 +154,7 @@ def _told(
     touched: Sequence[int],
     *,
     failed: bool,
-) -> Step:
+) -> ConflictStep:
     causes = [compiled.clauses[n].cause for n in batch]
     axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
     narrowed = tuple(compiled.names[axis] for axis in touched)
@@ -167,14 +169,14 @@ def _told(
     elif first.kind == "derived":
         givers = [n for n in axes if n != first.axis]
         text = (
-            f"{first.axis} is there only when something brings it ({', '.join(givers)}), and nothing that is left does."
+            f"{first.axis} is there only when something else includes it ({', '.join(givers)}), and nothing that is left does."
             if givers
-            else f"Nothing brings {first.axis}."
+            else f"Nothing includes {first.axis}."
         )
         rule, source = "derived", ""
     elif first.kind == "asked":
         releases = [r for cause in causes for r in cause.releases]
-        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} taken only when asked for by name"
+        text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} used only when requested by name"
         text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
         rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
     else:
@@ -187,9 +189,9 @@ def _told(
             text, source = _release_text(compiled, causes, before)
         rule = "release"
     # a step that ends with nothing left says so once, not what was left on the way
-    consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], told=text) for axis in touched]
+    consequences = [] if failed else [_left(compiled, axis, before[axis], after[axis], shown=text) for axis in touched]
     claim = _sentence(compiled, text)
-    return Step(
+    return ConflictStep(
         rule=rule,
         axes=axes,
         text=" ".join([claim, *filter(None, consequences)]),
@@ -217,14 +219,14 @@ def _release_text(compiled: Clauses, causes: Sequence[Cause], before: Sequence[i
         many = len(alive) > 1
         verb = {
             "needs": f"need{'' if many else 's'} {cause.target} {spec_text(cause.spec)}",
-            "with": f"need{'' if many else 's'} {cause.target} beside {'them' if many else 'it'}",
+            "with": f"need{'' if many else 's'} {cause.target} with {'them' if many else 'it'}",
             "without": f"cannot be in a cell with {cause.target}",
             "fixes": f"come{'' if many else 's'} with {cause.target} {spec_text(cause.spec)}",
         }[cause.kind]
         parts.append(f"{cause.axis} {_versions(alive)} {verb}")
         sources += [r.source for r in alive]
-    told = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
-    return f"{told}.", "; ".join(list(dict.fromkeys(sources))[:3])
+    changes = "; ".join(parts if len(parts) < 4 else [*parts[:2], "and others likewise something else"])
+    return f"{changes}.", "; ".join(list(dict.fromkeys(sources))[:3])
 
 
 def _filtered_text(
@@ -240,14 +242,14 @@ def _filtered_text(
     return f"No {first.axis} {only}goes with {partner}: {examples}", source
 
 
-def _left(compiled: Clauses, axis: int, before: int, after: int, *, told: str) -> str:
+def _left(compiled: Clauses, axis: int, before: int, after: int, *, shown: str) -> str:
     name = compiled.names[axis]
     if after == UNUSED:
         return f"So there is no {name} in such a cell."
     if before & UNUSED and before & ~UNUSED == after:
         return f"So {name} must be there."
     releases = _releases_in(compiled, axis, after)
-    if not releases or f"{name} {_versions(releases)}" in told:
+    if not releases or f"{name} {_versions(releases)}" in shown:
         return ""
     return f"That leaves {name} {_versions(releases)}."
 
@@ -258,7 +260,7 @@ def _what(pin: Pin) -> str:
     return pin.axis if is_open_pin(pin) else f"{pin.axis} {pin.spec}"
 
 
-def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin]) -> Step:
+def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: Sequence[Pin]) -> ConflictStep:
     things = [_what(pin) for pin, _, _ in asked.masks if pin in pins]
     if not things:
         end = "So the matrix has no cell at all."
@@ -270,7 +272,7 @@ def _concluded(step: Step, compiled: Clauses, asked: Asked, pins: Sequence[Pin])
         )
         end = f"So no cell has {things[0]}."
         if missing:
-            end += f" A cell has {missing[0]} only when asked for: add --{missing[0]} auto."
+            end += f" A cell has {missing[0]} only when requested: add --{missing[0]} auto."
     else:
         both = "both " if len(things) == 2 else ""
         end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."

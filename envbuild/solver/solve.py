@@ -7,22 +7,22 @@ from envbuild.errors import NoCellError
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
-from envbuild.solver.asked import Asked, read_request
+from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import Clauses, bits
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
-from envbuild.solver.sentences import Step
+from envbuild.solver.sentences import ConflictStep
 
-NOT_ASKED = "only when asked for (--AXIS auto takes what fits)"
+NOT_ASKED = "not requested (--AXIS auto adds a version that fits)"
 """Why an axis of use `asked` is left out."""
 _NOTHING_FITS = "no release of it fits what was asked"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The chosen cell, and what can be said of the choice."""
+    """The chosen cell, and what is known of the choice."""
 
     cell: Cell
     request: Request
@@ -47,7 +47,7 @@ def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()
 
     Raises:
         UsageError: a pin names an unknown axis, or matches no release.
-        NoCellError: no cell satisfies the request; its `conflict` tells why in numbered steps.
+        NoCellError: no cell satisfies the request; its `conflict` explains why in numbered steps.
 
     """
     asked = read_request(matrix, request)
@@ -63,7 +63,9 @@ def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()
     return _solution(asked, evidence, values, domains)
 
 
-def _solution(asked: Asked, evidence: Sequence[EvidenceRef], values: Sequence[int], domains: Sequence[int]) -> Solution:
+def _solution(
+    asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int], domains: Sequence[int]
+) -> Solution:
     compiled = asked.compiled
     cell = compiled.cell(values)
     applied = [rule for rule in asked.compiled.matrix.rules if rule_applies(compiled, rule, values)]
@@ -92,7 +94,7 @@ def rule_applies(compiled: Clauses, rule: Rule, values: Sequence[int]) -> bool:
 
 
 def _reasons(
-    asked: Asked,
+    asked: ReadRequest,
     values: Sequence[int],
     domains: Sequence[int],
     tested: Sequence[Rule],
@@ -158,10 +160,10 @@ def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], a
 
     if all(spread(value) > spread(values[axis]) for value in newer):
         return "nearest in date to the rest"
-    return "the newest of its season that goes with the rest"
+    return "the newest that is close in date to the rest"
 
 
-def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
+def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
     compiled = asked.compiled
     excluded = {pin.axis: pin for pin in asked.request.pins if pin.spec == NONE}
     result = {}
@@ -177,7 +179,7 @@ def _left_out(asked: Asked, values: Sequence[int]) -> dict[AxisName, str]:
     return result
 
 
-def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
+def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str:
     """Say in a sentence or two why a default axis could not be in the cell."""
     compiled = asked.compiled
     name = compiled.names[axis]
@@ -195,29 +197,29 @@ def _why_impossible(asked: Asked, values: Sequence[int], axis: int) -> str:
     return _NOTHING_FITS
 
 
-def _gist(compiled: Clauses, name: AxisName, steps: Sequence[Step]) -> str:
+def _gist(compiled: Clauses, name: AxisName, steps: Sequence[ConflictStep]) -> str:
     """Return the rule that keeps the newest releases of an axis out, and the conclusion.
 
-    The last step of a conflict is about what the others left, often an image that nobody asked for.
+    The last step of a conflict is about what the others left, often an image that was not requested.
     """
-    told = [step for step in steps if step.pin is None]
-    if not told:
+    rest = [step for step in steps if step.pin is None]
+    if not rest:
         return _NOTHING_FITS
     axis = compiled.number[name]
     taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
     rules = {rule.id: rule for rule in compiled.matrix.rules}
 
-    def concerns(step: Step) -> int:
+    def concerns(step: ConflictStep) -> int:
         rule = rules.get(step.rule)
         if rule is None or name not in step.axes:
             return 0
         return (compiled.mask(axis, rule.when.get(name, "any")) & taken).bit_length()
 
-    def is_of(step: Step) -> bool:
+    def is_of(step: ConflictStep) -> bool:
         rule = rules.get(step.rule)
         return rule is not None and name in rule.when
 
-    main = max(told, key=lambda step: (concerns(step), name in step.narrowed or step is told[-1], is_of(step)))
+    main = max(rest, key=lambda step: (concerns(step), name in step.narrowed or step is rest[-1], is_of(step)))
     if not concerns(main):
-        return told[-1].text
-    return " ".join(filter(None, (main.claim, told[-1].conclusion)))
+        return rest[-1].text
+    return " ".join(filter(None, (main.claim, rest[-1].conclusion)))

@@ -84,7 +84,7 @@ def stack_of_lock(name: str, given: str | None) -> Stack:
         return stack
     if name.partition("@")[0] not in stack_names():
         raise UsageError(
-            f"the lock is of the stack {name}, which is somebody's own",
+            f"the lock is of the stack {name}, which is not one of envbuild's",
             where="--stack",
             hint="name its file: --stack FILE",
         )

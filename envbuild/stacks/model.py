@@ -18,7 +18,7 @@ _REF = r"^[A-Za-z0-9_][A-Za-z0-9_./+-]*$"
 _LONGEST = 1000
 """Characters of a requirement or a version at most."""
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
-# What an image has of its own there would be mixed with the repository, or replaced by it.
+# What an image has there itself would be mixed with the repository, or replaced by it.
 _TAKEN = ("/opt/venv", "/opt/envbuild", "/opt/toolchain", "/opt/tools", "/opt/openmpi", "/usr/local/cuda")
 _OF_THE_OS = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys")
 # Folders of the OS that may hold another's.
@@ -38,7 +38,7 @@ def _check_requirement(value: str) -> str:
     try:
         Requirement(value)
     except InvalidRequirement as error:
-        raise ValueError(f"{value!r} is no requirement such as `numpy<2`: {error}") from None
+        raise ValueError(f"{value!r} is not a requirement such as `numpy<2`: {error}") from None
     except RecursionError:  # of a marker with hundreds of parentheses
         raise ValueError(f"{shown(value, 60)!r} is nested too deeply for a requirement") from None
     return value
@@ -54,7 +54,7 @@ def _check_version(value: str) -> str:
     try:
         Version(value[:_LONGEST])
     except InvalidVersion:
-        raise ValueError(f"{shown(value, 60)!r} is no version such as 1.2.3") from None
+        raise ValueError(f"{shown(value, 60)!r} is not a version such as 1.2.3") from None
     if len(value) > _LONGEST:
         raise ValueError(f"{shown(value, 60)!r} is too long for a version")
     return value
@@ -81,11 +81,11 @@ class Repository(Model):
     def _inside(self) -> Self:
         for key in ("subdirectory", "path"):
             if {".", ".."} & {*getattr(self, key).split("/")}:
-                raise ValueError(f"{key} {getattr(self, key)!r} leads out of where it begins")
+                raise ValueError(f"{key} {getattr(self, key)!r} leads out of its folder")
         top, *below = self.path[1:].split("/")
         of_the_os = top in _OF_THE_OS or (top in _SHARED and not below) or (top == "usr" and len(below) == 1)
         if of_the_os or f"{self.path}/".startswith(tuple(f"{each}/" for each in _TAKEN)):
-            raise ValueError(f"path {self.path!r} is a folder of the image's own; /workspace/{self.name} is nobody's")
+            raise ValueError(f"path {self.path!r} is a folder of the image; /workspace/{self.name} is free")
         return self
 
 
@@ -130,7 +130,7 @@ class Build(Model):
     extensions: tuple[Annotated[str, Field(pattern=_MODULE)], ...] = ()
     """Extension modules that the wheel must hold."""
     tools: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
-    """Build requirements beside setuptools and wheel."""
+    """Build requirements besides setuptools and wheel."""
     environment: Variables = {}
     nvcc: bool = False
     mpi: bool = False
@@ -161,7 +161,7 @@ class Step(Model):
     @model_validator(mode="after")
     def _shape(self) -> Self:
         if self.run is None and self.check is None:
-            raise ValueError(f"step {self.name} neither runs nor checks anything")
+            raise ValueError(f"step {self.name} does not run or check anything")
         if "envbuild_end" in f"{self.run}\n{self.check}".split():
             raise ValueError(f"step {self.name}: `envbuild_end` is the word that ends a script in the Dockerfile")
         if self.compiles and (self.run is None or not self.keep):
@@ -214,25 +214,31 @@ class Stack(Model):
     """One training environment as people really run it."""
 
     name: str = Field(pattern=_NAME)
+    """What `--stack` names."""
     title: Text
+    """A line for lists."""
     about: Text
+    """What it trains, in some sentences."""
     source: Source
+    """Where its makers describe it."""
     repository: Repository
     also: tuple[Alternative, ...] = ()
     stated: dict[AxisName, Constraint]
     """What the makers stated of each axis, as a user would write it on the command line; `none` leaves an axis out."""
     corrections: tuple[Correction, ...] = ()
     flavor: Literal["runtime", "devel"] = "runtime"
+    """`devel` keeps nvcc in the image."""
     system: tuple[OsName, ...] = ()
     """OS packages of the image."""
     python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
-    """Requirements beside the cell's own components."""
+    """Requirements besides the cell's own components."""
     builds: tuple[Build, ...] = ()
     tools: tuple[str, ...] = ()
     """Programs of dockerfiles/tools that the image gets in /usr/local/bin."""
     environment: Variables = {}
     """Environment of the image; `{site}` is the environment's site-packages."""
     patches: tuple[str, ...] = ()
+    """Patches of its repository, by name."""
     steps: tuple[Step, ...] = ()
     launchers: tuple[Launcher, ...] = ()
     uses: tuple[Use, ...] = ()
@@ -261,7 +267,7 @@ class Stack(Model):
             if twice:
                 raise ValueError(f"two {what} are {'of' if what == 'corrections' else 'called'} {twice[0]!r}")
         if "flavor" in self.stated:
-            raise ValueError("stated.flavor: the flavor is a key of its own, beside `stated`")
+            raise ValueError("stated.flavor: the flavor is a separate key, next to `stated`")
         for correction in self.corrections:
             stated = self.stated.get(correction.item)
             if stated is not None and stated != correction.stated:

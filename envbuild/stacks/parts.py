@@ -1,4 +1,4 @@
-"""What a stack names that lies elsewhere: its patches, its programs, the wheels that it compiles; and its digest."""
+"""What a stack refers to: its patches, its programs, the wheels that it compiles; and its digest."""
 
 import hashlib
 import json
@@ -85,7 +85,7 @@ def wheels_of(stack: Stack, mpi_prefix: str | None) -> tuple[Wheel, ...]:
 
     Args:
         stack: the stack.
-        mpi_prefix: where the cell's MPI lies when the build compiles it; None when the OS brings it.
+        mpi_prefix: where the cell's MPI is when the build compiles it; None when it comes with the OS.
 
     """
     return tuple(

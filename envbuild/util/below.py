@@ -52,7 +52,7 @@ def open_below(folder: Path, relative: str, flags: int = os.O_RDONLY, mode: int 
     """Open the file `relative` below `folder` and return its descriptor.
 
     Args:
-        folder: a folder of ours; it may be reached through links itself.
+        folder: a trusted folder; it may be reached through links itself.
         relative: a path from outside, with `/` between its parts.
         flags: as `os.open` takes them. A device, a socket or a FIFO is refused.
         mode: of a file that is made.
@@ -130,7 +130,7 @@ def path_below(folder: Path, relative: str, *, make: bool = False) -> Path:
     For what takes a path and not a descriptor (git, tar, rename). Nothing but our own runs may write to `folder`.
 
     Args:
-        folder: a folder of ours.
+        folder: a trusted folder.
         relative: a path from outside, with `/` between its parts.
         make: whether the folders above the last part are made.
 

@@ -24,7 +24,7 @@ from envbuild.util.processes import end_group, guarded
 from envbuild.util.scratch import scratch
 
 _FILE_LIMIT = 32 * 2**30  # bytes of the largest file that git may write: a pack, a file of a tree
-_SAID_LIMIT = 2**16  # bytes of what git or the other side says that are kept
+_STDERR_LIMIT = 2**16  # bytes of what git or the other side prints that are kept
 _SLOW_BYTES = 1000  # per second; slower than that is no progress
 _REF = re.compile(r"ref: (refs/[A-Za-z0-9][A-Za-z0-9._/@+=-]{0,500})")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -68,19 +68,19 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class GitResult:
     """What became of one run of git."""
 
     code: int
     stdout: bytes
-    said: str
+    stderr: str
     """The end of its stderr, which may be the other side's words."""
 
     @property
     def stalled(self) -> bool:
         """Whether it ended because nothing came any more."""
         return (
-            re.search(r"Operation too slow|[Oo]peration timed out|Connection timed out|Timeout, server", self.said)
+            re.search(r"Operation too slow|[Oo]peration timed out|Connection timed out|Timeout, server", self.stderr)
             is not None
         )
 
@@ -98,7 +98,7 @@ def run_git(
     reach: Reach | None = None,
     limit_s: float = 1800,
     limit_bytes: int = 2**26,
-) -> Ran:
+) -> GitResult:
     """Run one command of git and return what became of it, whether it succeeded or not.
 
     Args:
@@ -110,7 +110,7 @@ def run_git(
         stdout: where its output goes; it is returned when None.
         index: the index file.
         work_tree: the folder that files are written to.
-        borrowed: folders of objects, as `objects_of` returns them, that it reads beside its own.
+        borrowed: folders of objects, as `objects_of` returns them, that it reads in addition to its own.
         reach: how it reaches an upstream; without it, nothing is reached.
         limit_s: seconds that it may take.
         limit_bytes: bytes of output that it may have.
@@ -156,20 +156,20 @@ def run_git(
         try:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_FILE_LIMIT, _FILE_LIMIT))
-            output, said = _collected(process, command, time.monotonic() + limit_s, limit_bytes)
+            output, stderr = _collected(process, command, time.monotonic() + limit_s, limit_bytes)
         except BaseException:
             end_group(process, first=SIGTERM, patience=5.0)
             raise
-    return Ran(code=process.returncode, stdout=output, said=said.decode("utf-8", "replace"))
+    return GitResult(code=process.returncode, stdout=output, stderr=stderr.decode("utf-8", "replace"))
 
 
 def _collected(
     process: "subprocess.Popen[bytes]", command: str, deadline: float, limit_bytes: int
 ) -> tuple[bytes, bytes]:
     """Read what git writes until it ends."""
-    output, said = bytearray(), bytearray()
+    output, stderr = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
-        for stream, to in ((process.stdout, output), (process.stderr, said)):
+        for stream, to in ((process.stdout, output), (process.stderr, stderr)):
             if stream is not None:
                 selector.register(stream, selectors.EVENT_READ, to)
         while selector.get_map():
@@ -183,15 +183,15 @@ def _collected(
                 key.data.extend(part)
             if len(output) > limit_bytes:
                 raise LockError(
-                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is no source tree",
+                    f"git {command} gives more than {limit_bytes} bytes: a tree of that size is not a source tree",
                     hint="look at the commit that is pinned",
                 )
-            del said[:-_SAID_LIMIT]
+            del stderr[:-_STDERR_LIMIT]
     try:
         process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         raise _too_long(command) from None
-    return bytes(output), bytes(said)
+    return bytes(output), bytes(stderr)
 
 
 def _too_long(command: str) -> HostError:
@@ -279,11 +279,11 @@ def object_kind(
     if (
         ran.code == 0
         and ran.stdout.endswith(b" missing\n")
-        and not re.search("corrupt|inflate|unpack|packfile", ran.said)
+        and not re.search("corrupt|inflate|unpack|packfile", ran.stderr)
     ):
         return None
     raise LockError(
-        f"git cannot read {name}: {ran.said.strip().splitlines()[-1] if ran.said.strip() else 'no answer'}",
+        f"git cannot read {name}: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else 'no answer'}",
         where=str(repository),
     )
 
@@ -329,7 +329,7 @@ def objects_of(tree: Path) -> Path | None:
 
 
 def head_of(tree: Path) -> str | None:
-    """Return the commit that a clone's HEAD is at, or None where that cannot be said. Runs nothing."""
+    """Return the commit that a clone's HEAD is at, or None where that is not known. Runs nothing."""
     folder = _git_folder(tree)
     if folder is None:
         return None

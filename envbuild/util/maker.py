@@ -23,7 +23,7 @@ class Maker:
     started: int
     """Clock ticks from boot to the start of the process."""
     until: int
-    """Seconds since 1970 after which nobody needs the thing any more, whoever made it."""
+    """Seconds since 1970 after which the thing is not needed any more, whoever made it."""
 
     @classmethod
     def here(cls, *, seconds: float) -> Self:

@@ -1,4 +1,4 @@
-"""Processes that lead a session of their own, end with everything that they started or with who started them, and are read within bounds."""
+"""Processes that lead their own session, end with everything that they started or with who started them, and are read within bounds."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ _LAST = 1 << 16
 """Bytes that are kept of what a command says on stderr: its end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Seconds that what was killed may take to end. One that nobody waits for stays in the group for longer, and does nothing.
+# Seconds that what was killed may take to end. One without a waiting parent stays in the group for longer, and does nothing.
 _GROUP_S = 1.0
 _GUARD = Path(__file__).with_name("guard.py")
 
@@ -115,14 +115,14 @@ def followed(
         errors="replace",
         start_new_session=True,
     ) as process:
-        said = process.stdout if stdout else process.stderr
-        assert said is not None  # noqa: S101 - it was asked for
+        stream = process.stdout if stdout else process.stderr
+        assert stream is not None  # noqa: S101 - it was requested
         try:
-            for line in iter(lambda: said.readline(_LINE), ""):
+            for line in iter(lambda: stream.readline(_LINE), ""):
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=lambda: all(iter(partial(said.read, 65536), "")), daemon=True).start()
+            threading.Thread(target=lambda: all(iter(partial(stream.read, 65536), "")), daemon=True).start()
             end_group(process, first=signal.SIGTERM, patience=patience)
             raise
     return process.returncode
@@ -158,8 +158,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """What a command said, and how it ended."""
+class ProcessResult:
+    """What a command printed, and how it ended."""
 
     code: int
     """Its exit code; negative where a signal ended it, as ours does when it goes out of bounds."""
@@ -178,7 +178,7 @@ def bounded(
     limit: int,
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
-) -> Said:
+) -> ProcessResult:
     """Run `command`, feed it `stdin`, and read what it says until it ends or breaks a bound; then it is killed.
 
     Nothing of the command's own session runs any more when this returns or raises.
@@ -241,14 +241,14 @@ def bounded(
         finally:
             if process.returncode is None:  # not waited for: its number is still its group's
                 end_group(process, first=signal.SIGKILL, patience=5.0)
-    return Said(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
+    return ProcessResult(code=process.returncode, out=bytes(out), err=bytes(err), fault=fault)
 
 
 class Stream:
     """What a command writes to stdout, read piece by piece until a moment."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", seconds: float) -> None:
-        assert process.stdout  # noqa: S101 - it was asked for
+        assert process.stdout  # noqa: S101 - it was requested
         self._handle = process.stdout.fileno()
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._handle, selectors.EVENT_READ)
@@ -300,12 +300,12 @@ def streamed(
     """
     cause: Exception | None = None
     with (
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as errors,
         subprocess.Popen(
             guarded(command),
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             start_new_session=True,
         ) as process,
     ):
@@ -328,10 +328,10 @@ def streamed(
             if process.returncode is None:
                 end_group(process, first=signal.SIGKILL, patience=5.0)
                 process.returncode = 0  # its end was ours
-            feeding.join()  # nobody reads any more: what it writes fails
+            feeding.join()  # there is no reader any more: what it writes fails
         if process.returncode:
-            said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read()) from cause
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST))
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read()) from cause
     if cause is not None:
         raise cause
 

@@ -47,7 +47,7 @@ def shell_double(value: str) -> str:
 def shell_glob(value: str) -> str:
     """Return a path in which a shell expands `*`, `?` and `[…]` and nothing else."""
     if not _GLOB.fullmatch(value) or value.startswith("-"):
-        raise ValueError(f"{shown(value, 80)!r} is no path with *, ? and [ ] alone")
+        raise ValueError(f"{shown(value, 80)!r} is not a path with *, ? and [ ] alone")
     return value
 
 

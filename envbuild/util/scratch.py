@@ -1,6 +1,6 @@
 """Temporary folders: private, locked as long as their maker lives, and removed by a later run where that was killed.
 
-The one way here to make a temporary folder. A maker holds a lock on a file in it; where nobody holds it any more, the
+The one way here to make a temporary folder. A maker holds a lock on a file in it; where no process holds it any more, the
 maker is dead, and the next run that makes a folder in the same place, or sweeps it, removes what is left.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 _NAME = re.compile(r"\.?envbuild-[a-z]{1,32}-[0-9a-f]{16}\.tmp")
 _LOCK = ".lock"
 # A file system that is shared between hosts may keep locks for one host alone: a folder of another host counts as left
-# only when nobody can be at work in it any more.
+# only when no process can be at work in it any more.
 _ELSEWHERE_S = 7 * 86400
 
 
@@ -97,7 +97,7 @@ def _make(where: Path, prefix: str) -> tuple[Path, int]:
 def _sweep_one(folder: Path) -> bool:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(handle).st_uid != os.geteuid() or _holds_mount(folder):
+        if os.fstat(handle).st_uid != os.geteuid() or holds_mount(folder):
             return False
         try:
             lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
@@ -131,7 +131,7 @@ def _remove_without_lock(folder: Path, handle: int) -> bool:
     return True
 
 
-def _holds_mount(folder: Path) -> bool:
+def holds_mount(folder: Path) -> bool:
     """Return whether something is mounted below `folder`: a root in the making has the host's own /proc there."""
     try:
         table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

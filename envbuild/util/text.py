@@ -1,4 +1,4 @@
-"""Text on its way out: what a terminal must not obey, and what nobody must read.
+"""Text before it is printed: control characters are escaped, and secrets are masked.
 
 It imports nothing but `re`, since every command prints.
 """

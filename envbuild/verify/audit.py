@@ -1,4 +1,4 @@
-"""Image -> audit: what an image holds, held against its lock, without a GPU.
+"""Image -> audit: what an image contains, compared with its lock, without a GPU.
 
 Two looks. One from outside reads the image's files as the engine hands them over, and needs no trust in the image. The
 other runs a probe in the image's own Python, which alone can say what imports; it is confined, and its words are only
@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from envbuild.engine.client import said_last
+from envbuild.engine.client import last_line
 from envbuild.engine.image import Image
 from envbuild.errors import AuditError
 from envbuild.lock.model import Lock
@@ -40,8 +40,8 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     Args:
         settings: say where the engine is, and the caches and indexes.
         image: its tag, digest or id, or the path of an archive, a layout, a .sif or a sandbox.
-        deep: bring each locked wheel whose RECORD is not kept here yet, to hold the installed files against it.
-        note: told what takes its time.
+        deep: download each locked wheel whose RECORD is not kept here yet, to compare the installed files with it.
+        note: called with what takes its time.
 
     Raises:
         HostError: no engine, or no such image; with `deep`, an index that cannot be reached.
@@ -58,9 +58,9 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     facts = _probe(runtime, found)
     if facts["expected"] is None:
         raise AuditError(
-            "the image does not say what it is meant to hold",
+            "the image does not list what must be in it",
             where=f"{image}: /{CARRIED}/expected.json",
-            hint="audit takes images that envbuild built",
+            hint="`envbuild audit` reads only images that envbuild built",
         )
     note("reading the image's files")
     tree, binaries = _tree(runtime, found)
@@ -92,9 +92,9 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
 def _probe(runtime: Runtime, image: Image) -> dict[str, Any]:
     probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_bytes()
     word = uuid.uuid4().hex
-    hint = "audit takes images that envbuild built"
+    hint = "`envbuild audit` reads only images that envbuild built"
     # The image's own entry point has no say: it would run instead.
-    said = runtime.confined(
+    ran = runtime.confined(
         "audit",
         image,
         ["-", word],
@@ -103,18 +103,18 @@ def _probe(runtime: Runtime, image: Image) -> dict[str, Any]:
         limit=LIMIT,
         stdin=probe,
     )
-    if said.fault:
-        raise AuditError(f"the image's Python {said.fault}", where=image.reference, hint=hint)
-    if said.code:
-        last = said_last(said)
+    if ran.fault:
+        raise AuditError(f"the image's Python {ran.fault}", where=image.reference, hint=hint)
+    if ran.code:
+        last = last_line(ran)
         raise AuditError(
             "the image's Python does not run" + (f": {last}" if last else ""), where=image.reference, hint=hint
         )
     try:
-        return read_probe(said.out, word)
+        return read_probe(ran.out, word)
     except ValueError as error:
         raise AuditError(
-            f"what the image's Python says cannot be read: {error}", where=image.reference, hint=hint
+            f"the output of the image's Python cannot be read: {error}", where=image.reference, hint=hint
         ) from None
 
 

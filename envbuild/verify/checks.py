@@ -1,4 +1,4 @@
-"""What an audit says of one thing, and of an image as a whole."""
+"""The result of one check of an audit, and of the whole audit."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What a run of the suite said so far, and the verdict that follows from it."""
+"""What a run of the suite printed so far, and the verdict that follows from it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _ENGINE_SAYS = (
 
 
 class Collected:
-    """What the suite said."""
+    """What the suite reported."""
 
     def __init__(self, progress: Callable[[Mapping[str, Any]], None], *, for_cuda: bool = False) -> None:
         self.progress = progress
@@ -40,37 +40,37 @@ class Collected:
         self.tail: list[str] = []
 
     def line(self, text: str) -> None:
-        said = read_event(text)
-        if said is None:
+        event = read_event(text)
+        if event is None:
             if text.strip() and not text.startswith(MARK):
                 self.tail = [*self.tail[-19:], shown(text.rstrip(), 2000)]
             return
         if len(self.tests) >= _TESTS:
             return
-        match said["event"]:
+        match event["event"]:
             case "collected":
-                self.start = said
+                self.start = event
             case "begin":
-                self.running = said["id"]
+                self.running = event["id"]
             case "test":
                 self.running = None
-                self.launchers = said.get("launchers", self.launchers)
+                self.launchers = event.get("launchers", self.launchers)
                 self.tests.append(
-                    Outcome(**{name: said[name] for name in Outcome.__dataclass_fields__ if name in said})
+                    Outcome(**{name: event[name] for name in Outcome.__dataclass_fields__ if name in event})
                 )
             case "verdict":
-                self.start.setdefault("machine", said.get("machine", {}))
+                self.start.setdefault("machine", event.get("machine", {}))
                 # A CPU build of torch in a cell for CUDA is a fault of the environment, whatever the host has.
-                if said["kind"] == "torch-broken" or (said["kind"] == "no-cuda-build" and self.for_cuda):
-                    self.broken = said["what"]
+                if event["kind"] == "torch-broken" or (event["kind"] == "no-cuda-build" and self.for_cuda):
+                    self.broken = event["what"]
                 else:
-                    self.refused = said["what"]
+                    self.refused = event["what"]
             case "end":
                 self.ended = True
-                self.end_code = said.get("code")
+                self.end_code = event.get("code")
             case _:
                 return
-        self.progress(said)
+        self.progress(event)
 
     def judge(self, code: int | None, timeout_s: float) -> tuple[Verdict, str]:
         """Return the verdict and its reason, the exit code of the suite or the engine being `code`."""
@@ -86,7 +86,7 @@ class Collected:
         if not self.ended:
             return self._died(code)
         if not failed:
-            # One that told its end and then could not exit is judged by what it told.
+            # One that reported its end and then could not exit is judged by what it reported.
             code = self.end_code if code is None else code
             if code == 0 and any(test.outcome == "passed" for test in self.tests):
                 return "passed", ""
@@ -111,9 +111,9 @@ class Collected:
         return f"after {self.tests[-1].id}" if self.tests else "before its first test"
 
     def _died(self, code: int | None) -> tuple[Verdict, str]:
-        said = " | ".join(self.tail)
+        text = " | ".join(self.tail)
         for pattern, what in _ENGINE_SAYS:
-            if re.search(pattern, said, re.IGNORECASE):
+            if re.search(pattern, text, re.IGNORECASE):
                 return "host", f"{what}: {self.tail[-1]}"
         at = self.place
         if code in {137, -9}:

@@ -1,4 +1,4 @@
-"""The image's files, as the engine hands them over, held against its lock: no word of the image's Python is needed."""
+"""The image's files, as the engine exports them, compared with its lock; the image's Python is not asked."""
 
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def carried_check(tree: Tree, image: Image, facts: Mapping[str, Any]) -> tuple[L
         if lock.digest != label:
             faults.append(f"its lock.json is the lock {lock.digest}, its label names {shown(str(label))}")
     except (ValueError, RecursionError):
-        faults.append(f"/{CARRIED}/lock.json is no lock")
+        faults.append(f"/{CARRIED}/lock.json is not a lock")
     if lock is not None and not faults:
         locked = {p.name: p.version for name in ("torch", "env") for p in _packages_of(lock, name)}
         if locked != facts["expected"]["packages"]:
@@ -70,10 +70,14 @@ def files_check(installed: Installed, facts: Mapping[str, Any]) -> Check:
     """Hold the files against each distribution's own RECORD, and the Python's word of versions against the files."""
     faults = list(installed.changed)
     for dist in installed.distributions:
-        said = facts["distributions"].get(dist.name)
-        if said is not None and dist.name not in facts["distributions_of_base"] and not _equal(said, dist.version):
+        reported = facts["distributions"].get(dist.name)
+        if (
+            reported is not None
+            and dist.name not in facts["distributions_of_base"]
+            and not _equal(reported, dist.version)
+        ):
             faults.append(
-                f"the image's Python says {shown(dist.name)} {shown(said)}, its files are of {shown(dist.version)}"
+                f"the image's Python reports {shown(dist.name)} {shown(reported)}, its files are of {shown(dist.version)}"
             )
     text = f"{installed.compared} of {len(installed.distributions)} distributions, each as its RECORD says"
     text += f"; byte code is not compared ({installed.compiled} files)"

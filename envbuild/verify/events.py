@@ -1,4 +1,4 @@
-"""What the smoke suite says on its stdout: lines `@smoke {json}`, written in a container that may be anybody's."""
+"""What the smoke suite prints on its stdout: lines `@smoke {json}`, written in an untrusted container."""
 
 from typing import Any, Literal
 

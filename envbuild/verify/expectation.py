@@ -32,9 +32,9 @@ def read_expected(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             found = parse_json(file.read(EXPECTED_LIMIT + 1), limit=EXPECTED_LIMIT)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the expectation cannot be read: {error}", where=str(path)) from None
+        raise UsageError(f"the list of what must be installed cannot be read: {error}", where=str(path)) from None
     if fault := shape_fault(found):
-        raise UsageError(f"this is no expectation: {fault}", where=str(path))
+        raise UsageError(f"this is not a list of what must be installed: {fault}", where=str(path))
     assert isinstance(found, dict)  # noqa: S101 - it has the shape
     return found
 
@@ -42,7 +42,7 @@ def read_expected(path: Path) -> dict[str, Any]:
 def shape_fault(found: Any) -> str:
     """Return what is wrong with the shape of an expectation; nothing where it is right."""
     if not isinstance(found, dict) or not {"cell", "packages", "components"} <= found.keys():
-        return "it lacks cell, packages or components"
+        return "cell, packages or components are missing in it"
     for key, value in found.items():
         shape = _SHAPES.get(key)
         if shape and not isinstance(value, shape):
@@ -51,7 +51,7 @@ def shape_fault(found: Any) -> str:
 
 
 def default_device(expected: Mapping[str, Any], level: Level) -> Device:
-    """Return where the tests run unless told: on GPUs when the cell's torch is a CUDA build and the level needs them."""
+    """Return where the tests run by default: on GPUs when the cell's torch is a CUDA build and the level needs them."""
     return "cuda" if for_cuda(expected) and level is not Level.IMPORT else "cpu"
 
 

@@ -14,13 +14,13 @@ from envbuild.verify.start import Started
 _LOG_LIMIT = 256 << 20
 """Bytes of a run that are kept; one that prints more is ended."""
 _LAST_WORDS_S = 5.0  # for output that is still on its way when the suite's process has ended
-_EXIT_S = 30.0  # for a suite that has told its end, or closed its output, to exit
+_EXIT_S = 30.0  # for a suite that has reported its end, or closed its output, to exit
 
 
 def follow(started: Started, collected: Collected, log: IO[str], timeout_s: float) -> int | None:
     lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)  # a suite that prints faster than it is read waits
     stream = started.process.stdout
-    assert stream is not None  # noqa: S101 - it was asked for
+    assert stream is not None  # noqa: S101 - it was requested
 
     def pump() -> None:
         for line in iter(lambda: stream.readline(LINE), ""):
@@ -37,7 +37,7 @@ def follow(started: Started, collected: Collected, log: IO[str], timeout_s: floa
     pumping = threading.Thread(target=pump, daemon=True)
     pumping.start()
     deadline = limit = time.monotonic() + timeout_s
-    told_end = gone = False
+    ended = gone = False
     try:
         while (left := limit - time.monotonic()) > 0:
             try:
@@ -57,8 +57,8 @@ def follow(started: Started, collected: Collected, log: IO[str], timeout_s: floa
             if not gone and process.poll() is not None:
                 # What it left running may hold the pipe, and then its end never comes.
                 gone, limit = True, min(limit, time.monotonic() + _LAST_WORDS_S)
-            elif not told_end and collected.ended:
-                told_end, limit = True, min(limit, time.monotonic() + _EXIT_S)
+            elif not ended and collected.ended:
+                ended, limit = True, min(limit, time.monotonic() + _EXIT_S)
         if process.poll() is None and time.monotonic() >= deadline:
             collected.timed_out = True
             return None

@@ -48,7 +48,7 @@ _OF_THE_ENVIRONMENT = re.compile(
     r"|bin/(?:activate(?:_this)?(?:\.[a-z0-9]+)?|deactivate\.bat|pydoc\.bat|python[\d.]*)"
     r"|bin/__pycache__/activate_this\.cpython-\d+\.pyc)"
 )
-# What the installer writes beside what the wheel brings.
+# What the installer writes in addition to the wheel's files.
 _BY_INSTALLER = re.compile(r"[^/]+\.dist-info/(?:INSTALLER|REQUESTED|RECORD|direct_url\.json)")
 _HANDED_ON = hashlib.sha256(
     b"import sys\n\nimport flash_attn_interface as module\n\nsys.modules[__name__] = module\n"
@@ -178,7 +178,7 @@ def read_record(text: str) -> tuple[Row, ...]:
             if not line:
                 continue
             if len(line) != 3 or not line[0] or len(line[0]) > 4096:
-                raise ValueError(f"{shown(','.join(line), 80)} is no line of a RECORD")
+                raise ValueError(f"{shown(','.join(line), 80)} is not a line of a RECORD")
             algorithm, _, digest = line[1].partition("=")
             rows.append(Row(path=line[0], sha256=_sha256(algorithm, digest) if line[1] else None))
     except (csv.Error, binascii.Error) as error:
@@ -188,10 +188,10 @@ def read_record(text: str) -> tuple[Row, ...]:
 
 def _sha256(algorithm: str, digest: str) -> bytes:
     if algorithm != "sha256":
-        raise ValueError(f"a hash that is no sha256: {shown(algorithm, 40)}")
+        raise ValueError(f"a hash that is not a sha256: {shown(algorithm, 40)}")
     body = base64.urlsafe_b64decode(digest.encode("utf-8", "replace") + b"=" * (-len(digest) % 4))
     if len(body) != 32:
-        raise ValueError(f"{shown(digest, 60)} is no sha256")
+        raise ValueError(f"{shown(digest, 60)} is not a sha256")
     return body
 
 
@@ -257,9 +257,9 @@ def hold_to_records(tree: Tree) -> Installed:
             continue
         actual = tree.hashes[place]
         if actual is None:
-            faults.append(f"/{shown(place)} of {shown(by[place])} is no regular file")
+            faults.append(f"/{shown(place)} of {shown(by[place])} is not a regular file")
         elif any(hashes):
-            # Two distributions may bring one file (`nvidia/__init__.py`): the one that came last is there.
+            # Two distributions may install one file (`nvidia/__init__.py`): the one that came last is there.
             compared += 1
             if actual not in hashes:
                 faults.append(f"/{shown(place)} is not what {shown(by[place])} installed")
@@ -337,7 +337,7 @@ def hold_to_wheel(
 
 
 def _place_in(site: str, path: str) -> str | None:
-    """Return where an installer puts a wheel's member; None where it changes it, or puts it beside the packages."""
+    """Return where an installer puts a wheel's member; None where it changes it, or puts it next to the packages."""
     top, _, rest = path.partition("/")
     if not top.endswith(".data"):
         own = path.count("/") == 1 and path.endswith(".dist-info/RECORD")  # the installer adds lines to it

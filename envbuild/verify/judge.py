@@ -1,11 +1,11 @@
-"""What the probe found inside an image, held against what its lock says."""
+"""What the probe found inside an image, compared with its lock."""
 
 from typing import Any
 
 from envbuild.util.names import shown
 from envbuild.verify.checks import Check, verdict_of
 
-# What only the driver brings: on a machine without one, a module that needs it fails to load for that reason alone.
+# What comes only with the driver: on a machine without one, a module that needs it fails to load for that reason alone.
 _DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SIZE_LIMIT = 1.05
 # Where NVIDIA's images and ours have the CUDA toolkit.
@@ -46,11 +46,11 @@ def _packages(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
     return verdict_of(
         "packages",
         faults,
-        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_beside(facts)}",
+        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_of_base(facts)}",
     )
 
 
-def _beside(facts: dict[str, Any]) -> str:
+def _of_base(facts: dict[str, Any]) -> str:
     count = len(facts["distributions_of_base"])
     return f" but {count} of the base image" if count else ""
 
@@ -103,8 +103,8 @@ def _built(facts: dict[str, Any], expected: dict[str, Any]) -> list[Check]:
                 Check(name=f"{axis} wheel", verdict="failed", text="the image carries no record of its build")
             )
             continue
-        lacking = sorted(set(wanted) - set(record["extensions"]))
-        faults = [f"built without {shown(', '.join(lacking))}"] if lacking else []
+        absent = sorted(set(wanted) - set(record["extensions"]))
+        faults = [f"built without {shown(', '.join(absent))}"] if absent else []
         checks.append(
             verdict_of(
                 f"{axis} wheel",
@@ -123,20 +123,20 @@ def _toolchain(facts: dict[str, Any]) -> Check:
 
 def _headers(facts: dict[str, Any]) -> Check:
     found = facts["cuda_headers"]
-    lacking = "Transformer Engine compiles kernels as it runs, and finds no cuda_runtime.h"
-    return verdict_of("CUDA headers", [] if found else [lacking], f"in {found}")
+    without = "Transformer Engine compiles kernels as it runs, and finds no cuda_runtime.h"
+    return verdict_of("CUDA headers", [] if found else [without], f"in {found}")
 
 
 def _one_cuda(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
     found, cuda = facts["cuda_runtimes"], expected["cell"]["cuda"]
     if cuda == "cpu":
         return verdict_of("no CUDA", [f"{shown(path)} in a CPU image" for path in found], "no CUDA runtime library")
-    # A toolkit beside torch is meant to be there where the image keeps its compiler; it has the cell's CUDA or is wrong.
+    # A toolkit in addition to torch is meant to be there where the image keeps its compiler; it has the cell's CUDA or is wrong.
     toolkit = [path for path in found if path.startswith(_TOOLKIT) and expected["flavor"] == "devel"]
-    beside = [path for path in found if path not in toolkit]
+    others = [path for path in found if path not in toolkit]
     faults = [f"{shown(path)} is not of CUDA {cuda}" for path in toolkit if not _has_version(path, cuda)]
-    if len(beside) > 1 or not found:
-        faults.append(f"{len(beside)} CUDA runtimes: {', '.join(beside)}" if beside else "no CUDA runtime")
+    if len(others) > 1 or not found:
+        faults.append(f"{len(others)} CUDA runtimes: {', '.join(others)}" if others else "no CUDA runtime")
     return verdict_of("one CUDA", faults, ", ".join(found))
 
 
@@ -155,9 +155,7 @@ def _leftovers(facts: dict[str, Any]) -> Check:
 
 def _size(facts: dict[str, Any]) -> Check:
     if facts["distributions_of_base"]:
-        text = (
-            f"{facts['bytes'] / 2**30:.2f} GiB on disk; what of it the base image's maker left over is not told apart"
-        )
+        text = f"{facts['bytes'] / 2**30:.2f} GiB on disk; it is not known how much of it is left over from the base image's maker"
         return Check(name="size", verdict="unproven", text=text)
     ratio = facts["bytes"] / max(1, facts["installed_bytes"])
     text = f"{facts['bytes'] / 2**30:.2f} GiB on disk, {ratio:.3f} times the installed packages"

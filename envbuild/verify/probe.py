@@ -1,4 +1,4 @@
-"""What the probe prints inside an image, read as what it is: the words of somebody else's program."""
+"""What the probe prints inside an image, read as the output of an untrusted program."""
 
 import json
 from typing import Any

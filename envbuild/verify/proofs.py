@@ -1,6 +1,6 @@
 """What this machine has proven of an image, by digest: an unchanged image need not be proven again.
 
-A proof says what ran in the image and how it ended. Who vouches for the image is another question: `envbuild.engine.trust`.
+A proof says what ran in the image and how it ended. Who confirmed the image's digest is another question: `envbuild.engine.trust`.
 """
 
 import json

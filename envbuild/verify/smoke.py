@@ -1,13 +1,13 @@
-"""Run the smoke suite in a container or on the bare host, follow it, and turn what it says into one report.
+"""Run the smoke suite in a container or on the bare host, follow it, and turn its output into one report.
 
 The suite (`smoke_tests/run.py`) speaks on stdout in lines `@smoke {json}`; it is mounted read-only, and so is a pinned
 pytest, so that an image holds nothing its lock does not list.
 """
 
 import contextlib
+import hashlib
 import json
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import HostError, UsageError
 from envbuild.evidence.report import Device, Level, SmokeReport
+from envbuild.util.logs import new_log
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 from envbuild.verify.collected import Collected
@@ -46,7 +47,7 @@ class SmokeRequest:
     seed: int | None = None
     """Of every random number; a fresh one by default."""
     timeout_s: float = 3600.0
-    """Seconds for the whole run; the suite's launches have shorter limits of their own."""
+    """Seconds for the whole run; the suite's launches have their own, shorter limits."""
     device: Device | None = None
     """`cpu` runs on CPUs what runs there even for a CUDA cell; by default the cell decides."""
     keyword: str | None = None
@@ -80,9 +81,6 @@ def run_smoke(
     expected, device = request.expected, request.device or default_device(request.expected, request.level)
     seen = seen or look(request.target, settings)
     pytest = pinned_pytest(seen.python, settings)
-    logs = settings.cache_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}.log"
     collected = Collected(progress, for_cuda=for_cuda(expected))
     code: int | None = None
     with scratch("smoke") as own, contextlib.ExitStack() as held:
@@ -114,12 +112,13 @@ def run_smoke(
                 )
         except HostError as error:  # a verdict about this host, to be kept as evidence like any other
             collected.refused = f"{error.what}{': ' + error.hint if error.hint else ''}"
-        if started:
-            with log.open("w", encoding="utf-8", errors="replace") as kept:
+        subject = hashlib.sha256(json.dumps(seen.stated, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        with new_log(settings.cache_dir / "logs", "smoke", subject) as kept:
+            if started:
                 code = follow(started, collected, kept, request.timeout_s)
     if request.keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:
         raise UsageError(
-            f"no test is named so: {collected.tail[-1] if collected.tail else 'pytest said nothing'}",
+            f"no test has such a name: {collected.tail[-1] if collected.tail else 'pytest printed nothing'}",
             where=f"-k {request.keyword!r}",
             hint="give a part of a test's name, or several with `and`, `or` and `not`",
         )
@@ -141,7 +140,7 @@ def run_smoke(
         launchers=collected.launchers,
         tests=tuple(collected.tests),
         seconds=round(time.monotonic() - began, 1),
-        log=str(log),
+        log=kept.name,
     )
 
 

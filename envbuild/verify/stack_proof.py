@@ -8,14 +8,14 @@ from envbuild.engine.image import Image
 from envbuild.errors import SmokeError
 from envbuild.evidence.report import Device
 from envbuild.host import facts
-from envbuild.run.container import Container
+from envbuild.run.container import READ_COMPAT, Container
 from envbuild.run.runtime import Runtime, runtime_for
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 
-_SAID = 64 << 20
+_OUTPUT_LIMIT = 64 << 20
 """Bytes that one command may print."""
 _LAST = 1 << 16
 LIMIT_S = 900
@@ -34,10 +34,10 @@ class Shown:
 
 
 def show(settings: Settings, image: str, proof: Iterable[Use], device: Device) -> list[Shown]:
-    """Run every command of `proof` in a container of its own without a network; return how each ended.
+    """Run every command of `proof` in its own container without a network; return how each ended.
 
     Raises:
-        HostError: there is no such image, or this machine lacks what the container asks for.
+        HostError: there is no such image, or something that the container asks for is missing on this machine.
 
     """
     runtime = runtime_for(settings, image)
@@ -65,14 +65,14 @@ def _run(settings: Settings, runtime: Runtime, image: Image, use: Use, device: D
     # Loopback is enough for its ranks, and what is fetched as it runs proves nothing of the image.
     gpus = "all" if device == "cuda" else "none"
     container = Container(image=image.id, gpus=gpus, network="none", infiniband="off", init=True)
-    command = ["-c", use.run]
+    command = ["-c", READ_COMPAT + use.run]
     with runtime.guest("proof", image, facts(settings), container, command, entrypoint="sh", seconds=LIMIT_S) as guest:
         # What both of its streams say, in the order in which it says it.
         line = ["sh", "-c", 'exec "$@" 2>&1', "sh", *guest.line.command]
-        said = bounded(line, seconds=LIMIT_S, limit=_SAID, env=guest.line.environ)
-    if not said.fault and said.code == 0:
+        ran = bounded(line, seconds=LIMIT_S, limit=_OUTPUT_LIMIT, env=guest.line.environ)
+    if not ran.fault and ran.code == 0:
         return Shown(name=use.name, run=use.run, outcome="passed")
-    lines = said.out[-_LAST:].decode("utf-8", "replace").splitlines()
+    lines = ran.out[-_LAST:].decode("utf-8", "replace").splitlines()
     last = next((text.strip() for text in reversed(lines) if text.strip()), "it printed nothing")
-    why = f"it {said.fault}" if said.fault else f"exit {said.code}"
+    why = f"it {ran.fault}" if ran.fault else f"exit {ran.code}"
     return Shown(name=use.name, run=use.run, outcome="failed", reason=f"{why}: {shown(last, 300)}")

@@ -103,7 +103,7 @@ def in_container(
 
     """
     from envbuild.host import facts
-    from envbuild.run.container import Container, Mount
+    from envbuild.run.container import READ_COMPAT, Container, Mount
 
     container = Container(
         image=image.id,
@@ -124,7 +124,7 @@ def in_container(
         # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
         network="host" if device == "cuda" else "none",
     )
-    command = ["-c", PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
     made = runtime.guest("smoke", image, facts(settings), container, command, entrypoint="sh", seconds=timeout_s)
     guest = held.enter_context(made)

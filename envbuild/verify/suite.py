@@ -75,8 +75,8 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
         ran = bounded(command, env=uv_environment_here(settings), seconds=600.0, limit=1 << 20)
         if ran.code or ran.fault:
-            said = ran.err.decode("utf-8", "replace").strip().splitlines()
-            why = f"uv {ran.fault}" if ran.fault else said[-1] if said else "uv gave no reason"
+            output = ran.err.decode("utf-8", "replace").strip().splitlines()
+            why = f"uv {ran.fault}" if ran.fault else output[-1] if output else "uv gave no reason"
             raise HostError(
                 f"the suite's pytest cannot be fetched: {shown(why)}",
                 where=str(pins),

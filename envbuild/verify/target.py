@@ -68,7 +68,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
         SmokeError: the image has no Python.
 
     """
-    from envbuild.engine.client import said_last
+    from envbuild.engine.client import last_line
     from envbuild.run.runtime import runtime_for
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
@@ -76,15 +76,15 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
     runtime: Runtime | None = None
     if isinstance(target, HostTarget):
         try:
-            said = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
+            ran = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
         except OSError as error:
             raise UsageError(f"{target.python} does not run: {error.strerror}", where="--python") from None
-        told: dict[str, Any] = {"kind": "host"}
-        where = where_of({**told, "interpreter": target.python})
+        stated: dict[str, Any] = {"kind": "host"}
+        where = where_of({**stated, "interpreter": target.python})
     else:
         runtime = runtime_for(settings, target.reference)
         image = runtime.look_up(target.reference, note)
-        said = runtime.confined(
+        ran = runtime.confined(
             "look",
             image,
             ["-c", PYTHON_IN_IMAGE, "sh", "-c", probe],
@@ -92,7 +92,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
             seconds=_LOOK_S,
             limit=EXPECTED_LIMIT,
         )
-        told = {
+        stated = {
             "kind": "image",
             "reference": target.reference,
             "digest": image.digest,
@@ -100,16 +100,16 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
             "runtime": runtime.describe(),
         }
         where = f"{target.reference} ({image.digest})"
-    if said.fault:
-        raise SmokeError(f"its Python {said.fault}", where=where)
-    if said.code:
-        raise SmokeError(f"its Python does not run: {said_last(said) or 'it said nothing'}", where=where)
+    if ran.fault:
+        raise SmokeError(f"its Python {ran.fault}", where=where)
+    if ran.code:
+        raise SmokeError(f"its Python does not run: {last_line(ran) or 'it printed nothing'}", where=where)
     try:
-        python, executable, expected = read_look(said.out)
+        python, executable, expected = read_look(ran.out)
     except ValueError as error:
-        raise SmokeError(f"what its Python says cannot be read: {error}", where=where) from None
+        raise SmokeError(f"the output of its Python cannot be read: {error}", where=where) from None
     return Seen(
-        stated={**told, "interpreter": executable}, python=python, expected=expected, image=image, runtime=runtime
+        stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image, runtime=runtime
     )
 
 

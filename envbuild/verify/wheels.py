@@ -86,7 +86,7 @@ class Wheels:
     def fetch(
         self, name: str, version: str, hashes: Iterable[str], indexes: Iterable[str], note: Callable[[str], None]
     ) -> None:
-        """Bring the wheels of one distribution from the settings' own folders and indexes, and keep their RECORDs.
+        """Fetch the wheels of one distribution from the configured folders and indexes, and keep their RECORDs.
 
         Each is read in full, since only then its sha256 says that it is the locked one. Addresses in the lock are not
         asked: a lock may come from anybody.
@@ -96,7 +96,7 @@ class Wheels:
             version: the locked one, for the message.
             hashes: sha256 of each wheel that the lock takes for it.
             indexes: the indexes to ask, one after the other.
-            note: told what is being fetched.
+            note: called with what is being fetched.
 
         Raises:
             HostError: an index cannot be reached.

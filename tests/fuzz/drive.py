@@ -263,7 +263,7 @@ def _child(pipe: Connection, shared: mmap.mmap, target: Target, work: dict[str, 
 
     try:
         pipe.send(execute(target, **work, tick=tick))
-    except BaseException as error:  # noqa: BLE001 - the parent tells
+    except BaseException as error:  # noqa: BLE001 - the parent reports
         pipe.send("".join(traceback.format_exception(error)))
     finally:
         forget()

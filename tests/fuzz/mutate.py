@@ -299,7 +299,7 @@ def _changed(generator: random.Random, tree: Any) -> Any:
         there = place in other if isinstance(other, dict) else place < len(other)
         parent[key] = copy.deepcopy(other[place]) if there else None
     elif kind == 6 and isinstance(value, list) and value:
-        # an input that is cut later must not cost memory of its own
+        # an input that is cut later must not cost extra memory
         most = max(1, LONGEST // max(1, len(json.dumps(value, default=str))))
         parent[key] = (value * min(most, generator.choice((2, 50, 3000 // len(value) + 1))))[:3000]
     elif kind == 7 and isinstance(parent, dict):
@@ -315,7 +315,7 @@ def _changed(generator: random.Random, tree: Any) -> Any:
 
 
 def to_toml(tree: Any) -> str:
-    """Return a TOML document of `tree`, each of its keys in a line; what TOML lacks becomes a text."""
+    """Return a TOML document of `tree`, each of its keys in a line; what TOML cannot hold becomes a text."""
     if not isinstance(tree, dict):
         return f"value = {_value(tree)}\n"
     return "".join(f"{_text(str(key))} = {_value(item)}\n" for key, item in tree.items())

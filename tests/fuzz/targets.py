@@ -146,7 +146,7 @@ def _read_lock(kind: str, body: bytes) -> None:
 
     locked = _parse_lock(body, pylock)
     locked.lock.digest.encode()
-    locked.lock.lacking()
+    locked.lock.still_missing()
     if kind == "plan":
         from envbuild.plan.apptainer import definition
         from envbuild.plan.dockerfile import bake, dockerfile

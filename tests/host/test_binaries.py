@@ -20,7 +20,7 @@ from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import Files, read_folder
 from envbuild.verify.binaries.image import binary_checks, reader
-from envbuild.verify.binaries.process import Asked
+from envbuild.verify.binaries.process import RootExpectation
 from envbuild.verify.installed import read_tree
 
 C10_LIBRARY = f"{SITE}/torch/lib/libc10.so"
@@ -87,7 +87,7 @@ def test_another_runtime_next_to_torchs(root):
     other = f"{SITE}/nvidia/cuda_runtime/lib"
     cuda_library(root, f"{other}/libcudart.so.12", "libcudart.so.12", version="12.8")
     root.module("fused", USES_TORCH, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
-    assert f"needs libcudart.so.12, which it does not find: it lies at /{other}/" in only(root, "libraries")
+    assert f"needs libcudart.so.12, which it does not find: it is at /{other}/" in only(root, "libraries")
     path = "-Wl,-rpath,$ORIGIN/nvidia/cuda_runtime/lib"
     root.module("fused", USES_TORCH, path, needs=(C10_LIBRARY, f"{other}/libcudart.so.12"))
     assert "loads libcudart.so.12, torch has libcudart.so.13" in only(root, "copies of CUDA")
@@ -216,10 +216,10 @@ def test_a_library_of_torchs_friends_is_not_torchs(root):
     root.compile(f"{lib}/_torchaudio.so", source, needs=(C10_LIBRARY, f"{lib}/libtorchaudio.so"))
     root.write(f"{SITE}/torchaudio-2.8.dist-info/RECORD", "torchaudio/lib/_torchaudio.so,,\n")
     found = root.examine()["libraries"]
-    assert (found.verdict, "it lies at" in found.text) == ("unproven", True)
+    assert (found.verdict, "it is at" in found.text) == ("unproven", True)
 
 
-def test_a_library_that_a_wheel_of_an_index_does_not_bring(root):
+def test_a_library_that_a_wheel_of_an_index_does_not_contain(root):
     root.compile("libtbb.so.12", "int help() { return 0; }", soname="libtbb.so.12")
     root.module("pool", USES_TORCH, needs=(C10_LIBRARY, "libtbb.so.12"))
     (root / "libtbb.so.12").unlink()
@@ -288,7 +288,7 @@ def test_binaries_that_name_each_other_without_an_end_are_given_up(monkeypatch):
         )
     begun = time.process_time()
     with pytest.raises(AuditError, match="name each other more than"):
-        examine(files, Asked())
+        examine(files, RootExpectation())
     assert time.process_time() - begun < 20
 
 
@@ -320,7 +320,7 @@ def test_an_images_files_say_what_a_folder_says(root):
     root.module("fused", USES_TORCH, "-D_GLIBCXX_USE_CXX11_ABI=0", needs=(C10_LIBRARY,))
     with reader() as binaries:
         tree = read_tree(tar_of(root), binaries.take)
-    assert examine(binaries.files, Asked()) == examine(read_folder(root.folder), Asked())
+    assert examine(binaries.files, RootExpectation()) == examine(read_folder(root.folder), RootExpectation())
     assert tree.hashes == read_tree(tar_of(root)).hashes  # who reads after it has every byte
     body = (root / f"{SITE}/good.{TAG}.so").read_bytes()
     assert tree.hashes[f"{SITE}/good.{TAG}.so"] == hashlib.sha256(body).digest()
@@ -383,9 +383,9 @@ def test_the_command_takes_a_wheel(root, tmp_path):
         (("./absent",), UsageError, "does not exist"),
         ((__file__,), UsageError, "is neither a wheel nor a folder"),
         (("{bad}",), AuditError, "cannot be read"),
-        (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is no GPU of the matrix"),
+        (("{folder}", "--gpu", "h1000"), UsageError, "h1000 is not a GPU of the matrix"),
         (("{folder}", "--deep"), UsageError, "a wheel or a folder has no lock"),
-        (("some/image:tag", "--gpu", "h100"), UsageError, "an image is held against the GPU of its own cell"),
+        (("some/image:tag", "--gpu", "h100"), UsageError, "an image is checked for its own cell's GPU"),
     ],
 )
 def test_what_the_command_does_not_take(tmp_path, words, error, text):

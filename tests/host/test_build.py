@@ -26,7 +26,7 @@ def wheel(folder, content: str, *, whole: bool = True):
 
 
 def keep(made, kept, *, cache: bool = True) -> str:
-    keep_wheel(made, kept, anew=not cache)
+    keep_wheel(made, kept, replace=not cache)
     assert (kept / "record.json").is_file()
     return (kept / "x.whl").read_text()
 
@@ -41,8 +41,8 @@ def test_a_wheel_that_another_run_keeps_already_stays(tmp_path):
     assert keep(wheel(tmp_path / "own/made", "new"), wheel(tmp_path / "kept", "theirs")) == "theirs"
 
 
-@pytest.mark.parametrize(("whole", "cache"), [(False, True), (True, False)], ids=["half", "built anew"])
-def test_what_is_half_there_or_was_to_be_built_anew_is_replaced(tmp_path, whole, cache):
+@pytest.mark.parametrize(("whole", "cache"), [(False, True), (True, False)], ids=["half", "built again"])
+def test_what_is_half_there_or_was_to_be_built_again_is_replaced(tmp_path, whole, cache):
     kept = wheel(tmp_path / "kept", "old", whole=whole)
     assert keep(wheel(tmp_path / "own/made", "new"), kept, cache=cache) == "new"
     assert sorted(p.name for p in kept.iterdir()) == ["record.json", "x.whl"]
@@ -98,28 +98,28 @@ def test_a_kept_wheel_that_is_not_its_records_is_not_used(tmp_path, damage):
     assert keep(made, folder) == "new"
 
 
-def test_a_damaged_wheel_is_said(tmp_path):
-    key, said = "0" * 64, []
+def test_a_damaged_wheel_is_reported(tmp_path):
+    key, notes = "0" * 64, []
     folder = wheel(tmp_path / "wheels" / f"te-{key[:32]}", "old")
-    builder = builder_of(tmp_path, said.append)
+    builder = builder_of(tmp_path, notes.append)
     builder._note_damage("te")
-    assert said == []
+    assert notes == []
     (folder / "x.whl").write_text("changed")
     builder._note_damage("te")
-    assert said == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
+    assert notes == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
 
 
 class Roots:
     """A build that needs a Debian root, whose bootstrap writes a known one."""
 
     def __init__(self, folder, monkeypatch):
-        self.said, self.made = [], 0
+        self.notes, self.made = [], 0
         self.kept = folder / "roots" / f"{'0' * 32}.tar"
         self.folder = folder / "build"
         self.folder.mkdir()
         (folder / "roots").mkdir()
         monkeypatch.setattr(build, "bootstrap_root", self.bootstrap)
-        self.builder = builder_of(folder, self.said.append)
+        self.builder = builder_of(folder, self.notes.append)
         self.builder.folder = self.folder
         self.builder._watch = Watch(log=io.StringIO(), on_change=lambda *_: None)
 
@@ -135,11 +135,11 @@ class Roots:
 
 def test_a_kept_root_is_used_when_it_is_what_was_made_and_made_again_when_not(tmp_path, monkeypatch):
     roots = Roots(tmp_path, monkeypatch)
-    assert (roots.use(), roots.made, roots.said) == (b"root", 1, [])
+    assert (roots.use(), roots.made, roots.notes) == (b"root", 1, [])
     assert (roots.use(), roots.made) == (b"root", 1)
     roots.kept.write_bytes(b"rooT")
     assert (roots.use(), roots.made) == (b"root", 2)
-    assert roots.said == [f"the kept root {roots.kept.name} is not the one that was made; making it again"]
+    assert roots.notes == [f"the kept root {roots.kept.name} is not the one that was made; making it again"]
     checksum_of(roots.kept).unlink()  # of a version that kept none
     assert (roots.use(), roots.made) == (b"root", 3)
     checksum_of(roots.kept).write_text("")

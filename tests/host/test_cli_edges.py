@@ -104,10 +104,10 @@ def test_an_odd_version_is_a_usage_error(axis, spec, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["resolve", axis, spec])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert len(said) < 1000
-    assert "\x1b" not in said
-    assert "internal error" not in said
+    printed = capsys.readouterr().err
+    assert len(printed) < 1000
+    assert "\x1b" not in printed
+    assert "internal error" not in printed
 
 
 def test_bytes_that_are_no_utf_8_in_an_argument_are_a_usage_error():
@@ -145,9 +145,9 @@ def test_ctrl_c_while_modules_load_is_one_line(tmp_path):
         done = envbuild("resolve", "--cuda", "cpu", PYTHONPATH=f"{folder}:{ROOT}")
         assert done.returncode == 130, (module, done.stderr)
         assert b"Traceback" not in done.stderr, module
-        said = done.stderr.strip()  # click ends the line that ^C stands in
-        assert said.count(b"\n") == 0
-        assert said.startswith(b"envbuild: interrupted")
+        printed = done.stderr.strip()  # click ends the line that ^C stands in
+        assert printed.count(b"\n") == 0
+        assert printed.startswith(b"envbuild: interrupted")
 
 
 def test_the_console_script_starts_where_python_m_does():
@@ -194,12 +194,12 @@ def test_an_unforeseen_exception_is_one_message_and_exit_70(error, monkeypatch, 
     monkeypatch.setattr(cli.cli, "main", fails)
     with pytest.raises(SystemExit) as ended:
         cli.main(["resolve", "--json"])
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert ended.value.code == 70
-    assert said.err.startswith(f"envbuild: error: internal error: {type(error).__name__}")
-    assert "please report" in said.err
-    assert "\x1b" not in said.err
-    assert json.loads(said.out)["exit_code"] == 70
+    assert printed.err.startswith(f"envbuild: error: internal error: {type(error).__name__}")
+    assert "please report" in printed.err
+    assert "\x1b" not in printed.err
+    assert json.loads(printed.out)["exit_code"] == 70
     monkeypatch.setenv("ENVBUILD_DEBUG", "1")
     with pytest.raises(type(error)):
         cli.main(["resolve", "--json"])
@@ -220,8 +220,8 @@ def test_no_control_character_of_the_data_reaches_a_terminal(capsys):
     hostile = "a\x1b]0;title\x07\x1b[2Jb\rc\x9b1mtab\tline\nd\u202eevil\x7f"
     emit({}, as_json=False, human=lambda: hostile)
     note(hostile)
-    said = capsys.readouterr()
-    for text in (said.out, said.err):
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
         assert not set(text) & set("\x1b\x07\r\x9b\u202e\x7f")
         assert "tab\tline\nd" in text  # tab and line feed stay
         assert r"\x1b]0;title\x07" in text
@@ -233,9 +233,9 @@ def test_an_error_prints_no_control_character(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["resolve", "--stack", str(file)])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "\x1b" not in said
-    assert r"na\x1b[2Jme" in said
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed
+    assert r"na\x1b[2Jme" in printed
 
 
 def test_rich_prints_foreign_text_as_text(capsys):
@@ -246,10 +246,10 @@ def test_rich_prints_foreign_text_as_text(capsys):
     console = Console(stderr=True, force_terminal=True, color_system="truecolor")
     foreign = "[bold]x[/] \x1b[2J [link=file:///]y"
     console.print(f"[green]ok[/] {marked(foreign)}", highlight=False)
-    said = capsys.readouterr().err
-    assert "[bold]x[/]" in said
-    assert "\x1b[2J" not in said
-    assert "\x1b[32mok" in said  # the colours of our own
+    printed = capsys.readouterr().err
+    assert "[bold]x[/]" in printed
+    assert "\x1b[2J" not in printed
+    assert "\x1b[32mok" in printed  # the colours of our own
 
 
 SECRETS = {
@@ -301,9 +301,9 @@ def test_a_secret_is_masked_in_an_error(monkeypatch, capsys):
     monkeypatch.setattr(cli.cli, "main", fails)
     with pytest.raises(SystemExit):
         cli.main(["lock", "--json"])
-    said = capsys.readouterr()
-    assert "hunter2" not in said.out + said.err
-    assert json.loads(said.out)["where"] == "https://***@h/x"
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.out + printed.err
+    assert json.loads(printed.out)["where"] == "https://***@h/x"
 
 
 @pytest.mark.parametrize("make", [lambda n: "a" * n, lambda n: "://" * n, lambda n: "token=" * n, lambda n: "a:" * n])

@@ -40,7 +40,7 @@ def test_an_engine_that_does_not_answer_is_an_error_of_the_host(client):
     for do in (lambda: client.pull("one"), lambda: client.push("one"), lambda: client.load(Path("none.tar"))):
         with pytest.raises(EngineError) as failed:
             do()
-        assert failed.value.said
+        assert failed.value.output
 
 
 def test_what_is_tidied_up_is_left_where_no_engine_answers(client):
@@ -70,7 +70,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_what_is_said_of_an_image_is_read_within_bounds(tmp_path, monkeypatch, kind):
+def test_what_is_known_of_an_image_is_read_within_bounds(tmp_path, monkeypatch, kind):
     script, says = ANSWERS[kind]
     with pytest.raises(HostError) as caught:
         docker_that(tmp_path, monkeypatch, script).image("one")
@@ -78,7 +78,7 @@ def test_what_is_said_of_an_image_is_read_within_bounds(tmp_path, monkeypatch, k
     assert str(caught.value).replace("\n", "").isprintable()
 
 
-def test_an_image_that_is_not_there_is_told_from_an_engine_that_is_not(tmp_path, monkeypatch):
+def test_a_missing_image_and_a_missing_engine_differ(tmp_path, monkeypatch):
     script = "echo 'Error response from daemon: No such image: one:latest' >&2; exit 1"
     client = docker_that(tmp_path, monkeypatch, script)
     assert client.find_image("one") is None

@@ -10,8 +10,8 @@ import re
 import socket
 
 import pytest
+from cell_inputs import complete, inputs_for
 from fault_server import FaultServer
-from road import complete, inputs_for
 
 from envbuild.cli import main
 from envbuild.curate import ranges, upstreams, wheels
@@ -94,8 +94,8 @@ def run(capsys):
     def call(*words):
         with pytest.raises(SystemExit) as ended:
             main(list(words))
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
 
     return call
 
@@ -115,7 +115,7 @@ def test_lock_names_every_host_that_did_not_answer(away, run, tmp_path):
     for m in missing.values():
         assert f"{m['what']}: held by {m['host']}" in err
     assert "to do: run `envbuild lock` with the same flags where these hosts (or mirrors in the settings)" in err
-    # the lock that was written is a lock that lacks inputs, whoever reads it later
+    # the lock that was written is a lock with missing inputs, whoever reads it later
     assert run("render", *CUDA, "--lock", str(tmp_path / "lock"))[0] == 4
 
 

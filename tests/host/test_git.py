@@ -280,7 +280,7 @@ def test_an_upstream_that_stalls_is_one_message_in_time(upstream):
     assert "check the network" in str(refused.value)
 
 
-def test_a_commit_that_an_https_upstream_lacks(upstream):
+def test_a_commit_that_is_missing_at_an_https_upstream(upstream):
     root, served, store = upstream
     repository(root / "lib", a="a")
     with pytest.raises(LockError, match="has no commit 1111"):
@@ -356,7 +356,7 @@ def armed(tmp_path):
 
 
 def promise_tree(tree):
-    """Take HEAD's tree away: git fetches what a partial clone lacks as soon as it is asked for, by a command of its choice."""
+    """Take HEAD's tree away: git fetches what is missing in a partial clone as soon as it is read, by a command of its choice."""
     oid = git(tree, "rev-parse", "HEAD^{tree}")
     (tree / ".git/objects" / oid[:2] / oid[2:]).unlink()
     git(tree, "config", "--unset", "remote.origin.vcs")
@@ -369,10 +369,10 @@ def test_patch_runs_nothing_that_the_tree_names(armed, command, partial):
     if partial:
         promise_tree(tree)
     done = CliRunner().invoke(patch_command, [command, str(tree), "--patch", target.name], standalone_mode=False)
-    said = done.output + str(done.exception or "")
+    printed = done.output + str(done.exception or "")
     assert not marker.exists()
-    assert ("the file is modified: HEAD has" in said) is not partial  # so that HEAD was read
-    assert "expected" in said
+    assert ("the file is modified: HEAD has" in printed) is not partial  # so that HEAD was read
+    assert "expected" in printed
 
 
 def test_a_clone_among_the_sources_runs_nothing(tmp_path, settings_for):
@@ -406,8 +406,8 @@ def test_a_clone_that_lies_about_an_object_is_passed_over(tmp_path, settings_for
     objects = tmp_path / "sources/lib/.git/objects"
     (objects / blob[:2] / blob[2:]).unlink()
     shutil.copy(objects / other[:2] / other[2:], objects / blob[:2] / blob[2:])
-    said = []
-    store = SourceStore(settings=settings_for(ENVBUILD_SOURCES=str(tmp_path / "sources")), note=said.append)
+    notes = []
+    store = SourceStore(settings=settings_for(ENVBUILD_SOURCES=str(tmp_path / "sources")), note=notes.append)
     with pytest.raises(HostError, match="cannot be fetched"):
         store.pin(Tree(name="lib", url="https://127.0.0.1:1/lib.git", commit=commit))
 
@@ -526,10 +526,10 @@ def cached(upstream):
     part = repository(root / "part", b="b")
     repository(root / "lib", a="a", c="c" * 5000)
     commit = link_submodule(root / "lib", "deps/part", part, "../../part/.git")
-    said = []
-    store = replace(store, note=said.append)
+    notes = []
+    store = replace(store, note=notes.append)
     pinned = store.pin(Tree(name="lib", url=f"{served.url}/lib/.git", commit=commit))
-    return served, store, pinned, store.checkout(pinned), said
+    return served, store, pinned, store.checkout(pinned), notes
 
 
 def change_content(folder):
@@ -564,25 +564,25 @@ def make_link(folder):
 @pytest.mark.parametrize(
     "change", [change_content, change_submodule, add_file, add_git, remove_file, change_mode, make_link]
 )
-def test_a_cached_tree_that_was_changed_is_made_again_and_said(cached, change):
-    _, store, pinned, folder, said = cached
+def test_a_cached_tree_that_was_changed_is_made_again_and_reported(cached, change):
+    _, store, pinned, folder, notes = cached
     change(folder)
     assert store.checkout(pinned) == folder
     assert (folder / "a").read_text() == "a"
     assert sorted(p.name for p in folder.iterdir()) == [".gitmodules", "a", "c", "deps"]
     assert (folder / "deps/part/b").read_text() == "b"
-    assert len(said) == 1
-    assert "was changed" in said[0]
+    assert len(notes) == 1
+    assert "was changed" in notes[0]
     store.checkout(pinned)
-    assert len(said) == 1
+    assert len(notes) == 1
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_cached_tree_needs_no_objects(cached, tmp_path):
-    _, store, pinned, folder, said = cached
+    _, store, pinned, folder, notes = cached
     shutil.rmtree(tmp_path / "cache/git/objects.git")
     assert store.checkout(pinned) == folder
-    assert not said
+    assert not notes
 
 
 def damage_pack(objects):
@@ -620,38 +620,38 @@ def remove_head(objects):
 
 @pytest.mark.parametrize("damage", [damage_pack, cut_packs, empty_indexes, spoil_config, spoil_shallow, remove_head])
 def test_a_damaged_store_is_made_again(cached, tmp_path, damage):
-    _, store, pinned, folder, said = cached
+    _, store, pinned, folder, notes = cached
     damage(tmp_path / "cache/git/objects.git")
     shutil.rmtree(folder)
     assert store.checkout(pinned) == folder
     assert (folder / "c").read_text() == "c" * 5000
-    assert len(said) <= 1
+    assert len(notes) <= 1
     assert sorted(p.name for p in (tmp_path / "cache/git").iterdir()) == ["objects.git", "objects.lock", "trees"]
 
 
 def test_a_damaged_store_without_its_upstream_is_named(cached, tmp_path):
-    served, store, pinned, folder, said = cached
+    served, store, pinned, folder, notes = cached
     damage_pack(tmp_path / "cache/git/objects.git")
     shutil.rmtree(folder)
     served.stall.set()
     with pytest.raises(HostError, match="cannot be fetched from"):
         store.checkout(pinned)
-    assert len(said) == 1
-    assert "damaged" in said[0]
+    assert len(notes) == 1
+    assert "damaged" in notes[0]
 
 
 def test_an_upstreams_words_do_not_remove_the_store(cached, tmp_path):
     """Only damage that is found here is damage."""
-    served, store, _, _, said = cached
+    served, store, _, _, notes = cached
     kept = {p.name for p in (tmp_path / "cache/git/objects.git/objects/pack").iterdir()}
     blob = "2e65efe2a145dda7ee51d1741299f848e5bf752e"  # "a", which the upstream does have, and which is no commit
     with pytest.raises(LockError):
         store.pin(Tree(name="lib", url=f"{served.url}/lib/.git", commit=blob))
     assert kept <= {p.name for p in (tmp_path / "cache/git/objects.git/objects/pack").iterdir()}
-    assert not said
+    assert not notes
 
 
-def test_runs_beside_one_another_while_the_store_and_the_tree_are_damaged(cached, tmp_path):
+def test_runs_at_the_same_time_while_the_store_and_the_tree_are_damaged(cached, tmp_path):
     _, store, pinned, folder, _ = cached
     damage_pack(tmp_path / "cache/git/objects.git")
     change_content(folder)
@@ -712,7 +712,7 @@ def test_submodules_in_one_another_have_a_bound(upstream):
         store.pin(Tree(name="lib", url=url, commit=commit))
     for _ in range(10):
         commit = link_submodule(root / "lib", "s", commit, url)
-    with pytest.raises(DataError, match="more than 8 submodules in one another"):
+    with pytest.raises(DataError, match="submodules nested deeper than 8"):
         store.pin(Tree(name="lib", url=url, commit=commit))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import tomli
+from cell_inputs import complete, inputs_for_stack
 from hostile import MARK, OTHERS, TEXTS, leaves, outside_of_documents, put, put_unchecked
 from pydantic import ValidationError
-from road import complete, inputs_for_stack
 
 from envbuild.errors import DataError, EnvbuildError
 from envbuild.lock.files import Locked, read_lock
@@ -116,7 +116,7 @@ def test_a_hostile_field_of_a_lock_is_refused_or_stays_a_value(example):
     assert accepted  # a note such as `why` may hold any line, so the test reaches the renderers
 
 
-def test_what_is_said_of_a_hostile_lock_is_short_and_plain(example, tmp_path):
+def test_what_is_printed_of_a_hostile_lock_is_short_and_plain(example, tmp_path):
     folder, _, _, _ = example
     whole = json.loads((folder / "lock.json").read_text())
     for place in (("uv", "url"), ("cell", "torch"), ("sources", 0, "name"), ("matrix",)):
@@ -234,7 +234,7 @@ def test_a_lock_that_calls_itself_complete_is_not(tmp_path):
         (tmp_path / "lock.json").write_text(json.dumps(lock))
         found = read_lock(tmp_path).lock
         assert not found.complete
-        assert found.lacking()
+        assert found.still_missing()
         plan = plan_of(load_matrix(), read_lock(tmp_path))
         assert plan.labels["io.envbuild.complete"] == "false"
 

@@ -37,7 +37,7 @@ def against_wheels(image: FakeImage) -> list[str]:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             name = next(n for n in archive.namelist() if n.endswith("/RECORD") and n.count("/") == 1)
             rows[filename.partition("-")[0]] = read_record(archive.read(name).decode())
-    said = []
+    faults = []
     for dist in found.distributions:
         others = {
             other.place(row): {row.sha256}
@@ -45,8 +45,8 @@ def against_wheels(image: FakeImage) -> list[str]:
             if other.name != dist.name
             for row in other.rows
         }
-        said += hold_to_wheel(dist, rows[dist.name], tree, others)
-    return said
+        faults += hold_to_wheel(dist, rows[dist.name], tree, others)
+    return faults
 
 
 def test_a_sound_image_has_no_fault(image):
@@ -61,7 +61,7 @@ def test_a_sound_image_has_no_fault(image):
         (f"{SITE}/torch/lib/core.so", None, "torch/lib/core.so of torch is not there"),
         ("opt/venv/bin/numpy-run", b"#!/bin/sh\n", "/opt/venv/bin/numpy-run is not what numpy installed"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", None, "numpy-1.0.dist-info has no RECORD"),
-        (f"{SITE}/numpy-1.0.dist-info/RECORD", b"a,b\n", "is no RECORD: a,b is no line of a RECORD"),
+        (f"{SITE}/numpy-1.0.dist-info/RECORD", b"a,b\n", "is no RECORD: a,b is not a line of a RECORD"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"x,md5=00,1\n", "no sha256: md5"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"../../../../../../etc/passwd,,\n", "lists a file outside /opt/venv"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"/etc/passwd,,\n", "lists a file outside /opt/venv"),
@@ -103,7 +103,7 @@ def test_a_link_in_the_place_of_a_file_is_named(image):
     info = tarfile.TarInfo(f"{SITE}/torch/__init__.py")
     info.type, info.linkname = tarfile.SYMTYPE, "/tmp/x"
     image.more.append((info, b""))
-    assert any("torch/__init__.py of torch is no regular file" in line for line in faults(image)[0])
+    assert any("torch/__init__.py of torch is not a regular file" in line for line in faults(image)[0])
 
 
 def test_a_hard_link_has_the_content_of_what_it_links_to(image):

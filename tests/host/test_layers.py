@@ -98,10 +98,10 @@ def test_what_a_layer_deletes_and_makes_again_is_there_alone(tmp_path):
 def test_two_images_differ_where_their_files_do(tmp_path):
     one = read(image(layer(("etc/issue", b"one"), ("a", b"a"), ("e\x1b[2Jvil", b""))), tmp_path)
     other = read(image(layer(("etc/issue", b"two"), ("a", b"a")), layer(("new", b""))), tmp_path)
-    said = {d.path: d.what for d in differences_of(one, other, ("one", "other"))}
-    assert sorted(said) == [r"e\x1b[2Jvil", "etc/issue", "new"]
-    assert said["etc/issue"].startswith("sha256 ")
-    assert said["new"] == "only in other"
+    what = {d.path: d.what for d in differences_of(one, other, ("one", "other"))}
+    assert sorted(what) == [r"e\x1b[2Jvil", "etc/issue", "new"]
+    assert what["etc/issue"].startswith("sha256 ")
+    assert what["new"] == "only in other"
     cut = read(image(layer(("etc/issue", b"one"), ("a", b"a")), layer(("e\x1b[2Jvil", b""))), tmp_path)
     (only,) = differences_of(one, cut, ("one", "cut"))
     assert only.path == "(layers)"
@@ -240,8 +240,8 @@ def test_a_bomb_takes_no_memory(tmp_path):
             process.stdin.write(bytes(1 << 20))
     path = Image((ZSTD, bomb.read_bytes())).write(tmp_path)
     done = subprocess.run([sys.executable, "-c", BOMB, path], capture_output=True, text=True, check=True, timeout=120)
-    said, sizes = done.stdout.splitlines()
-    assert "unpack to more than 536,870,912 bytes" in said
+    line, sizes = done.stdout.splitlines()
+    assert "unpack to more than 536,870,912 bytes" in line
     assert max(map(int, sizes.split())) < 250_000  # KiB
 
 

@@ -1,4 +1,4 @@
-"""What dead runs left in the cache and in the engine, and what is told apart from it."""
+"""What dead runs left in the cache and in the engine, and what is distinguished from it."""
 
 import fcntl
 import os

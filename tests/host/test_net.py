@@ -584,10 +584,10 @@ def test_a_login_is_in_no_message(tmp_path, fault, capfd):
         ):
             with pytest.raises((HostError, LockError)) as caught:
                 ask()
-            said = str(caught.value) + repr(caught.value.as_json())
-            assert SECRET not in said
-            assert BASIC.removeprefix("Basic ") not in said
-            assert "\x1b" not in said
+            printed = str(caught.value) + repr(caught.value.as_json())
+            assert SECRET not in printed
+            assert BASIC.removeprefix("Basic ") not in printed
+            assert "\x1b" not in printed
     assert capfd.readouterr() == ("", "")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.util import maker, processes
 from envbuild.util.maker import Maker
-from envbuild.util.processes import Said, bounded, followed, guarded, streamed
+from envbuild.util.processes import ProcessResult, bounded, followed, guarded, streamed
 
 # Says a line, then works until it is asked to end, which takes it longer than Python waits on Ctrl-C by itself (0.25 s).
 SLOW_TO_END = """
@@ -76,18 +76,18 @@ def test_a_line_without_an_end_comes_in_pieces(tmp_path, monkeypatch):
 
 
 def test_what_a_command_says_is_returned_with_its_code():
-    said = bounded(["sh", "-c", "cat; echo worse >&2; exit 3"], seconds=10, limit=100, stdin=b"fed")
-    assert said == Said(code=3, out=b"fed", err=b"worse\n")
+    ran = bounded(["sh", "-c", "cat; echo worse >&2; exit 3"], seconds=10, limit=100, stdin=b"fed")
+    assert ran == ProcessResult(code=3, out=b"fed", err=b"worse\n")
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_endless_output_is_cut_and_the_command_ended(where):
     begun = time.monotonic()
-    said = bounded(["sh", "-c", f"exec yes {where}"], seconds=60, limit=1_000_000)
-    assert said.fault == "printed more than 1,000,000 bytes"
-    assert said.code == -9
-    assert len(said.out) < 2_000_000
-    assert len(said.err) <= 1 << 16
+    ran = bounded(["sh", "-c", f"exec yes {where}"], seconds=60, limit=1_000_000)
+    assert ran.fault == "printed more than 1,000,000 bytes"
+    assert ran.code == -9
+    assert len(ran.out) < 2_000_000
+    assert len(ran.err) <= 1 << 16
     assert time.monotonic() - begun < 10
 
 
@@ -96,14 +96,14 @@ def test_endless_output_is_cut_and_the_command_ended(where):
 )
 def test_what_never_ends_is_ended_in_time(script):
     begun = time.monotonic()
-    said = bounded(["sh", "-c", script], seconds=0.5, limit=100)
-    assert said.fault == "did not end within 0.5 s"
+    ran = bounded(["sh", "-c", script], seconds=0.5, limit=100)
+    assert ran.fault == "did not end within 0.5 s"
     assert time.monotonic() - begun < 5
 
 
 def test_what_a_command_left_behind_is_ended_too(tmp_path):
-    said = bounded(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/left"], seconds=0.5, limit=100)
-    assert said.fault == "did not end within 0.5 s"
+    ran = bounded(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/left"], seconds=0.5, limit=100)
+    assert ran.fault == "did not end within 0.5 s"
     left = int((tmp_path / "left").read_text())
     deadline = time.monotonic() + 5
     while maker._started(left) is not None and time.monotonic() < deadline:
@@ -115,7 +115,7 @@ def test_a_command_that_reads_nothing_holds_up_nothing():
     assert bounded(["true"], seconds=10, limit=10, stdin=b"x" * 60_000).code == 0
 
 
-def test_a_stream_is_read_to_its_end_and_a_bad_end_is_told():
+def test_a_stream_is_read_to_its_end_and_a_bad_end_is_reported():
     with streamed(["sh", "-c", "head -c 3000000 /dev/zero"], seconds=20) as stream:
         count = 0
         while piece := stream.read(700_000):

@@ -37,7 +37,7 @@ from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 SUITE = Path(__file__).parents[2] / "smoke_tests"
 
 
-def said(*events: dict) -> Collected:
+def collected_of(*events: dict) -> Collected:
     collected = Collected(lambda _: None)
     for event in events:
         collected.line(MARK + json.dumps(event) + "\n")
@@ -53,32 +53,34 @@ END = {"event": "end", "code": 0}
 
 
 def test_all_passed() -> None:
-    assert said(START, ended("a"), ended("b", "skipped", "no GPU"), END).judge(0, 60) == ("passed", "")
+    assert collected_of(START, ended("a"), ended("b", "skipped", "no GPU"), END).judge(0, 60) == ("passed", "")
 
 
 def test_a_failure_is_named_with_its_cause() -> None:
-    collected = said(START, ended("a", "failed", "amp_C is missing\nlong tail"), ended("b", "failed", "x"), END)
+    collected = collected_of(START, ended("a", "failed", "amp_C is missing\nlong tail"), ended("b", "failed", "x"), END)
     assert collected.judge(1, 60) == ("failed", "a: amp_C is missing (and 1 more)")
 
 
 def test_out_of_memory_is_the_hosts_verdict() -> None:
     reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
-    verdict, text = said(START, ended("a", "failed", reason), END).judge(1, 60)
+    verdict, text = collected_of(START, ended("a", "failed", reason), END).judge(1, 60)
     assert verdict == "host"
     assert text.startswith("out of memory in a: ")
-    # Beside a failure of another kind it is a failure.
-    both = said(START, ended("a", "failed", reason), ended("b", "failed", "wrong"), END)
+    # Together with a failure of another kind it is a failure.
+    both = collected_of(START, ended("a", "failed", reason), ended("b", "failed", "wrong"), END)
     assert both.judge(1, 60)[0] == "failed"
 
 
 @pytest.mark.parametrize("kind", ["no-gpu", "too-few-gpus", "driver-too-old"])
 def test_what_the_suite_says_of_the_host(kind: str) -> None:
-    collected = said({"event": "verdict", "kind": kind, "what": "driver 470 is too old", "machine": {"gpus": []}})
+    collected = collected_of(
+        {"event": "verdict", "kind": kind, "what": "driver 470 is too old", "machine": {"gpus": []}}
+    )
     assert collected.judge(3, 60) == ("host", "driver 470 is too old")
 
 
 def test_a_broken_torch_is_the_images_fault() -> None:
-    collected = said({"event": "verdict", "kind": "torch-broken", "what": "torch does not import: x"})
+    collected = collected_of({"event": "verdict", "kind": "torch-broken", "what": "torch does not import: x"})
     assert collected.judge(1, 60) == ("failed", "torch does not import: x")
 
 
@@ -91,26 +93,26 @@ def test_a_cpu_build_of_torch_is_the_environments_fault_where_the_cell_is_for_cu
 
 
 def test_a_run_that_skips_everything_does_not_pass() -> None:
-    collected = said(START, ended("a", "skipped", "no GPU"), ended("b", "skipped", "no GPU"), END)
+    collected = collected_of(START, ended("a", "skipped", "no GPU"), ended("b", "skipped", "no GPU"), END)
     assert collected.judge(0, 60) == ("failed", "no test ran: all 2 were skipped")
 
 
 def test_a_suite_that_dies_after_its_last_test_has_run() -> None:
-    verdict, text = said(START, ended("a"), END).judge(-11, 60)
+    verdict, text = collected_of(START, ended("a"), END).judge(-11, 60)
     assert (verdict, text) == (
         "failed",
         "the suite died after a with exit code -11 (segmentation fault): no output",
     )
 
 
-def test_a_suite_that_told_its_end_is_judged_by_it() -> None:
-    collected = said(START, ended("a"), END)
+def test_a_suite_that_reported_its_end_is_judged_by_it() -> None:
+    collected = collected_of(START, ended("a"), END)
     collected.timed_out = True
     assert collected.judge(None, 60) == ("passed", "")
 
 
 def test_a_timeout_names_the_test() -> None:
-    collected = said(START, {"event": "begin", "id": "test_x", "level": "step"})
+    collected = collected_of(START, {"event": "begin", "id": "test_x", "level": "step"})
     collected.timed_out = True
     assert collected.judge(None, 90) == ("hung", "test_x did not end within 90 s")
 
@@ -120,7 +122,7 @@ def test_a_timeout_names_the_test() -> None:
     [(139, "failed", "segmentation fault"), (137, "host", "memory"), (-9, "host", "memory"), (5, "failed", "code 5")],
 )
 def test_a_suite_that_dies(code: int, verdict: str, word: str) -> None:
-    found, text = said(START, {"event": "begin", "id": "test_x", "level": "step"}).judge(code, 60)
+    found, text = collected_of(START, {"event": "begin", "id": "test_x", "level": "step"}).judge(code, 60)
     assert found == verdict
     assert "in test_x" in text
     assert word in text
@@ -143,7 +145,7 @@ def test_what_the_engine_says(line: str, word: str) -> None:
 
 
 def test_a_run_that_collects_nothing_does_not_pass() -> None:
-    assert said(START, END).judge(5, 60)[0] == "failed"
+    assert collected_of(START, END).judge(5, 60)[0] == "failed"
 
 
 def test_lines_that_are_not_events_are_harmless() -> None:
@@ -317,7 +319,7 @@ def test_follow_stops_a_run_that_never_ends() -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    log, collected = io.StringIO(), said(START)
+    log, collected = io.StringIO(), collected_of(START)
     started = Started(process=process, remove=lambda: (process.kill(), process.wait()))
     began = time.monotonic()
     assert follow(started, collected, log, 0.5) is None
@@ -393,9 +395,11 @@ def test_a_rank_that_raises_is_named(launch, ranks) -> None:
         ranks(2, **{"1": "raise"})
 
 
-def test_a_rank_whose_process_ends_badly_after_its_work_is_told(launch, ranks) -> None:
-    said = r"ended with \[0, -6\] \(every rank had done its work; what failed is its end: Fatal Python error: Aborted\)"
-    with pytest.raises(launch.RanksFailed, match=said):
+def test_a_rank_whose_process_ends_badly_after_its_work_is_reported(launch, ranks) -> None:
+    message = (
+        r"ended with \[0, -6\] \(every rank had done its work; what failed is its end: Fatal Python error: Aborted\)"
+    )
+    with pytest.raises(launch.RanksFailed, match=message):
         ranks(2, **{"1": "abort"})
 
 
@@ -450,9 +454,7 @@ def test_nodes_are_started_over_ssh(launch, tmp_path: Path, monkeypatch: pytest.
         ("HYDRA build details", "-f", "node1:2\nnode2:2\n"),
     ],
 )
-def test_mpirun_is_told_its_hosts_and_what_travels(
-    launch, tmp_path: Path, monkeypatch, version, hostfile, lines
-) -> None:
+def test_mpirun_gets_its_hosts_and_what_travels(launch, tmp_path: Path, monkeypatch, version, hostfile, lines) -> None:
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\necho '{version}'\n")
     program.chmod(0o755)
@@ -515,7 +517,7 @@ def test_the_last_pipeline_stage_that_hangs_is_the_one_named(launch, tmp_path: P
     assert message.startswith("no progress for 30 s: rank 1 stopped at 'step 1: all-reduce of the loss'; rank 0 waits")
 
 
-def test_a_launcher_that_does_not_end_is_told_as_such(launch, tmp_path: Path) -> None:
+def test_a_launcher_that_does_not_end_is_reported_as_such(launch, tmp_path: Path) -> None:
     watch = launch._Watch(2)
     watch.done = {0, 1}
     message = launch._hang_message(watch, 2, 30.0, str(tmp_path))
@@ -683,7 +685,7 @@ def test_follow_keeps_what_an_interrupted_run_saw() -> None:
         if event["event"] == "begin":
             raise KeyboardInterrupt
 
-    collected = said(START)
+    collected = collected_of(START)
     collected.progress = interrupt
     started = Started(process=process, remove=lambda: (process.kill(), process.wait()))
     assert follow(started, collected, io.StringIO(), 60) is None
@@ -703,14 +705,14 @@ def _ends(tmp_path: Path, script: str) -> Started:
 def test_what_an_environment_sets_for_its_own_tests_does_not_reach_the_suite(tmp_path: Path, monkeypatch) -> None:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE"):
         monkeypatch.setenv(name, "1")
-    told = _ends(tmp_path, "env").process.communicate(timeout=10)[0]
-    assert "PYTHONDONTWRITEBYTECODE=1" in told
-    assert not re.search(r"(?m)^(PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE)=", told)
+    listed = _ends(tmp_path, "env").process.communicate(timeout=10)[0]
+    assert "PYTHONDONTWRITEBYTECODE=1" in listed
+    assert not re.search(r"(?m)^(PYTEST_ADDOPTS|PYTEST_PLUGINS|PYTHONOPTIMIZE)=", listed)
 
 
 def _passes_soon(started: Started) -> None:
     """Follow a suite whose only test passed: it is judged so, long before its limit."""
-    collected = said(START, ended("a"))
+    collected = collected_of(START, ended("a"))
     began = time.monotonic()
     code = follow(started, collected, io.StringIO(), 60)
     assert time.monotonic() - began < 10
@@ -749,12 +751,12 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
     [
         ("exec yes", "its Python printed more than 16,777,216 bytes"),
         ("trap '' TERM INT; sleep 60", "its Python did not end within 1 s"),
-        ("echo garbage", "what its Python says cannot be read: no answer"),
+        ("echo garbage", "the output of its Python cannot be read: no answer"),
         ("echo '{}'", "cannot be read: not its version"),
         ("printf '{\"a\":'; head -c 1000000 /dev/zero | tr '\\0' '['", "nested deeper than 64 levels"),
         (
             """echo '{"python":[3,11],"executable":"x","expected":{"cell":[],"packages":{},"components":{}}}'""",
-            "its cell is no table",
+            "its cell is not a table",
         ),
         ("printf '\\033[2J\\007bad' >&2; exit 1", r"does not run: \\x1b\[2J\\x07bad"),
     ],
@@ -801,7 +803,7 @@ def test_control_characters_of_the_suite_are_escaped() -> None:
 def test_a_suite_that_prints_without_an_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_LOG_LIMIT", 3_000_000)
     for script in ("exec yes", "exec cat /dev/zero"):
-        started, collected, log = _ends(tmp_path, script), said(START), io.StringIO()
+        started, collected, log = _ends(tmp_path, script), collected_of(START), io.StringIO()
         began = time.monotonic()
         assert follow(started, collected, log, 60) is None
         assert time.monotonic() - began < 30
@@ -858,7 +860,7 @@ def test_what_could_not_be_written_is_refused_before_the_run(command, tmp_path: 
     assert not command.given
 
 
-def test_an_active_environment_of_the_shell_rendering_brings_its_expectation(command, tmp_path, monkeypatch) -> None:
+def test_an_active_environment_of_the_shell_rendering_has_its_expectation(command, tmp_path, monkeypatch) -> None:
     python = _shell_environment(tmp_path / "one")
     other = _shell_environment(tmp_path / "two")
     with pytest.raises(UsageError, match="--host needs --expected FILE"):
@@ -893,7 +895,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize(
-    ("layers", "said", "message"),
+    ("layers", "logged", "message"),
     [
         ("te", {}, None),
         ("te", {"reported": None}, None),  # a TE before 1.7
@@ -911,13 +913,13 @@ FUSED = {
         ("local", {"optimizer_class": "torch.optim.adamw.AdamW"}, "rank 1: Megatron took torch.optim.adamw.AdamW"),
     ],
 )
-def test_a_fallback_inside_megatron_is_no_pass(launch, monkeypatch, layers, said, message) -> None:
+def test_a_fallback_inside_megatron_is_no_pass(launch, monkeypatch, layers, logged, message) -> None:
     with patch.dict(sys.modules, {"torch": MagicMock()}):  # imported by the suite, and not needed here
         step, expectation = importlib.import_module("test_step"), importlib.import_module("smokelib.expectation")
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
         monkeypatch.delenv(name, raising=False)
     expected = expectation.Expectation({"components": {"te": {}}, "packages": {}})
-    results = [FUSED, FUSED | said]
+    results = [FUSED, FUSED | logged]
     if message is None:
         step.took_fused_paths(results, layers, expected)
         return

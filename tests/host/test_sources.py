@@ -1,4 +1,4 @@
-"""Source trees: by commit from a clone, or a site's own tree or archive, held against the lock."""
+"""Source trees: by commit from a clone, or a site's own tree or archive, compared with the lock."""
 
 import concurrent.futures
 import shutil
@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from road import plan_for
+from cell_inputs import plan_for
 
 from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError

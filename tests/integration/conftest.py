@@ -63,7 +63,7 @@ def room(engine) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def second_engine(engine) -> Iterator[DockerClient]:
-    """An engine beside the first, with nothing in it."""
+    """An engine next to the first, with nothing in it."""
     for link in Path("/sys/class/net").glob("eb-t-*"):
         if (pid := link.name.removeprefix("eb-t-")).isdecimal() and not Path("/proc", pid).exists():
             subprocess.run([INSTALL, "--stop", f"t-{pid}"], capture_output=True, check=False)  # a killed run's

@@ -74,19 +74,19 @@ class Stage:
 # A lock is made where that is what is killed; the others have it, and need not ask the archive whether it is still good.
 QUICK = ("--no-smoke",)
 HAVE = ("--no-smoke", "--locked")
-ANEW = ("--no-smoke", "--locked", "--no-cache")
+WITHOUT_CACHE = ("--no-smoke", "--locked", "--no-cache")
 STAGES: Mapping[str, Stage] = {
     "lock": Stage("pinning every input", gone=("locks",), flags=QUICK, weight=5),
     "source": Stage("looking up the source", gone=("locks", "git", "built"), flags=QUICK),
     "base": Stage("base system: started", gone=("roots", "built"), flags=HAVE, weight=6),
-    "runtime": Stage("OS packages: started", gone=("built",), flags=ANEW, weight=4),
-    "builder": Stage("builder: started", gone=("built",), flags=ANEW),
-    "torch": Stage("torch .*: started", gone=("built",), flags=ANEW, weight=5),
-    "compile": Stage("build-regex: started", gone=("wheels", "built"), flags=ANEW, weight=4),
-    "wheel": Stage("regex 2024.11.6: (started|cached)", gone=("wheels", "built"), flags=HAVE, weight=2),
-    "env": Stage("Python environment: started", gone=("built",), flags=ANEW, weight=2),
+    "runtime": Stage("OS packages: started", gone=("built",), flags=WITHOUT_CACHE, weight=4),
+    "builder": Stage("compilers and build tools: started", gone=("built",), flags=WITHOUT_CACHE),
+    "torch": Stage("torch .*: started", gone=("built",), flags=WITHOUT_CACHE, weight=5),
+    "compile": Stage("regex 2024.11.6: started", gone=("wheels", "built"), flags=WITHOUT_CACHE, weight=4),
+    "wheel": Stage("regex 2024.11.6: (started|from cache)", gone=("wheels", "built"), flags=HAVE, weight=2),
+    "env": Stage("Python environment: started", gone=("built",), flags=WITHOUT_CACHE, weight=2),
     "export": Stage("export: started", gone=("built",), flags=HAVE, weight=5),
-    "load": Stage("load: started", gone=("built",), flags=HAVE, weight=5),
+    "load": Stage("load into the engine: started", gone=("built",), flags=HAVE, weight=5),
     "audit": Stage("audit$", gone=("proofs",), flags=("--locked",), weight=3),
     "smoke": Stage("smoke$", gone=("proofs",), flags=("--locked",), weight=3, smoke=True),
     "proof": Stage("the stack's own proof", gone=("proofs",), flags=("--locked",), weight=2, smoke=True),
@@ -95,7 +95,7 @@ STAGES: Mapping[str, Stage] = {
 USUAL = {"lock": 20.0, "base": 30.0, "runtime": 12.0, "builder": 10.0, "torch": 20.0, "compile": 4.0, "env": 4.0}
 USUAL |= {"source": 1.0, "wheel": 1.0, "audit": 8.0, "smoke": 25.0, "proof": 5.0}
 # What a run says as it goes; each begins a stage, and the next one ends it.
-_SAID = re.compile(r": (?:started|done|cached)\b|^audit|^smoke|^the stack's own proof|^\S+ing ")
+_STAGE_LINE = re.compile(r": (?:started|done|from cache)\b|^audit|^smoke|^the stack's own proof|^\S+ing ")
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Kill:
     by: str
     whom: str
     delay: float
-    last_said: str = ""
+    last_line: str = ""
     code: int | None = None
     rerun_seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
@@ -124,12 +124,12 @@ class Run:
     out: list[str] = field(default_factory=list)
 
     def read_out(self) -> None:
-        with self.process.stdout as said:
-            self.out.extend(said)
+        with self.process.stdout as stream:
+            self.out.extend(stream)
 
     def read(self) -> None:
-        with self.process.stderr as said:
-            for line in said:
+        with self.process.stderr as stream:
+            for line in stream:
                 with self.changed:
                     self.lines.append((time.monotonic() - self.begun, line.strip()))
                     self.changed.notify_all()
@@ -154,12 +154,12 @@ class Run:
                 self.changed.wait(1.0)
 
     @property
-    def said(self) -> list[str]:
+    def texts(self) -> list[str]:
         return [line for _, line in self.lines if line]
 
 
 class Killer:
-    """A cache, a temporary folder, a stack and a tag of its own on the shared engine."""
+    """Its own cache, temporary folder, stack and tag on the shared engine."""
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
         self.folder = folder
@@ -213,7 +213,7 @@ class Killer:
         code = run.process.wait(1500)
         run.wait_for("^$", 10)
         if code:
-            raise AssertionError(f"exit {code}: " + "\n".join(run.said[-15:]))
+            raise AssertionError(f"exit {code}: " + "\n".join(run.texts[-15:]))
         return json.loads("".join(run.out))["digest"], run
 
     def reference(self, cache: Path | None = None) -> None:
@@ -222,16 +222,18 @@ class Killer:
             shutil.copytree(cache, self.cache, dirs_exist_ok=True, symlinks=True)
             shutil.rmtree(self.cache / "built", ignore_errors=True)
         self.digest, run = self.finish(*(QUICK if cache is not None else ()))
-        said = [(at, line) for at, line in run.lines if _SAID.search(line)] + [run.lines[-1]]
+        begun_stages = [(at, line) for at, line in run.lines if _STAGE_LINE.search(line)] + [run.lines[-1]]
         for name, stage in STAGES.items():
-            at = next((at for at, line in said if re.search(stage.begins, line)), None)
-            ends = [then for then, _ in said if at is not None and then > at + 0.05]
+            at = next((at for at, line in begun_stages if re.search(stage.begins, line)), None)
+            ends = [then for then, _ in begun_stages if at is not None and then > at + 0.05]
             # a stage whose end nobody says is over when the next thing begins
             took = (ends[0] if ends else run.lines[-1][0]) - at if at is not None else 0.0
             self.seconds[name] = min(60.0, max(took, USUAL.get(name, 1.0)))
-        # What is exported first is the wheel; of the image's own export nothing is said twice.
-        begun = next(at for at, line in said if re.search("^image: (done|cached)", line))
-        self.seconds["export"] = max(1.0, next(at for at, line in said if "load: started" in line) - begun)
+        # What is exported first is the wheel; of the image's own export nothing is printed twice.
+        begun = next(at for at, line in begun_stages if re.search("^image: (done|from cache)", line))
+        self.seconds["export"] = max(
+            1.0, next(at for at, line in begun_stages if "load into the engine: started" in line) - begun
+        )
         self.files = self.kept_files()
         faults = self.left()
         if faults:
@@ -253,9 +255,9 @@ class Killer:
         run = self.start(*stage.flags)
         try:
             if not run.wait_for(stage.begins, 600):
-                kill.faults.append(f"never came to {name}: {run.said[-5:]}")
+                kill.faults.append(f"never came to {name}: {run.texts[-5:]}")
             time.sleep(kill.delay)
-            kill.last_said = run.said[-1] if run.said else ""
+            kill.last_line = run.texts[-1] if run.texts else ""
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if kill.whom == "group" else os.kill)(run.process.pid, by)
             kill.code = run.process.wait(120)
@@ -263,11 +265,11 @@ class Killer:
             with contextlib.suppress(ProcessLookupError):
                 run.process.kill()
         run.wait_for("^$", 10)
-        if any("Traceback" in line for line in run.said):
-            kill.faults.append("a traceback: " + " | ".join(run.said[-3:]))
+        if any("Traceback" in line for line in run.texts):
+            kill.faults.append("a traceback: " + " | ".join(run.texts[-3:]))
         # One that ended in the same moment has ended well.
         if kill.code not in ({-9, 0} if by is signal.SIGKILL else {130, 0}):
-            kill.faults.append(f"exit {kill.code}: {run.said[-2:]}")
+            kill.faults.append(f"exit {kill.code}: {run.texts[-2:]}")
         if by is not signal.SIGKILL:
             # It could clean up, and has.
             kill.faults += [f"before the next run: {fault}" for fault in (*self._temporary(), *self._processes())]
@@ -291,8 +293,8 @@ class Killer:
         return [*self._temporary(), *self._halves(), *self._processes(), *self._engine()]
 
     def kept_files(self) -> set[str]:
-        """Return the cache's files, but for logs, proofs and what uv and git keep as they like."""
-        apart = {"logs", "proofs", "uv"}
+        """Return the cache's files, but for logs, proofs, times and what uv and git keep as they like."""
+        apart = {"logs", "proofs", "times", "uv"}
         return {
             str(path.relative_to(self.cache))
             for path in self.cache.rglob("*")

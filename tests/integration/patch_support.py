@@ -185,7 +185,7 @@ def toolkit_of(folder: Path, release: str, *, does: str = "") -> Path:
 def stand_in(patch: Patch, path: str, between: Mapping[int, str]) -> tuple[str, str]:
     """Return a stand-in for a patched file, before and after: the patch's own lines, and ours between them.
 
-    `between[n]` comes before the n-th hunk, or behind the last one. So what is tested are the lines that the patch brings,
+    `between[n]` comes before the n-th hunk, or behind the last one. So what is tested are the lines that the patch adds,
     in a file that is otherwise written for the test.
     """
     # our own diffs: each file is its two head lines and its hunks, and every line ends

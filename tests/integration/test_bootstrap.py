@@ -87,7 +87,7 @@ def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, eng
             assert "index.json" in layout.getnames()
 
 
-def test_packages_that_containers_cannot_reach_are_told_so(debian_root, engine, tmp_path):
+def test_packages_that_containers_cannot_reach_are_reported(debian_root, engine, tmp_path):
     """Not by the names of packages that apt has no list of: the cause comes first."""
     (tmp_path / "os-install").write_bytes((data_dir("dockerfiles") / "recipe" / "os-install").read_bytes())
     (tmp_path / "rootfs.tar").hardlink_to(debian_root.path)
@@ -106,7 +106,7 @@ def test_packages_that_containers_cannot_reach_are_told_so(debian_root, engine, 
     assert re.match(r"envbuild: no package lists from http://deb\.debian\.org/.*Temporary failure resolving", lines[0])
 
 
-def test_only_the_packages_that_a_base_lacks_come_back(resolved, settings):
+def test_only_the_packages_that_are_missing_in_a_base_come_back(resolved, settings):
     whole = resolve_os_packages(settings, suite="bookworm", packages=["g++", "python3-dev"])
     added = resolve_os_packages(settings, suite="bookworm", packages=["g++", "python3-dev"], installed=resolved)
     assert not {package.name for package in added} & {package.name for package in resolved}
@@ -124,7 +124,7 @@ def test_a_base_with_versions_that_the_archive_no_longer_holds_stays_as_it_is(re
 
 
 @pytest.mark.parametrize("wanted", ["no-such-package", "bash=0.1"])
-def test_a_package_or_version_that_the_archive_lacks(wanted, settings):
+def test_a_package_or_version_that_is_missing_in_the_archive(wanted, settings):
     with pytest.raises(LockError, match=f"bookworm: .*{wanted.partition('=')[0]}"):
         resolve_os_packages(settings, suite="bookworm", packages=[wanted])
 

@@ -1,4 +1,4 @@
-"""The CUDA 13.0 cell, for real: cold beside a hand-written Dockerfile, on a second engine, bumped, killed and continued.
+"""The CUDA 13.0 cell, for real: cold next to a hand-written Dockerfile, on a second engine, bumped, killed and continued.
 
 About two hours on two cores, 30 GB of disk. Needs a clone of apex under the setting `sources` where GitHub is out of reach.
 """
@@ -59,7 +59,7 @@ def test_a_cold_build_costs_what_a_hand_written_one_does(bench):
 
 
 def test_another_engine_makes_the_same_digest(made, second_engine, tmp_path):
-    """Cold, too: its root, downloads, wheels and layers are all made anew."""
+    """Cold, too: its root, downloads, wheels and layers are all made again."""
     env = {"ENVBUILD_CACHE_DIR": str(tmp_path), "DOCKER_HOST": second_engine.client_config.host}
     lock = ("--lock", made["lock"]["folder"], "--locked")
     try:

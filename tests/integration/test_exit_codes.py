@@ -5,9 +5,9 @@ import subprocess
 import tarfile
 
 import pytest
+from cell_inputs import complete, inputs_for
 from command import run
 from fault_server import FaultServer
-from road import complete, inputs_for
 
 from envbuild.engine.registry import push
 from envbuild.errors import HostError

@@ -1,4 +1,4 @@
-"""GPU code that NVIDIA's nvcc compiled: which GPUs run it, held against NVIDIA's own cuobjdump; both come from PyPI."""
+"""GPU code that NVIDIA's nvcc compiled: which GPUs run it, compared with NVIDIA's cuobjdump; both come from PyPI."""
 
 import os
 import re

@@ -26,7 +26,7 @@ from envbuild.settings import load_settings
 
 HEADLINE = ("--cuda", "12.6", "--te", "2.6", "--gpu", "h100", "--flash-attn-hopper", "auto")
 PYTHON = "3.12"  # where the headline looks for its Python
-OWN = "3.13"  # what trixie brings instead
+OWN = "3.13"  # what trixie has instead
 
 ROOT = f"""FROM scratch
 ADD rootfs.tar /
@@ -52,7 +52,7 @@ def settings():
 
 @pytest.fixture(scope="module")
 def headline(tmp_path_factory) -> Path:
-    """The rendered Dockerfile in a folder of its own."""
+    """The rendered Dockerfile in its own folder."""
     return rendered(tmp_path_factory.mktemp("headline"))
 
 

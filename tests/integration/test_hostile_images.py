@@ -90,7 +90,7 @@ def verdicts(found) -> dict[str, tuple[str, str]]:
     return {check.name: (check.verdict, check.text) for check in found.checks}
 
 
-def test_a_sound_image_passes_and_what_was_not_compared_is_said(make, image, settings, tmp_path):
+def test_a_sound_image_passes_and_what_was_not_compared_is_listed(make, image, settings, tmp_path):
     tag = make(image)
     found = auditing.audit(settings, tag)
     assert found.defects == (), found.checks
@@ -252,8 +252,8 @@ def test_a_signal_leaves_no_container(make, image, tmp_path, what, by):
     image.python = "#!/bin/sh\ntrap '' TERM INT HUP\necho up\nwhile :; do sleep 1; done\n"
     process, _ = started(what, make(image), tmp_path)
     process.send_signal(by)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
+    printed = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, printed
     assert guests() == []
 
 
@@ -293,7 +293,7 @@ def test_what_sigkill_leaves_goes_with_the_next_run(make, image, settings, tmp_p
 
 
 def test_a_container_of_a_living_run_and_one_of_the_users_stay(make, image, settings):
-    """An image can bring the label: that makes no container of it ours."""
+    """An image can have the label: that makes no container of it ours."""
     dead = "0" * 12 + "-1-1-1-1"
     image.labels[LABEL] = dead
     tag = make(image)

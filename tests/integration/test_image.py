@@ -1,4 +1,4 @@
-"""The road on the real engine: the CPU cell built, proven, reproduced, pushed, pulled, and every way in which it can fail."""
+"""All steps on the real engine: the CPU cell built, proven, reproduced, pushed, pulled, and every way in which it can fail."""
 
 import concurrent.futures
 import json
@@ -17,7 +17,7 @@ CPU = ("--cuda", "cpu")
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> dict[str, str]:
-    """A cache of its own, as on a machine that never ran envbuild."""
+    """Its own cache, as on a machine that never ran envbuild."""
     return {"ENVBUILD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
 
 
@@ -75,7 +75,7 @@ def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
 
 
 def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engine, tmp_path):
-    """With a cache of its own: root, downloads and layers are all made anew."""
+    """With its own cache: root, downloads and layers are all made again."""
     env = {"ENVBUILD_CACHE_DIR": str(tmp_path), "DOCKER_HOST": second_engine.client_config.host}
     other = run("image", *CPU, "--lock", cpu["lock"]["folder"], "--locked", "--no-smoke", "--json", env=env)
     assert other.code == 0, other.err
@@ -100,7 +100,7 @@ def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
     assert "docker buildx ls" in refused.err
 
 
-def test_a_replaced_input_is_told(cpu, cache):
+def test_a_replaced_input_is_reported(cpu, cache):
     """An image of other inputs is not the lock's: the report says so, and no later run takes it for the lock's image."""
     same = next(Path(cache["ENVBUILD_CACHE_DIR"]).glob("builds/*/contexts/uv-wheel"))
     lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-test:replaced", "--no-smoke", "--json")
@@ -117,7 +117,7 @@ def test_an_input_that_the_cell_does_not_have_replaces_nothing(cpu, cache):
     lock = ("--lock", cpu["lock"]["folder"], "--locked")
     refused = run("image", *CPU, *lock, "--build-context", "src-te=/tmp", env=cache)
     assert refused.code == 2, refused.err
-    assert "src-te is no input of this cell" in refused.err
+    assert "src-te is not an input of this cell" in refused.err
     assert "uv-wheel" in refused.err
 
 
@@ -134,7 +134,7 @@ def test_a_bump_runs_what_it_touches_alone(cpu, cache):
     assert not ran & {"base", "runtime", "uv-unpack", "builder"}, ran
 
 
-def test_a_rebuild_that_differs_is_told_file_by_file(cpu, client, cache, tmp_path):
+def test_a_rebuild_that_differs_is_listed_file_by_file(cpu, client, cache, tmp_path):
     from envbuild.engine.reproduce import compare
 
     (tmp_path / "Dockerfile").write_text(
@@ -170,7 +170,7 @@ def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, reg
     assert run("pull", *CPU, *lock, env=other).answer["verified"]["by"] == "nobody"
     found = run("image", *CPU, *lock, "--no-smoke", env=other).answer
     assert (found["origin"], found["verified"]["by"], found["executed"]) == ("found", "nobody", 0)
-    assert any("only the registry vouches" in text for text in found["not_proven"])
+    assert any("nobody but the registry confirmed" in text for text in found["not_proven"])
     for tag in images(engine, f"{registry}/"):
         engine.image.remove(tag, force=True)  # the name alone: the image is the other tests'
 
@@ -179,7 +179,7 @@ def test_a_lock_that_the_registry_does_not_hold_is_a_clear_message(cpu, cache, s
     env = cache | {"ENVBUILD_REGISTRY": f"{start_registry()}/envbuild"}
     refused = run("pull", *CPU, "--lock", cpu["lock"]["folder"], env=env)
     assert refused.code == 4
-    assert "holds no image of this lock" in refused.err
+    assert "has no image of this lock" in refused.err
 
 
 def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
@@ -210,7 +210,7 @@ def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache, tmp
 
 
 def test_an_interrupted_bootstrap_leaves_nothing(cpu, tmp_path):
-    """mmdebstrap has a session of its own, which Ctrl-C does not reach: envbuild ends it, and it removes its root."""
+    """mmdebstrap has its own session, which Ctrl-C does not reach: envbuild ends it, and it removes its root."""
     (tmp_path / "tmp").mkdir()
     env = {"ENVBUILD_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
     interrupted("image", *CPU, "--lock", cpu["lock"]["folder"], "--locked", env=env, stage="base", seconds=3)
@@ -291,7 +291,7 @@ def test_inputs_out_of_reach_are_named_with_what_to_supply(engine, tmp_path):
     assert "index_url" in refused.err
 
 
-def test_a_machine_without_registry_is_told_what_the_headline_needs(engine, cache):
+def test_a_machine_without_registry_reports_what_the_headline_needs(engine, cache):
     refused = run("image", "--cuda", "12.6", "--te", "2.6", env=cache)
     if refused.code == 0:
         pytest.skip("this machine reaches every registry")

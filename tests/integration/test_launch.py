@@ -1,4 +1,4 @@
-"""`run` and `launch` on the real engine: two "hosts" are two loopback addresses, each with a container and an sshd of its own."""
+"""`run` and `launch` on the real engine: two "hosts" are two loopback addresses, each with its own container and sshd."""
 
 import ast
 import os

@@ -9,7 +9,7 @@ from command import Done, run
 STACK = """
 name = "mine"
 title = "A tree of one script"
-about = "What a user writes for a repository of their own."
+about = "What a user writes for their own repository."
 source = "https://example.org/mine"
 python = ["six"]
 
@@ -82,7 +82,7 @@ def test_a_users_own_stack_is_built_and_shows_that_it_is_right(engine, place):
     assert subprocess.run(inside, capture_output=True, text=True, check=True).stdout == "/workspace/mine\nmade\n"
 
 
-def test_a_proof_that_fails_fails_the_image_though_nothing_is_built_anew(engine, place):
+def test_a_proof_that_fails_fails_the_image_though_nothing_is_built_again(engine, place):
     file = place / "mine.toml"
     file.write_text(file.read_text().replace('run = "python train.py"\n', 'run = "echo begun; echo no luck; exit 3"\n'))
     refused = image(place)

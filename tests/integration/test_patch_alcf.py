@@ -80,7 +80,7 @@ def test_the_jobs_status_is_the_scripts(chain):
     assert chain("after", STATUS="7")[0].returncode == 7
 
 
-def test_no_data_is_told(chain):
+def test_no_data_is_reported(chain):
     with pytest.raises(FileNotFoundError, match="logfiles"):  # it ends before a log is named
         chain("after", DATA_PARENT=None)
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils import cpp_extension
 
 def load(args):
-    said = subprocess.check_output([cpp_extension.CUDA_HOME + "/bin/nvcc", "-V"], text=True)
-    release = said.split("release ")[1].split(",")[0]
+    printed = subprocess.check_output([cpp_extension.CUDA_HOME + "/bin/nvcc", "-V"], text=True)
+    release = printed.split("release ")[1].split(",")[0]
     cc_flag = []
     if torch.version.hip is None:
         cc_flag += ["-gencode", "arch=compute_80,code=sm_80"]

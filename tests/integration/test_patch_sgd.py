@@ -71,25 +71,25 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(full, probe):
 
 
 @pytest.fixture(scope="module")
-def said(probe):
+def refusals(probe):
     return probe("refusals")
 
 
-def test_what_it_cannot_do_is_refused(said):
-    assert said["cpu offload"].startswith(
+def test_what_it_cannot_do_is_refused(refusals):
+    assert refusals["cpu offload"].startswith(
         "ValueError: --optimizer sgd (SGD_sai) does not work with --optimizer-cpu-off"
     )
-    assert said["distributed optimizer"].startswith(
+    assert refusals["distributed optimizer"].startswith(
         "ValueError: --optimizer sgd (SGD_sai) does not work with --use-dist"
     )
-    assert "does not work with --ckpt-format torch_dist" in said["torch_dist"]
-    assert "does not work with --ckpt-format zarr" in said["zarr"]
-    assert "needs a momentum" in said["momentum"]
+    assert "does not work with --ckpt-format torch_dist" in refusals["torch_dist"]
+    assert "does not work with --ckpt-format zarr" in refusals["zarr"]
+    assert "needs a momentum" in refusals["momentum"]
     for mode in ("sharded save", "sharded load"):
-        assert said[mode].startswith(
+        assert refusals[mode].startswith(
             "sharded: NotImplementedError: --optimizer sgd (SGD_sai) has no sharded state dict"
         )
 
 
-def test_other_optimizers_are_as_they_were(said):
-    assert said["adam"] == "AdamW"
+def test_other_optimizers_are_as_they_were(refusals):
+    assert refusals["adam"] == "AdamW"

@@ -179,7 +179,7 @@ def tokens(llm_jp, corpus) -> Path:
 
 
 def training(corpus: Path, tokens: Path) -> str:
-    """Return what llm-jp's and alcf's scripts are told: both come from one Megatron-DeepSpeed."""
+    """Return the arguments of llm-jp's and alcf's scripts: both come from one Megatron-DeepSpeed."""
     return f"""{MODEL} {vocabulary(corpus)} --data-path {tokens} --micro-batch-size 2 --global-batch-size 4 --lr-decay-style constant
         {"--bf16" if GPU else WITHOUT_KERNELS} --no-pipeline-parallel --use-cpu-initialization --deepspeed --deepspeed_config {corpus}/one.json --zero-stage 0"""
 
@@ -188,11 +188,11 @@ def test_llm_jp_trains_alike_by_every_launcher(llm_jp, corpus, tokens) -> None:
     flags = training(corpus, tokens)
     losses = {}
     for launcher, more in (("torchrun", []), ("deepspeed", []), ("mpirun", ["--use-mpi"])):
-        said = llm_jp.run(2, launcher, "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
-        losses[launcher] = LOSS.findall(said)
+        printed = llm_jp.run(2, launcher, "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
+        losses[launcher] = LOSS.findall(printed)
         if GPU:
-            assert ">>> done with compiling and loading fused kernels." in said
-            assert "We default back to unfused kernel invocations" not in said
+            assert ">>> done with compiling and loading fused kernels." in printed
+            assert "We default back to unfused kernel invocations" not in printed
     assert [step for step, _ in losses["torchrun"]] == ["1", "2", "3", "4", "5"]
     assert float(losses["torchrun"][-1][1]) < float(losses["torchrun"][0][1])
     for other in losses.values():
@@ -207,10 +207,10 @@ def test_alcf_trains_through_ezpz_under_its_own_mpich(corpus) -> None:
     alcf = place("alcf", corpus)
     flags = training(corpus, tokenised(alcf, corpus))
     for ranks, more in ((1, []), (2, []), (2, ["--tensor-model-parallel-size", "2"])):
-        said = alcf.run(ranks, "mpiexec", "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
+        printed = alcf.run(ranks, "mpiexec", "pretrain_gpt.py", *flags.split(), *more, mount=corpus)
         for rank in range(ranks):  # ezpz has DeepSpeed ask MPI
-            assert f"Discovered MPI settings of world_rank={rank}, local_rank={rank}, world_size={ranks}," in said
-        losses = [float(loss) for _, loss in LOSS.findall(said)]
+            assert f"Discovered MPI settings of world_rank={rank}, local_rank={rank}, world_size={ranks}," in printed
+        losses = [float(loss) for _, loss in LOSS.findall(printed)]
         assert len(losses) == 5
         assert losses[-1] < losses[0]
 
@@ -223,12 +223,12 @@ def test_gpt2_3d_trains_in_three_dimensions_on_encoded_text(corpus, tmp_path_fac
     flags = f"""{MODEL} {vocabulary(corpus)} --data-path {corpus}/encoded --model-parallel-size 2 --pipe-parallel-size 2
         --batch-size 2 --gas 2 --lr-decay-style cosine --warmup 0.2 --lr-decay-iters 5
         --deepspeed --deepspeed_config {corpus}/two.json"""
-    said = gpt2_3d.run(4, "deepspeed", "--2020", "pretrain_gpt2.py", *flags.split(), mount=corpus)
-    losses = [float(loss) for _, loss in LOSS.findall(said)]
+    printed = gpt2_3d.run(4, "deepspeed", "--2020", "pretrain_gpt2.py", *flags.split(), mount=corpus)
+    losses = [float(loss) for _, loss in LOSS.findall(printed)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
     # the patched scheduler, as deepspeed.initialize took it: one step of warm-up, then the cosine
-    assert RATE.findall(said) == ["1.000E-03", "9.045E-04", "6.545E-04", "3.455E-04", "3.455E-04"]
+    assert RATE.findall(printed) == ["1.000E-03", "9.045E-04", "6.545E-04", "3.455E-04", "3.455E-04"]
 
 
 @pytest.mark.skipif(not GPU, reason="TRAINING_PYTHON names no environment with GPUs")

@@ -156,7 +156,7 @@ def run_in(image: str, tree: str, workdir: Path, *words: object) -> str:
 
 
 def own(name: str) -> tuple[Stack, str]:
-    """Return the stack, and the tag of its own image; where the environment names none, the test is skipped."""
+    """Return the stack, and the tag of its image; where the environment names none, the test is skipped."""
     image = image_of(name)
     if not image:
         pytest.skip(f"{image_variable(name)} names no image")
@@ -179,8 +179,8 @@ def test_megatron_gpt3_prepares_tokenises_and_trains_by_its_own_commands(tmp_pat
     (launcher,) = stack.launchers
     command = launcher.command.format(nproc=2).replace("--bf16 ", "")
     command = command.replace(" pretrain_gpt.py", f" {PROBES}/on_processor.py pretrain_gpt.py")
-    said = inside(command, *SMALL.split(), *WITHOUT_GPU.split(), "--transformer-impl", "local")
-    losses = [float(loss) for _, loss, _ in STEP.findall(said)]
+    printed = inside(command, *SMALL.split(), *WITHOUT_GPU.split(), "--transformer-impl", "local")
+    losses = [float(loss) for _, loss, _ in STEP.findall(printed)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
 
@@ -204,8 +204,8 @@ def test_llama3_70b_trains_with_sgd_and_resumes_in_its_own_image(tmp_path: Path)
     assert before + steps("--load", tmp_path / "kept") == whole
 
     mpirun = ("mpirun", "-n", 2, "--oversubscribe", "--bind-to", "none")  # the stack's own Open MPI, and mpi4py on it
-    said = run_in(image, tree, tmp_path, *mpirun, "python", "-c", MPI)
-    assert sorted(said.split()) == ["3", "3"]
+    printed = run_in(image, tree, tmp_path, *mpirun, "python", "-c", MPI)
+    assert sorted(printed.split()) == ["3", "3"]
     write_corpus(tmp_path)
     (tokenise,) = [use.run for use in stack.uses if use.name == "tokenise"]
     run_in(image, tree, tmp_path, "python", "-c", TOKENIZER)

@@ -18,7 +18,7 @@ USERS = "builder:$2b$05$abcdefghijklmnopqrstuu3Jd./u/rH1RxB6auX5v7gLP6uWhKCgG\n"
 
 @pytest.fixture
 def make_image(engine, tmp_path):
-    """Build an image of one file under a tag of its own; return the tag. All of them are removed again."""
+    """Build an image of one file under a new tag; return the tag. All of them are removed again."""
     made = []
 
     def make(tag: str, content: str) -> str:
@@ -66,7 +66,7 @@ def test_another_engine_pulls_the_same_image(make_image, engine, client, second_
 
 def test_what_the_registry_does_not_hold(make_image, engine, client, repository):
     assert find_digest(f"{repository}:absent") is None
-    with pytest.raises(LockError, match="does not hold this image"):
+    with pytest.raises(LockError, match="does not have this image"):
         pull_verified(client, f"{repository}:absent", NOWHERE)
     with pytest.raises(LockError, match="not a digest"):
         pull_verified(client, f"{repository}:absent", "sha256:12")

@@ -76,7 +76,7 @@ def plan(sources) -> Plan:
 
 @pytest.fixture(scope="module")
 def run(plan, sources, tmp_path_factory):
-    """Run the script into a prefix and return what it said."""
+    """Run the script into a prefix and return what it printed."""
     place = tmp_path_factory.mktemp("shell")
     settings = load_settings()
     links = [Path(p) for p in settings.find_links if Path(p).is_dir()]
@@ -160,7 +160,7 @@ def test_a_torch_of_the_host_is_adopted_and_recorded_without_uv(made, run, tmp_p
     assert "compiled before" in (other / "envbuild/logs/wheel-tiny.log").read_text()
 
 
-def test_a_stack_is_brought_compiled_and_checked_below_the_prefix(made, run, plan, tmp_path):
+def test_a_stack_is_fetched_compiled_and_checked_below_the_prefix(made, run, plan, tmp_path):
     """The image's paths in a stack's steps and environment become the prefix's; a failing check fails the run."""
     toy = tmp_path / "toy"
     toy.mkdir()

@@ -63,7 +63,7 @@ def run(python: Path, level: Level, want: dict | None = None, **options):
 
 @pytest.mark.parametrize("keyword", ["te and", "no_test_has_this_name"])
 def test_a_keyword_that_names_no_test_says_nothing_of_the_environment(cpu_python: Path, keyword) -> None:
-    with pytest.raises(UsageError, match="no test is named so"):
+    with pytest.raises(UsageError, match="no test has such a name"):
         run(cpu_python, Level.IMPORT, keyword=keyword)
 
 
@@ -128,7 +128,7 @@ if "RANK" in os.environ and any("/workers/" in word for word in sys.orig_argv):
 
 
 def test_how_torch_takes_itself_down_is_no_finding(cpu_python: Path, tmp_path: Path) -> None:
-    """gloo's threads may abort a process that is ending; what a rank did before has been said."""
+    """gloo's threads may abort a process that is ending; what a rank did before has been reported."""
     (tmp_path / "sitecustomize.py").write_text(ABORTS)
     chosen = {"keyword": "test_distributed_ddp and not mpirun", "environment": {"PYTHONPATH": str(tmp_path)}}
     report = run(cpu_python, Level.DISTRIBUTED, **chosen)
@@ -276,9 +276,9 @@ def test_two_hosts_train_as_one_rank_does(two_hosts: Path, cpu_python: Path) -> 
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-4000:]
-    said = [json.loads(line.partition(" ")[2]) for line in ran.stdout.splitlines() if line.startswith("@smoke ")]
-    tests = {each["id"].partition("::")[2]: each for each in said if each["event"] == "test"}
-    assert said[0]["nproc"] == 4
+    events = [json.loads(line.partition(" ")[2]) for line in ran.stdout.splitlines() if line.startswith("@smoke ")]
+    tests = {each["id"].partition("::")[2]: each for each in events if each["event"] == "test"}
+    assert events[0]["nproc"] == 4
     assert {name: test["outcome"] for name, test in tests.items()} == {
         "test_distributed_ddp[torchrun]": "passed",
         "test_distributed_ddp[mpirun]": "passed",
@@ -309,7 +309,7 @@ def slow_image(engine, tmp_path_factory, epoch):
 
 
 def _left() -> list[str]:
-    # by name alone: a container that goes while it is listed has nothing more to tell
+    # by name alone: a container that goes while it is listed has nothing more to show
     command = ["docker", "ps", "--all", "--filter=name=^envbuild-smoke-", "--format={{.Names}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
@@ -341,9 +341,9 @@ def test_an_interrupt_removes_the_container_and_is_recorded(
         time.sleep(0.1)
     assert _left()
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
+    _, printed = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
     assert not _left()
     (record,) = tmp_path.glob("*.json")
     assert json.loads(record.read_text())["verdict"] == "interrupted"

@@ -29,7 +29,7 @@ from envbuild.settings import load_settings
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(10800), pytest.mark.usefixtures("room")]
 
-# What NVIDIA's images hold beside their own packages.
+# What NVIDIA's images hold besides their own packages.
 HELD = ("build-essential", "curl", "gnupg2")
 
 # Debian spreads the toolkit over /usr; NVIDIA's images have one tree. As a package, since the audit weighs what no package accounts for.
@@ -154,14 +154,14 @@ def sdist(requirement: str) -> tarfile.TarFile:
 
 
 def locked(stack: str, folder: Path, *replaced: str) -> Path:
-    """Lock the stack where only its base images and the sources named are out of reach; a machine that lacks more skips."""
+    """Lock the stack where only its base images and the sources named are out of reach; a machine where more is missing skips."""
     command = [sys.executable, "-m", "envbuild", "lock", "--stack", stack, "--out", folder / "lock"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lacking = [line.strip() for line in done.stderr.splitlines() if line.startswith("  - ")]
+    missing = [line.strip() for line in done.stderr.splitlines() if line.startswith("  - ")]
     known = ("- digest of ", *(f"- source tree of {name} " for name in replaced))
-    beside = [line for line in lacking if not line.startswith(known)]
-    if beside:
-        pytest.skip("; ".join(beside))
+    others = [line for line in missing if not line.startswith(known)]
+    if others:
+        pytest.skip("; ".join(others))
     assert done.returncode in {0, 4}, done.stderr
     return folder / "lock"
 
@@ -243,7 +243,7 @@ def fa2_for_sm80(folder: Path) -> Path:
 
 
 def fetched_by_fa3(devel: str, folder: Path) -> dict[str, Path]:
-    """Make what FA3's setup.py would download: nvcc with what lies beside it, and ptxas with the compiler behind nvcc."""
+    """Make what FA3's setup.py would download: nvcc with what is next to it, and ptxas with the compiler behind nvcc."""
     toolkit, wheel = folder / "toolkit", folder / "wheel"
     toolkit.mkdir(parents=True)
     packed = subprocess.run(
@@ -289,9 +289,9 @@ def image(stack: str, lock: Path, base: str, *flags: str, devel: str = "") -> st
     stages = {"base": base, "devel": devel or base}
     contexts = [f"--build-context={stage}=docker-image://{root}" for stage, root in stages.items()]
     command = [sys.executable, "-m", "envbuild", "image", "--stack", stack, "--lock", lock, *contexts, "--tag", tag]
-    told = json.loads(run(*command, "--json", *flags).stdout)
-    assert told["audit"]["defects"] == 0
-    assert f"the image of this lock: base was replaced by docker-image://{base}" in told["not_proven"]
+    answer = json.loads(run(*command, "--json", *flags).stdout)
+    assert answer["audit"]["defects"] == 0
+    assert f"the image of this lock: base was replaced by docker-image://{base}" in answer["not_proven"]
     return tag
 
 
@@ -361,9 +361,9 @@ def test_gpt2_3d_trains_under_deepspeed_0_5_1_on_python_3_8(engine, tmp_path, mo
     wheel.unlink()
     tag = image("gpt2-3d", lock, built, "--no-smoke")
     smoke = [sys.executable, "-m", "envbuild", "smoke", tag, "--device", "cpu", "--json"]
-    said = json.loads(run(*smoke, expect=7).stdout)
+    printed = json.loads(run(*smoke, expect=7).stdout)
     # the suite runs on torch 1.8 and Python 3.8, and misses what this base does not have
-    assert {test["id"] for test in said["tests"] if test["outcome"] == "failed"} == {
+    assert {test["id"] for test in printed["tests"] if test["outcome"] == "failed"} == {
         "test_import.py::test_import_component[apex]",
         "test_import.py::test_import_apex_extensions",
     }

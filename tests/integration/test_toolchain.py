@@ -1,4 +1,4 @@
-"""PyPI's CUDA 13 toolchain, through the build's own stages: one kernel is compiled, and a failing compile is told."""
+"""PyPI's CUDA 13 toolchain, through the build's own stages: one kernel is compiled, and a failing compile is reported."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.engine.build import Builder
 from envbuild.engine.client import EngineClient
 from envbuild.pipeline.locked import lock_for
@@ -134,7 +134,7 @@ def test_the_wheel_holds_machine_code_for_the_cells_gpu(built):
 
 
 def test_the_same_bytes_at_another_time(built):
-    """Headers and source have other times, nvcc another process id, ccache nothing: the second build is made anew."""
+    """Headers and source have other times, nvcc another process id, ccache nothing: the second build is made again."""
     first, again = (json.loads((folder / "record.json").read_text()) for folder in (built, built.parent / "again"))
     assert first == again
 

@@ -16,8 +16,9 @@ import pytest
 from command import run
 from published import Published, member, publish
 
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.engine.client import EngineClient
+from envbuild.engine.details import Details
 from envbuild.engine.guest import LABEL
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.trust import expected_digests
@@ -56,7 +57,7 @@ class Site:
         return [member(f"opt/envbuild/{name}", text.encode()) for name, text in carried.items()]
 
     def publish(self, members=None, *, labels=None, **more) -> Published:
-        # a file of its own: no other test's image has the same layer in the engine
+        # a new file: no other test's image has the same layer in the engine
         mark = member("mark", uuid.uuid4().bytes)
         own = self.files() if members is None else members
         return publish(self.reference, [mark, *own], labels=dict(self.plan.labels) | (labels or {}), **more)
@@ -82,13 +83,13 @@ class Site:
 
     def here(self) -> list[str]:
         """Every name of this test's images in the engine, those by digest included."""
-        names = said(
+        names = docker_lines(
             "image", "ls", "--all", "--digests", "--format", "{{.Repository}}:{{.Tag}} {{.Repository}}@{{.Digest}}"
         )
         return [name for name in names if self.name in name and "<none>" not in name]
 
 
-def said(*words: str) -> list[str]:
+def docker_lines(*words: str) -> list[str]:
     """The words that docker prints: one look, which another run that removes its own images cannot disturb."""
     return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout.split()
 
@@ -105,11 +106,11 @@ def site(engine, registry, tmp_path, tmp_path_factory):
 
 def looking(engine) -> list[str]:
     """The containers that reading an image's files made."""
-    return said("ps", "--all", "--filter", "name=^envbuild-look-", "--format", "{{.Names}}")
+    return docker_lines("ps", "--all", "--filter", "name=^envbuild-look-", "--format", "{{.Names}}")
 
 
-def test_what_only_the_registry_vouches_for_is_not_verified_and_not_built(site):
-    """The label and the lock fit, and the rest is somebody's: no more than that is said."""
+def test_what_only_the_registry_confirms_is_not_verified_and_not_built(site):
+    """The label and the lock fit, and the rest is not known."""
     hostile = site.publish([*site.files(), member("opt/venv/bin/python", b"#!/bin/steal", mode=0o755)])
     done = site.pull()
     assert done.code == 0, done.err
@@ -121,8 +122,8 @@ def test_what_only_the_registry_vouches_for_is_not_verified_and_not_built(site):
     assert not (folder / "built").exists()
     assert not (folder / "made").exists()
     assert json.loads((folder / "pulled" / site.plan.key).read_text())["by"] == "nobody"
-    told = run("pull", "--lock", str(LOCK), "--tag", site.tag, env=site.env)
-    assert "not verified: nobody but the registry vouches" in told.out
+    done = run("pull", "--lock", str(LOCK), "--tag", site.tag, env=site.env)
+    assert "not verified: no source but the registry names its digest" in done.out
 
 
 def test_a_digest_that_a_person_names_is_asked_for(site):
@@ -190,7 +191,7 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
         request = ImageRequest(
             matrix=site.asked.matrix, inputs=site.asked.inputs, tag=site.tag, locked_only=True, **more
         )
-        silent = (lambda *_: None, lambda _: None)
+        silent = (lambda *_: None, lambda _: None, Details())
         return make_image(request, EngineClient(settings), (site.locked, LOCK), lambda plan: silent)
 
     first = image(site.settings)
@@ -241,7 +242,7 @@ def test_an_image_without_a_lock_is_refused(site):
     site.refused(site.pull(), "there is none in /opt/envbuild")
 
 
-def test_an_image_that_lacks_a_file_of_its_lock_is_refused(site):
+def test_an_image_without_a_file_of_its_lock_is_refused(site):
     site.publish([m for m in site.files() if not m[0].name.endswith("pylock.torch.toml")])
     site.refused(site.pull(), "the lock in the image cannot be read", "pylock.torch.toml")
 
@@ -277,11 +278,11 @@ def test_a_lock_folder_without_end_is_refused_quickly(site):
 
 
 def test_a_volume_over_the_lock_hides_nothing_and_is_removed(site, engine):
-    before = set(said("volume", "ls", "--quiet"))
+    before = set(docker_lines("volume", "ls", "--quiet"))
     published = site.publish(site.files(lock__json=other_lock(site)), config={"Volumes": {"/opt/envbuild": {}}})
     site.refused(site.pull(), "the lock in the image has digest")
     assert published.manifest
-    mounted = set(said("volume", "ls", "--quiet")) - before
+    mounted = set(docker_lines("volume", "ls", "--quiet")) - before
     assert not [name for name in mounted if re.fullmatch(r"[0-9a-f]{64}", name)]
 
 

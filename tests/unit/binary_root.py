@@ -6,7 +6,7 @@ from pathlib import Path
 
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import read_folder
-from envbuild.verify.binaries.process import Asked
+from envbuild.verify.binaries.process import RootExpectation
 
 SITE = "opt/venv/lib/python3.12/site-packages"
 TAG = "cpython-312-x86_64-linux-gnu"
@@ -66,7 +66,7 @@ class Root:
 
     def examine(self, **asked):
         """Return the outcome of each check, by its name."""
-        return {each.name: each for each in examine(read_folder(self.folder), Asked(**asked))}
+        return {each.name: each for each in examine(read_folder(self.folder), RootExpectation(**asked))}
 
     def defects(self, **asked) -> dict[str, str]:
         """Return the checks that failed, and what they say."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.lock.model import Lock
 from envbuild.matrix.load import load_matrix
@@ -137,7 +137,7 @@ def wheel(name: str, version: str) -> tuple[str, bytes]:
         f"{name}/__init__.py": f"name = {name!r}\n".encode(),
         f"{name}/lib/core.so": b"\x7fELF" + name.encode(),
         f"{name}/_vendor/six-1.17.0.dist-info/RECORD": b"six.py,,\n",  # not a distribution of the environment
-        "shared/__init__.py": f"# of {name}\n".encode(),  # two distributions bring it; the last one's is there
+        "shared/__init__.py": f"# of {name}\n".encode(),  # two distributions contain it; the last one's is there
         f"{stem}.data/scripts/{name}-run": b"#!python\nprint(1)\n",
         f"{stem}.data/purelib/{name}_extra.py": b"extra = 1\n",
         f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode(),

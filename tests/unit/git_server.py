@@ -1,4 +1,4 @@
-"""A git server on 127.0.0.1 that speaks https, as upstreams do: git's own http-backend behind a certificate of its own."""
+"""A git server on 127.0.0.1 that speaks https, as upstreams do: git's own http-backend behind its own certificate."""
 
 import contextlib
 import http.server

@@ -33,7 +33,7 @@ class Index:
         self.html, self.sidecars, self.ranges = html, sidecars, ranges
         self.held = {}
         self.variants = {}
-        """Indexes beside it, by label: /whl/LABEL/ holds what `add(…, at=LABEL)` was given."""
+        """Indexes next to it, by label: /whl/LABEL/ holds what `add(…, at=LABEL)` was given."""
         self.bytes_sent = 0
         self.asked = []
         """The paths that were asked for, in order."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envbuild.host import HostFacts, Ran, facts
+from envbuild.host import HostFacts, ProbeResult, facts
 from envbuild.settings import Settings
 
 SMI_NEW = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
@@ -19,15 +19,15 @@ CACHE = Path("/home/me/.cache/envbuild")
 class Recording:
     """A probe that answers from memory."""
 
-    commands: dict[tuple[str, ...], Ran | str] = field(default_factory=dict)
+    commands: dict[tuple[str, ...], ProbeResult | str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     folders: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> ProbeResult | None:
         answer = self.commands.get(command)
         if answer is None and command[:2] == ("df", "-PTk"):
             answer = self.commands.get(("df", command[2]))
-        return Ran(code=0, out=answer) if isinstance(answer, str) else answer
+        return ProbeResult(code=0, out=answer) if isinstance(answer, str) else answer
 
     def read(self, path: str) -> str | None:
         return self.files.get(path)
@@ -69,7 +69,7 @@ BARE = Recording(
         ("uname", "-m"): "x86_64\n",
         ("getconf", "GNU_LIBC_VERSION"): "glibc 2.39\n",
         ("nproc",): "16\n",
-        ("df", str(CACHE)): Ran(code=1, out=df("ext4", 64), err=f"df: {CACHE}: No such file or directory\n"),
+        ("df", str(CACHE)): ProbeResult(code=1, out=df("ext4", 64), err=f"df: {CACHE}: No such file or directory\n"),
     },
     files={
         "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\nVERSION_CODENAME=noble\n',
@@ -134,7 +134,7 @@ H200 = ENGINE.but(
 OLD_A100 = ENGINE.but(
     commands={
         # R450 knows no compute_cap, and refuses the whole query on standard output.
-        SMI_NEW: Ran(code=2, out='Field "compute_cap" is not a valid field to query.\n\n'),
+        SMI_NEW: ProbeResult(code=2, out='Field "compute_cap" is not a valid field to query.\n\n'),
         SMI_OLD: "A100-SXM4-40GB, 40537\n",
         SMI_ALL: _brands("A100-SXM4-40GB", "Tesla", 1),
     },

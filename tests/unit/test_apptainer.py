@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from road import complete, inputs_for, inputs_for_stack, plan_for
+from cell_inputs import complete, inputs_for, inputs_for_stack, plan_for
 
 from envbuild.lock.files import Locked
 from envbuild.lock.make import unlocked

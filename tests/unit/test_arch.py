@@ -83,9 +83,10 @@ def test_an_arm_board_in_an_x86_64_machine_is_refused(gpu: str) -> None:
 
 @pytest.mark.parametrize("te", ["2.16.1", "2.17.0"])
 def test_transformer_engine_without_an_aarch64_core_wheel_is_refused_by_name(te: str) -> None:
-    said = refusal(gpu="gh200", te=te)
+    refused = refusal(gpu="gh200", te=te)
     assert (
-        "have no aarch64 wheel of transformer_engine_cu12 and transformer_engine_cu13; 2.16.0 and 2.17.1 have" in said
+        "have no aarch64 wheel of transformer_engine_cu12 and transformer_engine_cu13; 2.16.0 and 2.17.1 have"
+        in refused
     )
     assert cell(gpu="h100", te=te).versions["te"] == te
 

@@ -50,7 +50,7 @@ def test_a_sound_image_has_no_defect():
         ("runtime", [], "no CUDA runtime"),
     ],
 )
-def test_a_toolkit_beside_torch_belongs_to_a_devel_image_and_has_its_cuda(flavor, runtimes, fault):
+def test_a_toolkit_next_to_torch_belongs_to_a_devel_image_and_has_its_cuda(flavor, runtimes, fault):
     verdict, text = verdicts(flavor=flavor, cuda_runtimes=runtimes)["one CUDA"]
     assert verdict == ("failed" if fault else "passed")
     assert not fault or fault in text
@@ -66,7 +66,7 @@ def test_the_probe_looks_for_the_headers_where_transformer_engine_does(tmp_path,
     find = runpy.run_path(str(data_dir("dockerfiles") / "recipe" / "image-probe"))["cuda_headers"]
     for name in ("NVTE_CUDA_INCLUDE_DIR", "CUDA_HOME", "CUDA_DIR"):
         monkeypatch.delenv(name, raising=False)
-    is_file = os.path.isfile  # this machine may have a toolkit of its own
+    is_file = os.path.isfile  # this machine may itself have a toolkit
     monkeypatch.setattr(os.path, "isfile", lambda path: not path.startswith("/usr/local/") and is_file(path))
     monkeypatch.setenv("NVTE_CUDA_INCLUDE_DIR", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
@@ -78,10 +78,10 @@ def test_the_probe_looks_for_the_headers_where_transformer_engine_does(tmp_path,
     assert find() == str(tmp_path)
 
 
-def test_what_the_base_image_brings_is_neither_foreign_nor_measured():
-    brought = {"distributions": {"six": "1.17.0", "numpy": "1.19.2"}, "bytes": 200}
-    assert "numpy 1.19.2 is not in the lock" in verdicts(**brought)["packages"][1]
-    of_base = verdicts(**brought, distributions_of_base=["numpy"])
+def test_what_is_in_the_base_image_is_neither_foreign_nor_measured():
+    provided = {"distributions": {"six": "1.17.0", "numpy": "1.19.2"}, "bytes": 200}
+    assert "numpy 1.19.2 is not in the lock" in verdicts(**provided)["packages"][1]
+    of_base = verdicts(**provided, distributions_of_base=["numpy"])
     assert of_base["packages"] == (
         "passed",
         "1 distributions, each at its locked version, and no other but 1 of the base image",

@@ -51,7 +51,7 @@ def test_case(case):
         solve(matrix, request)
     steps = caught.value.conflict.steps
     topics = {rule.id: rule.topic for rule in matrix.rules}
-    told = {topics.get(step.rule, "needs") for step in steps if step.rule}
-    assert any(fnmatch.fnmatchcase(topic, case.refused) for topic in told), f"{told}\n{caught.value}"
+    shown = {topics.get(step.rule, "needs") for step in steps if step.rule}
+    assert any(fnmatch.fnmatchcase(topic, case.refused) for topic in shown), f"{shown}\n{caught.value}"
     # the conflict is about what was asked: every pin that it names is one of the case's
     assert {step.pin.axis for step in steps if step.pin} <= set(case.ask)

@@ -1,4 +1,4 @@
-"""What every command says of itself, and how a mistake in its arguments is told."""
+"""What every command prints as its help, and how a mistake in its arguments is reported."""
 
 import json
 import subprocess
@@ -37,14 +37,23 @@ def test_a_command_that_answers_takes_json():
 
 
 def test_every_command_and_option_has_a_help_text():
-    lacking = [
+    undocumented = [
         (path, option.name)
         for path, command in EVERY.items()
         for option in command.params
         if isinstance(option, click.Option) and not option.help and not isinstance(option.type, click.Choice)
     ]
-    assert lacking == []
+    assert undocumented == []
     assert [path for path, command in EVERY.items() if not command.help] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line"), [(("matrix", "try"), "  names      each name"), (("completion",), "  zsh    envbuild")]
+)
+def test_a_table_in_a_help_text_keeps_its_lines(path, line):
+    text = EVERY[path].get_help(click.Context(EVERY[path], terminal_width=100))
+    assert f"\n{line}" in text
+    assert "\\b" not in text
 
 
 def test_the_list_of_commands_loads_none_of_them():
@@ -71,7 +80,7 @@ def test_the_axes_that_people_name_come_first():
         (["ci", "--limit", "0"], "invalid value for '--limit': 0 is not in the range x>=1", "envbuild ci"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_arguments_is_told_like_every_other(capsys, args, what, where):
+def test_a_mistake_in_the_arguments_is_reported_like_every_other(capsys, args, what, where):
     with pytest.raises(SystemExit) as caught:
         main([*args, "--json"])
     out, err = capsys.readouterr()
@@ -97,11 +106,11 @@ def test_an_image_with_replaced_inputs_is_not_pushed_as_its_locks(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["image", "--cuda", "cpu", "--push", "--build-context", "torch=docker-image://site/torch"])
     assert caught.value.code == 2
-    assert "the registry holds images by their lock" in capsys.readouterr().err
+    assert "the registry stores images by their lock" in capsys.readouterr().err
 
 
-def test_an_answer_that_tells_of_a_failure_is_the_only_json_object(tmp_path, capsys):
-    """`lock` tells what it pinned and fails for what it could not; `check` lists its findings."""
+def test_an_answer_that_reports_a_failure_is_the_only_json_object(tmp_path, capsys):
+    """`lock` prints what it pinned and fails for what it could not; `check` lists its findings."""
     recipe = tmp_path / "Dockerfile"
     recipe.write_text("FROM nvidia/cuda:12.6.3-devel-ubuntu24.04\nENV PATH=/usr/local/cuda-11.8/bin:$PATH\n")
     with pytest.raises(SystemExit) as ended:

@@ -56,7 +56,7 @@ def test_an_axis_that_does_not_exist(run, name):
 def test_a_spec_that_cannot_be_read(run):
     code, _, err = run("torch", "about two")
     assert code == 2
-    assert "neither a version nor a PEP 440 specifier" in err
+    assert "is not a version and not a PEP 440 specifier" in err
 
 
 def test_rules_by_topic_and_axis(run):
@@ -108,12 +108,12 @@ def test_update_of_an_axis_without_an_upstream(run):
     assert "axes with one: apex" in err
 
 
-def test_update_without_a_network_says_that_nobody_was_asked(run, monkeypatch):
+def test_update_without_a_network_says_that_nothing_is_known(run, monkeypatch):
     monkeypatch.setenv("ENVBUILD_INDEX_URL", "http://127.0.0.1:9/simple")
     code, out, err = run("update", "deepspeed", "flash-attn")
     assert code == 8
     assert out == ""  # least of all that there is nothing new
-    assert "nobody was asked" in err
+    assert "nothing is known of new releases" in err
     assert "http://127.0.0.1:9/simple" in err
 
 

@@ -5,7 +5,7 @@ import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOTLESS, Recording, df, docker_info
 
 from envbuild.cli import main
-from envbuild.doctor.diagnosis import AREAS, Area, diagnose
+from envbuild.doctor.diagnosis import AREAS, MISSING, Area, diagnose
 from envbuild.doctor.reach import Reach, cuda_reach, gpu_release, stack_reach
 from envbuild.evidence.refs import evidence_refs
 from envbuild.host import Gpu
@@ -18,15 +18,15 @@ def areas(machine: Recording) -> dict[str, Area]:
     return {area.name: area for area in diagnose(machine.facts())}
 
 
-def mends(area: Area) -> str:
-    return "\n".join(mend for finding in area.findings for mend in finding.mend)
+def fixes(area: Area) -> str:
+    return "\n".join(fix for finding in area.findings for fix in finding.fix)
 
 
 def cells(machine: Recording) -> dict[str, Reach]:
     return {reach.name: reach for reach in cuda_reach(load_matrix(), machine.facts())}
 
 
-def test_a_training_node_lacks_nothing_that_training_needs() -> None:
+def test_a_training_node_has_everything_that_training_needs() -> None:
     found = areas(H200)
     assert tuple(found) == AREAS
     assert {name: area.status for name, area in found.items() if name != "apptainer"} == dict.fromkeys(
@@ -37,10 +37,10 @@ def test_a_training_node_lacks_nothing_that_training_needs() -> None:
 
 def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None:
     engine = areas(BARE)["engine"]
-    assert engine.status == "lack"
-    assert mends(engine) == "scripts/install-engine"
+    assert engine.status == MISSING
+    assert fixes(engine) == "scripts/install-engine"
     rocky = BARE.but(files={"/etc/os-release": 'PRETTY_NAME="Rocky Linux 9"\nID="rocky"\n'})
-    assert "docs.docker.com" in mends(areas(rocky)["engine"])
+    assert "docs.docker.com" in fixes(areas(rocky)["engine"])
 
 
 @pytest.mark.parametrize(
@@ -53,39 +53,39 @@ def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None
 )
 def test_an_engine_that_cannot_build(changes: dict, says: str) -> None:
     engine = areas(ENGINE.but(commands={INFO: docker_info(**changes)}))["engine"]
-    assert engine.status == "lack"
+    assert engine.status == MISSING
     assert says in " ".join(finding.what for finding in engine.findings)
-    assert mends(engine)
+    assert fixes(engine)
 
 
-def test_the_toolkit_is_mended_with_the_current_commands() -> None:
+def test_the_toolkit_is_fixed_with_the_current_commands() -> None:
     old = areas(OLD_A100)["toolkit"]
-    assert old.status == "lack"
-    assert "sudo nvidia-ctk runtime configure --runtime=docker" in mends(old)
-    assert "remove nvidia-docker2" in mends(old)
+    assert old.status == MISSING
+    assert "sudo nvidia-ctk runtime configure --runtime=docker" in fixes(old)
+    assert "remove nvidia-docker2" in fixes(old)
     installed = OLD_A100.but(
         commands={("nvidia-ctk", "--version"): "NVIDIA Container Toolkit CLI version 1.17.8\n"},
         folders={"/usr/bin": ()},
     )
-    assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in mends(areas(installed)["toolkit"])
-    assert "install -y" not in mends(areas(installed)["toolkit"])
+    assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in fixes(areas(installed)["toolkit"])
+    assert "install -y" not in fixes(areas(installed)["toolkit"])
     waiting = installed.but(files={"/etc/docker/daemon.json": '{"runtimes": {"nvidia": {}}}'})
-    assert mends(areas(waiting)["toolkit"]) == "sudo systemctl restart docker"
+    assert fixes(areas(waiting)["toolkit"]) == "sudo systemctl restart docker"
 
 
 def test_rootless_configures_the_users_own_engine() -> None:
     found = areas(ROOTLESS)
     assert found["engine"].status == "warn"
-    assert "$HOME/.config/docker/daemon.json" in mends(found["toolkit"])
-    assert "no-cgroups" in mends(found["toolkit"])
+    assert "$HOME/.config/docker/daemon.json" in fixes(found["toolkit"])
+    assert "no-cgroups" in fixes(found["toolkit"])
     assert found["disk"].status == "warn"
 
 
 def test_disks_and_memory() -> None:
-    assert "ENVBUILD_CACHE_DIR" in mends(areas(NFS_HOME)["disk"])
-    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("ext4", 9)}))["disk"].status == "lack"
-    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("nfs4", 900)}))["disk"].status == "lack"
-    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 3000000 kB\n"}))["memory"].status == "lack"
+    assert "ENVBUILD_CACHE_DIR" in fixes(areas(NFS_HOME)["disk"])
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("ext4", 9)}))["disk"].status == MISSING
+    assert areas(ENGINE.but(commands={("df", "/var/lib/docker"): df("nfs4", 900)}))["disk"].status == MISSING
+    assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 3000000 kB\n"}))["memory"].status == MISSING
     assert areas(BARE.but(files={"/proc/meminfo": "MemTotal: 6000000 kB\n"}))["memory"].status == "warn"
 
 
@@ -204,7 +204,7 @@ def test_the_report_and_its_json(doctor: Doctor) -> None:
     assert answer["matrix"].startswith("sha256:")
 
 
-def test_lacks_are_no_failure_unless_required(doctor: Doctor) -> None:
+def test_what_is_missing_is_no_failure_unless_required(doctor: Doctor) -> None:
     assert doctor(H200, "--require", "engine,gpu,toolkit,infiniband")[0] == 0
     code, _, err = doctor(BARE, "--require", "engine,gpu")
     assert code == 8

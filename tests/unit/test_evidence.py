@@ -67,8 +67,8 @@ def record(**changes) -> Evidence:
     return from_report(report(**changes), now=when, keyword=keyword)
 
 
-def said(*records: Evidence, **more) -> str:
-    """Return what is said of the cell that the records are of."""
+def claim_text(*records: Evidence, **more) -> str:
+    """Return what is known of the cell that the records are of."""
     return claim_of(SimpleNamespace(id=CELL, versions=VERSIONS), (), records, **more).text
 
 
@@ -166,34 +166,34 @@ def test_a_bare_host_is_described_without_its_interpreter() -> None:
 
 def test_a_cell_that_never_ran() -> None:
     assert evidence_for([record()], cell_id="another").status == "never"
-    assert said() == "stated only: no run of it is recorded"
+    assert claim_text() == "stated only: no run of it is recorded"
 
 
 def test_a_run_in_words() -> None:
-    assert said(record(), suite="sha256:22", lock_digest="sha256:11") == (
+    assert claim_text(record(), suite="sha256:22", lock_digest="sha256:11") == (
         "run on this GPU: H200, driver 580, 2026-11-20"
     )
-    assert said(record(nproc=8, level="bench")) == "run on this GPU: 8x H200, driver 580, 2026-11-20"
+    assert claim_text(record(nproc=8, level="bench")) == "run on this GPU: 8x H200, driver 580, 2026-11-20"
     # below `distributed` no test uses more than one
-    assert said(record(nproc=8, level="step")) == "run on this GPU: H200, driver 580, 2026-11-20"
+    assert claim_text(record(nproc=8, level="step")) == "run on this GPU: H200, driver 580, 2026-11-20"
     machine = {"gpus": [], "python": "3.12.3"}
     some = record(device="cpu", machine=machine, keyword="te")
-    assert said(some) == "stated only; run in part: CPU, 2026-11-20, with only -k 'te'"
+    assert claim_text(some) == "stated only; run in part: CPU, 2026-11-20, with only -k 'te'"
     altered = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
-    assert said(altered) == (
+    assert claim_text(altered) == (
         "run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with torch adopted from the host, "
         "1 switch of a compile that the lock does not state"
     )
-    assert said(record(device="cpu", machine=machine)) == "tried without a GPU: CPU, 2026-11-20"
+    assert claim_text(record(device="cpu", machine=machine)) == "tried without a GPU: CPU, 2026-11-20"
 
 
 def test_another_suite_or_lock_makes_stale() -> None:
     suite = evidence_for([record()], cell_id=CELL, suite="sha256:new")
     assert suite.status == "stale"
-    assert said(record(), suite="sha256:new") == (
+    assert claim_text(record(), suite="sha256:new") == (
         "stale: run on this GPU: H200, driver 580, 2026-11-20, but the smoke suite has changed since"
     )
-    lock = said(record(), suite="sha256:22", lock_digest="sha256:new")
+    lock = claim_text(record(), suite="sha256:22", lock_digest="sha256:new")
     assert lock.endswith("but the lock has changed since")
 
 
@@ -202,7 +202,9 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
     bad = record(verdict="failed", reason="test_x: TE ran its unfused attention\nmore", now=NOW + timedelta(hours=1))
     failed = evidence_for([good, bad], cell_id=CELL, suite="sha256:22")
     assert failed.status == "failed"
-    assert said(good, bad) == "failed on sm_90: H200, driver 580, 2026-11-20: test_x: TE ran its unfused attention"
+    assert (
+        claim_text(good, bad) == "failed on sm_90: H200, driver 580, 2026-11-20: test_x: TE ran its unfused attention"
+    )
     later = record(now=NOW + timedelta(hours=2))
     assert evidence_for([good, bad, later], cell_id=CELL).status == "verified"
     # An older run of the present suite beats a newer run of another one.
@@ -210,7 +212,7 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
     assert evidence_for([good, other], cell_id=CELL, suite="sha256:22").record == good
 
 
-def test_the_run_on_the_most_gpus_since_the_last_failure_is_told() -> None:
+def test_the_run_on_the_most_gpus_since_the_last_failure_is_shown() -> None:
     def run(count: int, minutes: int, verdict: str = "passed", level: str = "bench") -> Evidence:
         return record(nproc=count, level=level, verdict=verdict, reason="test_x", now=NOW + timedelta(minutes=minutes))
 
@@ -223,7 +225,7 @@ def test_the_run_on_the_most_gpus_since_the_last_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "mends"),
+    ("later", "fixes"),
     [
         ({"level": "distributed", "nproc": 4}, True),
         ({"level": "bench", "nproc": 8}, True),
@@ -232,10 +234,10 @@ def test_the_run_on_the_most_gpus_since_the_last_failure_is_told() -> None:
         ({"level": "bench", "nproc": 8, "keyword": "ddp"}, False),
     ],
 )
-def test_a_failure_stands_until_as_much_has_passed(later, mends) -> None:
+def test_a_failure_stands_until_as_much_has_passed(later, fixes) -> None:
     bad = record(level="distributed", nproc=4, verdict="failed", reason="rank 1 hung")
     standing = evidence_for([bad, record(**later, now=NOW + timedelta(hours=1))], cell_id=CELL)
-    assert standing.status == ("verified" if mends else "failed")
+    assert standing.status == ("verified" if fixes else "failed")
 
 
 def test_a_gpu_run_counts_before_a_later_cpu_run() -> None:
@@ -247,15 +249,15 @@ def test_a_run_of_some_tests_alone_gives_way_to_a_whole_one() -> None:
     def some(verdict: str, hours: int) -> Evidence:
         return record(keyword="te", verdict=verdict, reason="test_x", now=NOW + timedelta(hours=hours))
 
-    whole, passed, failed, mended = record(), some("passed", 1), some("failed", 2), some("passed", 3)
+    whole, passed, failed, fixed = record(), some("passed", 1), some("failed", 2), some("passed", 3)
     cpu = record(device="cpu", machine={"gpus": []}, now=NOW + timedelta(days=1))
     stale = record(suite="sha256:old")
     for records, decides in [
         ([whole, passed], whole),
         ([passed], passed),
         ([whole, passed, failed], failed),
-        ([whole, failed, mended], whole),
-        ([failed, mended], mended),
+        ([whole, failed, fixed], whole),
+        ([failed, fixed], fixed),
         ([passed, cpu], passed),
         ([stale, passed], passed),
         ([record(verdict="failed", reason="test_y"), passed], record(verdict="failed", reason="test_y")),
@@ -263,7 +265,7 @@ def test_a_run_of_some_tests_alone_gives_way_to_a_whole_one() -> None:
         assert evidence_for(records, cell_id=CELL, suite="sha256:22").record == decides
 
 
-def test_a_host_that_lacks_something_says_nothing_of_the_cell() -> None:
+def test_a_host_with_something_missing_proves_nothing_of_the_cell() -> None:
     assert evidence_for([record(verdict="host", reason="no GPU")], cell_id=CELL).status == "never"
 
 
@@ -353,10 +355,10 @@ def test_an_address_of_a_node_is_left_out_wherever_it_stands(monkeypatch: pytest
 
 def test_a_run_of_less_than_a_step_says_its_level() -> None:
     for level in ("import", "kernels"):
-        assert said(record(level=level)) == (
+        assert claim_text(record(level=level)) == (
             f"run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with level {level} alone"
         )
-    assert said(record(level="bench")) == "run on this GPU: H200, driver 580, 2026-11-20"
+    assert claim_text(record(level="bench")) == "run on this GPU: H200, driver 580, 2026-11-20"
 
 
 def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
@@ -367,8 +369,8 @@ def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
     assert evidence_for([record(), later], cell_id=CELL).record == record()
 
 
-def test_a_stale_failure_is_told() -> None:
-    assert said(record(verdict="failed", reason="x"), suite="sha256:new") == (
+def test_a_stale_failure_is_shown() -> None:
+    assert claim_text(record(verdict="failed", reason="x"), suite="sha256:new") == (
         "stale: failed on sm_90: H200, driver 580, 2026-11-20: x, but the smoke suite has changed since"
     )
 

@@ -78,11 +78,11 @@ def test_a_component_that_is_there_only_when_asked_for(matrix):
     ruled = with_rules(matrix, requires("needs-fa", when={"te": "2.9"}, with_=("flash-attn",), why="It must be there."))
     last = texts(conflict_of(ruled, te="2.9"))[-1]
     assert last == (
-        "It must be there. So no cell has te 2.9. A cell has flash-attn only when asked for: add --flash-attn auto."
+        "It must be there. So no cell has te 2.9. A cell has flash-attn only when requested: add --flash-attn auto."
     )
 
 
-def test_the_shortest_of_several_conflicts_is_told(matrix):
+def test_the_shortest_of_several_conflicts_is_shown(matrix):
     conflict = conflict_of(matrix, torch="2.6", te="2.6", gpu="v100", cuda="12.6")
     assert texts(conflict)[-1] == "TE 2.6 left sm_70 behind. So no cell has both te 2.6 and gpu v100."
     assert len(conflict.steps) == 3
@@ -151,16 +151,16 @@ def test_explain_names_the_step_that_decided(matrix):
     found = choices(matrix, te="2.6")
     assert found["te"].why == "asked for (--te 2.6)"
     assert found["te"].next_best is None
-    assert found["te"].newest.why == "not what was asked"
+    assert found["te"].newest.why == "another version was requested"
     assert found["torch"].why == "nearest in date to the rest"
     assert found["torch"].next_best.version == "2.8.0+cu126"
     assert found["cudnn"].why == "comes with torch 2.8.0+cu128"
-    assert found["apex"].next_best.why == "season: its cell's releases lie 3 months apart, against 0"
-    assert found["python"].next_best.why == "equal in all else, and listed as less preferred"
+    assert found["apex"].next_best.why == "release dates: its cell's releases are 3 months apart instead of 0"
+    assert found["python"].next_best.why == "equal otherwise, but listed as less preferred"
     locked = with_rules(matrix, locked_together("lock", torch="2.7.1", te="2.6"))
     torch = choices(locked, te="2.6")["torch"]
     assert torch.why == "tested together with te 2.6.0 (lock)"
-    assert torch.next_best.why == "tested together: 0 pairs of components, against 1"
+    assert torch.next_best.why == "tested together: 0 pairs of components instead of 1"
 
 
 def test_explain_says_why_not_the_newest(matrix):
@@ -181,7 +181,7 @@ def test_resolve_prints_the_answer_alone():
     assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "left_out", "matrix"}
     assert {"status", "text", "date", "claim"} <= set(answer["standing"])
     assert answer["driver_verdict"] == "full"
-    assert answer["left_out"]["megatron"] == "only when asked for (--AXIS auto takes what fits)"
+    assert answer["left_out"]["megatron"] == "not requested (--AXIS auto adds a version that fits)"
     assert answer["cell"]["torch"] == "2.8.0+cu126"
     assert answer["matrix"] == load_matrix().digest
     assert answer["id"].startswith("cu126-py312-torch2.8.0-te2.6.0-apex25.08-sm90-")
@@ -201,7 +201,7 @@ def test_explain_lists_choices():
     assert all(choice["source"] for choice in answer["choices"])
 
 
-def test_explain_nearest_is_told_in_the_error():
+def test_explain_nearest_is_in_the_error():
     done = CliRunner().invoke(explain_command, ["--te", "2.6", "--flash-attn-hopper", "af314d40", "--nearest"])
     assert isinstance(done.exception, NoCellError)
     assert "one of the nearest cells:" in str(done.exception)
@@ -240,7 +240,7 @@ def test_an_empty_value_is_not_whatever_fits():
 
 @pytest.mark.parametrize("cuda", ["13.1", "11.1"])
 def test_a_release_that_would_do_if_it_were_named_is_named(cuda):
-    said = texts(conflict_of(load_matrix(), cuda=cuda))
-    assert said[-1].startswith("base ngc-")
-    assert "is taken only when asked for by name (--base ngc-" in said[-1]
-    assert said[-1].endswith(f"So no cell has cuda {cuda}.")
+    steps = texts(conflict_of(load_matrix(), cuda=cuda))
+    assert steps[-1].startswith("base ngc-")
+    assert "is used only when requested by name (--base ngc-" in steps[-1]
+    assert steps[-1].endswith(f"So no cell has cuda {cuda}.")

@@ -52,7 +52,7 @@ def test_its_dsl_is_the_cudas_and_the_version_that_te_tests(matrix):
     [
         ({"te": "2.14"}, "fa4-lookup-none"),
         ({"te": "2.16", "flash_attn_hopper": "auto"}, "fa4-behind-fa3"),
-        ({"flash_attn": "2.8.3"}, "fa4-beside-fa2"),
+        ({"flash_attn": "2.8.3"}, "fa4-beside-fa2"),  # plain-words: allow beside - the id of a rule
         ({"gpu": "a100"}, "fa4-gpu"),
         ({"gpu": "rtx4090"}, "fa4-gpu"),
         ({"cuda": "11.8", "te": "none"}, "fa4-cuda"),

@@ -1,4 +1,4 @@
-"""An image's flavor is stated beside the cell: rules judge by it, and the cell stays the same."""
+"""An image's flavor is stated in addition to the cell: rules judge by it, and the cell stays the same."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.axes import request_from
-from envbuild.cli.road import asked_from
+from envbuild.cli.cell_options import asked_from
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
@@ -32,15 +32,15 @@ def test_a_driver_that_nvidia_cuda_refuses_starts_the_runtime_flavor(flags):
     assert not any(rule.topic == "require-cuda" for rule in solution.rules)
 
 
-def test_the_same_driver_is_refused_for_the_devel_flavor_and_the_way_out_is_told():
+def test_the_same_driver_is_refused_for_the_devel_flavor_with_a_hint():
     asked = request_from({**OLD_DRIVER, "axis_flavor": "devel"})
     with pytest.raises(NoCellError) as caught:
         solve(load_matrix(), asked)
-    told = str(caught.value)
+    text = str(caught.value)
     assert (
-        "starts from nvidia/cuda 12.6, whose NVIDIA_REQUIRE_CUDA refuses to start under a driver older than 560" in told
+        "starts from nvidia/cuda 12.6, whose NVIDIA_REQUIRE_CUDA refuses to start under a driver older than 560" in text
     )
-    assert "--flavor runtime" in told
+    assert "--flavor runtime" in text
     assert {step.pin.axis for step in caught.value.conflict.steps if step.pin} >= {"flavor", "driver"}
     assert nearest(load_matrix(), asked)[0].changed == {"flavor": ("devel", "runtime")}
     newer = request_from({**OLD_DRIVER, "axis_flavor": "devel", "axis_driver": "560.35.05"})
@@ -89,7 +89,7 @@ def test_resolve_takes_it_and_a_wrong_one_is_named():
         CliRunner().invoke(resolve, ["--flavor", "slim"], catch_exceptions=False)
 
 
-def test_what_stays_beside_a_cell_is_what_describes_a_host_or_a_use():
+def test_what_is_not_in_a_cells_id_describes_a_host_or_a_use():
     matrix = load_matrix()
     host = [name for name, axis in matrix.axes.items() if axis.use == "host"]
     versions = dict.fromkeys(matrix.axes, "1")

@@ -136,7 +136,7 @@ def test_json_with_every_part_of_every_wrong_type():
 
 @pytest.mark.parametrize("body", HOSTILE_JSON, ids=range(len(HOSTILE_JSON)))
 def test_json_that_is_none(body):
-    with pytest.raises(LockError, match="no page of a package index"):
+    with pytest.raises(LockError, match="not a page of a package index"):
         read_page(body, JSON, BASE)
     with pytest.raises(LockError, match="JSON API"):
         read_uploads(body)
@@ -249,10 +249,10 @@ def test_a_tag_of_a_wheel_that_is_no_python():
 
 def test_tags_of_a_repository_that_are_none():
     commit = "a" * 40
-    said = (
+    reply = (
         f"{commit}\trefs/tags/v1\nnonsense\n{commit}\trefs/tags/../x\nzz\trefs/tags/v2\n{commit}\trefs/tags/v1^{{}}\n"
     )
-    assert read_tags(said) == {"v1": commit}
+    assert read_tags(reply) == {"v1": commit}
 
 
 RANGES = {
@@ -558,11 +558,11 @@ def helper(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "said", ["", "no JSON", "[]", '{"Username": 5, "Secret": null}', '{"Username": "\\ud800", "Secret": ""}']
+    "reply", ["", "no JSON", "[]", '{"Username": 5, "Secret": null}', '{"Username": "\\ud800", "Secret": ""}']
 )
-def test_a_helper_that_gives_no_login(config, tmp_path, said):
+def test_a_helper_that_gives_no_login(config, tmp_path, reply):
     config({"credsStore": "x"})
-    helper(tmp_path, f"cat <<'end'\n{said}\nend")
+    helper(tmp_path, f"cat <<'end'\n{reply}\nend")
     with pytest.raises(HostError, match="gives no login"):
         logins.docker_login("h")
 

@@ -1,4 +1,4 @@
-"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an error of ours."""
+"""The readers of `git ls-tree` and `.gitmodules`: any bytes are read or refused with an EnvbuildError."""
 
 import contextlib
 import subprocess
@@ -101,11 +101,11 @@ def test_gitmodules_is_read_as_git_reads_it(tmp_path):
     found = read_gitmodules(MODULES.replace("\n", "\r\n").encode(), what="lib")
     assert found == {"deps/x": "https://example.org/x.git", "third": "https://example.org/y.git"}
     (tmp_path / "m").write_text(MODULES)
-    said = subprocess.run(
+    printed = subprocess.run(
         ["git", "config", "-f", "m", "--get", "submodule.deps/x.url"],
         cwd=tmp_path, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert said.stdout.strip() == found["deps/x"]
+    assert printed.stdout.strip() == found["deps/x"]
 
 
 VALUES = ["a", '"a b"', "a \\\n b", 'a "#" b', "a ; c", '"\\"x"', "a\\\\b", '" a "', "a\\tb", ""]
@@ -115,10 +115,10 @@ VALUES = ["a", '"a b"', "a \\\n b", 'a "#" b', "a ; c", '"\\"x"', "a\\\\b", '" a
 def test_a_value_is_gits(tmp_path, value):
     text = f'[submodule "x"]\n\tpath = p\n\turl = {value}\n'
     (tmp_path / "m").write_text(text)
-    said = subprocess.run(
+    printed = subprocess.run(
         ["git", "config", "-f", "m", "-z", "--get", "submodule.x.url"], cwd=tmp_path, check=True, capture_output=True
     )
-    assert read_gitmodules(text.encode(), what="lib") == {"p": said.stdout.rstrip(b"\0").decode()}
+    assert read_gitmodules(text.encode(), what="lib") == {"p": printed.stdout.rstrip(b"\0").decode()}
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_a_tree_of_files_has_gits_id(tmp_path):
     (tmp_path / "deps/part/unread").write_text("x")
     assert tree_id(tmp_path, links) == git("write-tree")
     (tmp_path / "other").symlink_to("deps")
-    with pytest.raises(LockError, match="where a submodule belongs"):
+    with pytest.raises(LockError, match="in the place of a submodule"):
         tree_id(tmp_path, links)

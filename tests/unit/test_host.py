@@ -23,7 +23,7 @@ from recorded import (
 )
 
 from envbuild.errors import DataError
-from envbuild.host import HostFacts, LocalProbe, Ran, driver_version, facts, read_facts
+from envbuild.host import HostFacts, LocalProbe, ProbeResult, driver_version, facts, read_facts
 
 
 def test_a_training_node() -> None:
@@ -67,7 +67,7 @@ def test_facts_survive_json(machine: Recording, tmp_path: Path) -> None:
     assert read_facts(file) == host
 
 
-def test_an_old_driver_tells_names_without_capabilities() -> None:
+def test_an_old_driver_reports_names_without_capabilities() -> None:
     host = OLD_A100.facts()
     assert host.driver == "450.80.02"
     assert (host.gpus[0].name, host.gpus[0].sm, host.gpus[0].brand) == ("A100-SXM4-40GB", None, "Tesla")
@@ -77,17 +77,17 @@ def test_an_old_driver_tells_names_without_capabilities() -> None:
 
 def test_a_driver_without_a_proc_entry_is_asked_of_nvidia_smi() -> None:
     assert driver_version(BARE.but(commands={SMI_DRIVER: "560.94\n560.94\n"})) == "560.94"
-    failed = Ran(code=9, out="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+    failed = ProbeResult(code=9, out="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
     assert driver_version(BARE.but(commands={SMI_DRIVER: failed})) is None
     assert driver_version(BARE) is None
 
 
 def test_a_driver_that_was_upgraded_under_its_module() -> None:
-    said = Ran(
+    smi = ProbeResult(
         code=18, out="Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.172\n"
     )
     machine = ENGINE.but(
-        commands={SMI_NEW: said, SMI_OLD: said}, files={"/proc/driver/nvidia/version": DRIVER_FILE.format("560.35.05")}
+        commands={SMI_NEW: smi, SMI_OLD: smi}, files={"/proc/driver/nvidia/version": DRIVER_FILE.format("560.35.05")}
     )
     host = machine.facts()
     assert (host.driver, host.gpus) == ("560.35.05", ())
@@ -114,10 +114,12 @@ def test_a_runtime_in_daemon_json_that_the_engine_has_not_read() -> None:
 
 def test_an_engine_that_does_not_answer() -> None:
     down = docker_info(ServerVersion="", DriverStatus=None, Runtimes=None, SecurityOptions=None, CDISpecDirs=None)
-    cannot = Ran(code=1, out=down, err="Cannot connect to the Docker daemon at unix:///var/run/docker.sock.\n")
+    cannot = ProbeResult(code=1, out=down, err="Cannot connect to the Docker daemon at unix:///var/run/docker.sock.\n")
     engine = BARE.but(commands={INFO: cannot}).facts().engine
     assert (engine.problem, engine.client, engine.version) == ("no-answer", "28.5.2", None)
-    denied = Ran(code=1, out=down, err="permission denied while trying to connect to the Docker daemon socket\n")
+    denied = ProbeResult(
+        code=1, out=down, err="permission denied while trying to connect to the Docker daemon socket\n"
+    )
     assert BARE.but(commands={INFO: denied}).facts().engine.problem == "permission-denied"
     hangs = BARE.but(commands={("docker", "--version"): "Docker version 28.5.2, build x\n"})
     assert hangs.facts().engine.problem == "no-answer"
@@ -161,7 +163,7 @@ def test_an_engine_that_may_not_lift_limits() -> None:
 def test_a_file_that_holds_no_facts_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_text(text)
-    with pytest.raises(DataError, match="no host facts") as caught:
+    with pytest.raises(DataError, match="not host facts") as caught:
         read_facts(file)
     assert caught.value.where == str(file)
 
@@ -169,7 +171,7 @@ def test_a_file_that_holds_no_facts_is_refused(text: str, tmp_path: Path) -> Non
 def test_the_local_probe_is_bounded_and_quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     probe = LocalProbe()
     assert probe.run("no-such-command-anywhere") is None
-    assert probe.run(sys.executable, "-c", "print('x'); raise SystemExit(3)") == Ran(code=3, out="x\n")
+    assert probe.run(sys.executable, "-c", "print('x'); raise SystemExit(3)") == ProbeResult(code=3, out="x\n")
     assert probe.read(str(tmp_path / "absent")) is None
     assert probe.entries(str(tmp_path / "absent")) == ()
     (tmp_path / "b").touch()

@@ -139,7 +139,7 @@ def test_a_module_is_short_or_says_why_it_is_long():
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         count = len(text.splitlines())
-        said = ast.get_docstring(ast.parse(text)) or ""
-        if count > LONGEST and not any(line.startswith(REASON) for line in said.splitlines()):
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        if count > LONGEST and not any(line.startswith(REASON) for line in docstring.splitlines()):
             long.append(f"{path.relative_to(PACKAGE)}: {count} lines")
     assert long == []

@@ -193,7 +193,7 @@ def test_te_from_git_is_refused_where_there_is_no_nvcc(matrix):
 
 
 def test_a_rule_on_hardware_does_not_hang_on_a_component_that_may_be_left_out(matrix):
-    """A rule on a GPU or a driver names at most one component that a cell may lack.
+    """A rule on a GPU or a driver names at most one component that may be missing in a cell.
 
     With two, leaving one out would lift the bound on the other, and no GPU is kinder to flash-attention for want of TE.
     """
@@ -312,9 +312,9 @@ def test_compat_is_taken_where_nothing_else_is_left(matrix):
 
 
 def test_the_reason_for_a_component_left_out_is_its_own(matrix):
-    told = solve(matrix, request("--cuda 11.8")).left_out["te"]
-    assert told.startswith("TE 2 needs CUDA 12.1.")
-    assert told.endswith("So no cell has both cuda 11.8 and te.")
+    reason = solve(matrix, request("--cuda 11.8")).left_out["te"]
+    assert reason.startswith("TE 2 needs CUDA 12.1.")
+    assert reason.endswith("So no cell has both cuda 11.8 and te.")
     for flags in ("--torch 2.0", "--torch 1.13", "--cuda 11.7"):
         assert solve(matrix, request(flags)).left_out["te"].startswith("TE 2 needs CUDA 12.1."), flags
     for name in ("te", "apex"):

@@ -1,7 +1,7 @@
 """Which lock a cell's commands take, and where a new one goes."""
 
 import pytest
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.errors import DataError, LockError
 from envbuild.lock import find
@@ -14,18 +14,18 @@ from envbuild.settings import load_settings
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Settings of a user, inputs, their complete lock and one that lacks everything; the committed locks are in a folder of their own."""
+    """Settings of a user, inputs, their complete lock and one where everything is missing; the committed locks are in a separate folder."""
     settings = load_settings(environ={"HOME": str(tmp_path)}, root=tmp_path)
     monkeypatch.setattr(find, "data_dir", lambda _: tmp_path / "data")
     inputs = inputs_for(cuda="cpu")
     return settings, inputs, complete(inputs), Locked(lock=unlocked(load_matrix(), inputs), pylocks={})
 
 
-def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
-    settings, inputs, whole, lacking = place
+def test_a_complete_lock_is_found_before_ones_with_missing_inputs(place, tmp_path):
+    settings, inputs, whole, partial = place
     own, committed = find.own_lock(settings, inputs), tmp_path / "data" / "locks" / find.lock_name(inputs)
     assert find.find_lock(settings, inputs) is None
-    write_lock(lacking, own)
+    write_lock(partial, own)
     assert find.find_lock(settings, inputs)[1] == own
     write_lock(whole, committed)
     assert find.find_lock(settings, inputs)[1] == committed
@@ -33,13 +33,13 @@ def test_a_complete_lock_is_found_before_ones_that_lack_inputs(place, tmp_path):
     assert find.find_lock(settings, inputs)[1] == own
 
 
-def test_a_lock_that_lacks_inputs_replaces_no_complete_one(place):
-    settings, inputs, whole, lacking = place
+def test_a_lock_with_missing_inputs_replaces_no_complete_one(place):
+    settings, inputs, whole, partial = place
     own = find.own_lock(settings, inputs)
-    assert find.place_for(own, lacking.lock) == own
+    assert find.place_for(own, partial.lock) == own
     write_lock(whole, own)
     assert find.place_for(own, whole.lock) == own
-    write_lock(lacking, find.place_for(own, lacking.lock))
+    write_lock(partial, find.place_for(own, partial.lock))
     found, folder = find.find_lock(settings, inputs)
     assert (folder, found.lock.complete) == (own, True)
 
@@ -51,9 +51,9 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
         raise LockError("the archive at deb.example.org does not answer")
 
     monkeypatch.setattr(locked, "current_os", silent)
-    said = []
-    assert locked.renewed(settings, load_matrix(), inputs, whole, note=said.append) is None
-    assert "deb.example.org" in said[0]
+    notes = []
+    assert locked.renewed(settings, load_matrix(), inputs, whole, note=notes.append) is None
+    assert "deb.example.org" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_archive_that_does_not_answer_leaves_the_lock_as_it_is(place, monkeyp
             "other packages than the lock: torch",
         ),
         (lambda f: f.unlink(), DataError, "a file of the lock cannot be read"),
-        (lambda f: f.write_bytes(b"\xff"), DataError, "this is no pylock"),
+        (lambda f: f.write_bytes(b"\xff"), DataError, "this is not a pylock"),
     ],
     ids=["edited", "deleted", "not text"],
 )
@@ -79,22 +79,22 @@ def test_a_pylock_that_is_not_the_locks_is_refused(place, tmp_path, change, erro
 
 
 def test_a_damaged_lock_hides_no_good_one_and_is_replaced(place, tmp_path):
-    settings, inputs, whole, lacking = place
+    settings, inputs, whole, partial = place
     own, committed = find.own_lock(settings, inputs), tmp_path / "data" / "locks" / find.lock_name(inputs)
     write_lock(whole, own)
     (own / "pylock.torch.toml").write_text("")
     with pytest.raises(LockError, match="other packages"):
         find.find_lock(settings, inputs)
-    assert find.place_for(own, lacking.lock) == own
+    assert find.place_for(own, partial.lock) == own
     write_lock(whole, committed)
     assert find.find_lock(settings, inputs)[1] == committed
 
 
 def test_a_disk_that_fills_up_leaves_the_lock_as_it_was(place, tmp_path, monkeypatch):
-    _, _, whole, lacking = place
+    _, _, whole, partial = place
     write_lock(whole, tmp_path / "lock")
     before = {p.name: p.read_bytes() for p in (tmp_path / "lock").iterdir()}
-    monkeypatch.setattr(type(lacking.lock), "model_dump_json", lambda *_, **__: "x" * 10_000)
+    monkeypatch.setattr(type(partial.lock), "model_dump_json", lambda *_, **__: "x" * 10_000)
     write = type(tmp_path).write_text
 
     def full(self, text, **kwargs):
@@ -104,5 +104,5 @@ def test_a_disk_that_fills_up_leaves_the_lock_as_it_was(place, tmp_path, monkeyp
 
     monkeypatch.setattr(type(tmp_path), "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        write_lock(Locked(lock=lacking.lock, pylocks={"torch": "other"}), tmp_path / "lock")
+        write_lock(Locked(lock=partial.lock, pylocks={"torch": "other"}), tmp_path / "lock")
     assert {p.name: p.read_bytes() for p in (tmp_path / "lock").iterdir()} == before

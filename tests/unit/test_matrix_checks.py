@@ -108,7 +108,7 @@ def test_a_dated_axis_without_a_date(folder):
 
 def test_releases_out_of_order(folder):
     folder.release("te", "2.9.0", 'date = 2025-11-11\nfacts = { pypi = "2.9.0" }')
-    assert folder.found("warning") == ["te 2.9.0: stands after 2.12.0; releases go oldest first"]
+    assert folder.found("warning") == ["te 2.9.0: is after 2.12.0; releases go oldest first"]
 
 
 def test_a_build_that_needs_another_cuda_than_its_label_says(folder):

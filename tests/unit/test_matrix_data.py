@@ -99,7 +99,7 @@ def test_every_torch_build_has_one_abi(matrix):
             assert len(ruled) == 1, (release.version, ruled)
 
 
-def test_a_cuda_build_brings_a_cudnn(matrix):
+def test_a_cuda_build_has_a_cudnn(matrix):
     for release in matrix.releases["torch"]:
         if "+cu" in release.version:
             assert "cudnn" in release.fixes, release.version

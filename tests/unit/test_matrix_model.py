@@ -124,8 +124,8 @@ def test_the_digest_covers_every_file(folder, tmp_path):
         ({"rules": RULES + RULES}, ["rules.toml", "two rules are called 'torch-cuda'"]),
         ({"rules": RULES.replace("needs", "with")}, ["rules.toml", "rule.0.with"]),
         ({"rules": RULES.replace("needs = { cuda", "needs = { gpu")}, ["rules.toml", "'gpu', which no file defines"]),
-        ({"rules": RULES.replace('needs = { cuda = ">=12.6" }\n', "")}, ["rules.toml", "must demand something"]),
-        ({"rules": RULES.replace('"requires"', '"inert"')}, ["rules.toml", "`component` goes with kind inert"]),
+        ({"rules": RULES.replace('needs = { cuda = ">=12.6" }\n', "")}, ["rules.toml", "must require something"]),
+        ({"rules": RULES.replace('"requires"', '"inert"')}, ["rules.toml", "`component` is only for kind inert"]),
         ({"rules": RULES.replace('"requires"', '"tested-with"')}, ["rules.toml", "names at least two axes"]),
         ({"rules": RULES.replace('"requires"', '"forbids"')}, ["rules.toml", "rule.0.kind"]),
     ],
@@ -242,6 +242,6 @@ def test_a_commit_is_matched_by_a_prefix_of_seven():
 
 @pytest.mark.parametrize("text", ["about two", "12.6||", "||", ""])
 def test_an_unreadable_spec_names_what_to_write(text):
-    with pytest.raises(UsageError, match="neither a version nor a PEP 440 specifier") as caught:
+    with pytest.raises(UsageError, match="is not a version and not a PEP 440 specifier") as caught:
         check_spec(axis("pep440"), text)
     assert "envbuild matrix x" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Reading an index without downloading wheels, and proposing what the matrix lacks; against an index on this machine."""
+"""Reading an index without downloading wheels, and proposing what is missing in the matrix; against an index on this machine."""
 
 import datetime as dt
 import subprocess
@@ -84,7 +84,7 @@ def settings(url):
 
 @pytest.mark.parametrize("html", [False, True])
 @pytest.mark.parametrize("sidecars", [False, True])
-def test_metadata_comes_from_beside_a_wheel_or_from_within(index, html, sidecars):
+def test_metadata_comes_from_next_to_a_wheel_or_from_within(index, html, sidecars):
     index.html, index.sidecars = html, sidecars
     with index.served() as url:
         found = distributions(settings(url), "torch")
@@ -101,7 +101,7 @@ def test_metadata_comes_from_beside_a_wheel_or_from_within(index, html, sidecars
     assert index.bytes_sent < 300_000  # of wheels of 300 kB each
 
 
-def test_an_index_without_ranges_is_told_plainly(index):
+def test_an_index_without_ranges_is_reported(index):
     index.sidecars = index.ranges = False
     with index.served() as url:
         newest = distributions(settings(url), "torch")[Version("2.11.0")]
@@ -112,9 +112,9 @@ def test_an_index_without_ranges_is_told_plainly(index):
 def test_days_and_yanks_come_from_the_json_api(index):
     index.add("torch", "2.9.0", *torch_wheels("2.9.0"), day="2025-10-15", yanked=True)
     with index.served() as url:
-        said = uploads(settings(url), "torch")
-    assert said[Version("2.9.0")].yanked
-    assert said[Version("2.11.0")].day == dt.date(2026, 3, 23)
+        days = uploads(settings(url), "torch")
+    assert days[Version("2.9.0")].yanked
+    assert days[Version("2.11.0")].day == dt.date(2026, 3, 23)
 
 
 def propose(folder, url, *axes):
@@ -272,7 +272,7 @@ def test_tags_are_read_and_a_git_host_out_of_reach_is_remarked(matrix_folder, mo
         assert (proposals.asked, proposals.unreachable) == ((f"{served.url}/apex/.git",), ())
         for away in (f"{served.url}/nowhere/.git", str(upstream)):  # a folder is no upstream
             monkeypatch.setattr(update, "APEX_REPOSITORY", away)
-            with pytest.raises(HostError, match="nobody was asked") as error:
+            with pytest.raises(HostError, match="nothing is known of new releases") as error:
                 update.propose(load_matrix(matrix_folder), ("apex",), asking)
             assert away in str(error.value)
 
@@ -383,7 +383,7 @@ def test_an_axis_of_betas_alone_is_asked_for_betas(index, matrix_folder):
 
 def test_offline_it_says_that_nobody_was_asked(matrix_folder):
     nowhere = "http://127.0.0.1:9/simple"
-    with pytest.raises(HostError, match="nobody was asked") as error:
+    with pytest.raises(HostError, match="nothing is known of new releases") as error:
         propose(matrix_folder, nowhere, "torch", "flash-attn", "deepspeed")
     assert str(error.value).count("http://127.0.0.1:9/simple") == 1  # and it is not tried again for each axis
 

@@ -78,4 +78,4 @@ def test_an_image_without_a_digest_gives_the_inputs_of_a_lock(matrix):
         assert {(image.stage, image.reference, image.digest) for image in inputs.images} == {
             (stage, f"nvcr.io/nvidia/pytorch:{tag}-py3", None) for stage in ("base", "devel")
         }
-        assert "torch" in inputs.brought
+        assert "torch" in inputs.provided

@@ -137,7 +137,7 @@ def test_gpu_and_python_are_exact_together(matrix, page):
         assert {page.gpus[n].version for n in cell["no_gpu"]} == {g.version for g in page.gpus} - {g for g, _ in shown}
 
 
-def test_evidence_stands_beside_what_it_proves(matrix, page):
+def test_evidence_is_next_to_what_it_proves(matrix, page):
     proven = page.cells[entries(page)["13.0", "2.11.0+cu130", "2.12.0"]]
     assert proven["standing"] == [
         {

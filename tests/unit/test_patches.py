@@ -133,10 +133,10 @@ TWO = [("a.txt", OLD, NEW), ("sub/b.sh", OLD, NEW)]
 def test_blob_id_is_gits(tmp_path):
     for content in (b"", b"x", OLD.encode(), b"\r\n\0\xff"):
         (tmp_path / "f").write_bytes(content)
-        said = subprocess.run(
+        printed = subprocess.run(
             ["git", "hash-object", "--no-filters", "f"], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        assert blob_id(content) == said.stdout.strip()
+        assert blob_id(content) == printed.stdout.strip()
 
 
 lines = st.lists(
@@ -198,8 +198,10 @@ def test_a_hunk_that_does_not_fit_is_an_error_of_the_data(tmp_path):
 def test_git_reads_the_same_paths_from_the_products_diffs():
     for patch in load_patches().values():
         line = ["git", "apply", "--numstat", "-z", "--summary"]
-        said = subprocess.run(line, input=patch.diff, capture_output=True, check=True).stdout.decode()
-        assert {part.split("\t")[2] for part in said.rstrip("\0").split("\0")} == set(paths_of(patch.diff, where="x"))
+        printed = subprocess.run(line, input=patch.diff, capture_output=True, check=True).stdout.decode()
+        assert {part.split("\t")[2] for part in printed.rstrip("\0").split("\0")} == set(
+            paths_of(patch.diff, where="x")
+        )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_a_chain_whose_ids_do_not_meet_is_refused(store):
 
 
 def test_after_names_a_patch_of_the_same_target(store):
-    with pytest.raises(DataError, match=r"patch one comes after 'oen', which is no patch of demo"):
+    with pytest.raises(DataError, match=r"patch one comes after 'oen', which is not a patch of demo"):
         load_patches(store("one", [("a.txt", OLD, NEW)], after=["oen"]))
 
 
@@ -320,9 +322,9 @@ def test_a_manifest_that_contradicts_its_diff_is_found_before_writing(store, tre
     before = snapshot(tree)
     with pytest.raises(DataError, match="its manifest states abab"):
         apply(tree, load_patches(root).values())
-    code, said = by_shell(tree, load_patches(root).values(), root)
+    code, printed = by_shell(tree, load_patches(root).values(), root)
     assert code == 4
-    assert "its manifest states abab" in said
+    assert "its manifest states abab" in printed
     assert snapshot(tree) == before
 
 
@@ -375,8 +377,8 @@ def test_the_script_is_nothing_for_no_patches_and_fails_without_its_diffs(store,
     patches = load_patches(store("one", TWO)).values()
     before = snapshot(tree)
     for missing in ("", str(tree.parent / "nowhere"), str(tree)):
-        code, said = by_shell(tree, patches, missing)
-        assert (code, "does not apply" in said or "names no folder" in said) == (4, True)
+        code, printed = by_shell(tree, patches, missing)
+        assert (code, "does not apply" in printed or "names no folder" in printed) == (4, True)
     assert snapshot(tree) == before
 
 
@@ -458,14 +460,14 @@ def test_a_refused_tree_is_untouched(store, tree, run, breaks):
     message = breaks(tree)
     before = snapshot(tree)
     outside = {p: p.read_bytes() for p in tree.parent.glob("elsewhere/*")}
-    code, said = run(tree, load_patches(root).values(), root)
+    code, printed = run(tree, load_patches(root).values(), root)
     assert code == 4
-    assert message in said
+    assert message in printed
     assert snapshot(tree) == before
     assert {p: p.read_bytes() for p in tree.parent.glob("elsewhere/*")} == outside
 
 
-def test_a_wrong_pre_image_is_told_with_both_ids_and_the_revision(store, tree):
+def test_a_wrong_pre_image_is_reported_with_both_ids_and_the_revision(store, tree):
     (tree / "a.txt").write_text("x\n" + OLD)
     report = check(tree, load_patches(store("one", TWO)).values())[0]
     assert report.state == "refused"
@@ -474,7 +476,7 @@ def test_a_wrong_pre_image_is_told_with_both_ids_and_the_revision(store, tree):
         assert part in report.error.what
 
 
-def test_a_file_changed_since_head_is_told_as_such(store, tree):
+def test_a_file_changed_since_head_is_reported_as_such(store, tree):
     git(tree, "init", "-q")
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "x")
@@ -600,14 +602,14 @@ def test_no_folder_is_no_tree(store, tmp_path):
 # -- which patches a tree takes, upstream, and the command
 
 
-def test_a_tree_whose_one_known_file_is_a_link_is_told_so(store, tree):
+def test_a_tree_whose_one_known_file_is_a_link_is_reported(store, tree):
     patches = load_patches(store("one", [("a.txt", OLD, NEW)])).values()
     (tree / "a.txt").rename(tree / "elsewhere")
     (tree / "a.txt").symlink_to("elsewhere")
     with pytest.raises(PatchError, match="link"):
         of_tree(tree, patches)
     (tree / "a.txt").unlink()
-    with pytest.raises(PatchError, match="no patch is for this tree"):
+    with pytest.raises(PatchError, match="there is no patch for this tree"):
         of_tree(tree, patches)
 
 
@@ -623,7 +625,7 @@ def test_a_tree_takes_the_patches_of_its_target(store, tree):
     (tree / "a.txt").write_text("no known id\n")
     assert [p.name for p in of_tree(tree, patches)] == ["other"]
     (tree / "a.txt").unlink()
-    with pytest.raises(PatchError, match="no patch is for this tree"):
+    with pytest.raises(PatchError, match="there is no patch for this tree"):
         of_tree(tree, patches)
 
 
@@ -707,7 +709,7 @@ def test_undo_refuses_what_apply_refuses(store, tree, breaks):
     assert snapshot(tree) == before
 
 
-# -- what a killed run left, or a tree brings
+# -- what a killed run left, or a tree contains
 
 
 def left_over(tree, *, path="a.txt", old=OLD, new=NEW, name=".envbuild-patch"):
@@ -755,7 +757,7 @@ def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch
 
     monkeypatch.setattr(fcntl, "flock", none)
     for run in (check, apply, undo):
-        with pytest.raises(PatchError, match="no locks to tell"):
+        with pytest.raises(PatchError, match="no locks that show which"):
             run(tree, patches)
     assert snapshot(tree) == before
     for name in set(before) - {"a.txt", "sub/b.sh"}:
@@ -765,7 +767,7 @@ def test_a_list_is_not_touched_where_there_are_no_locks(store, tree, monkeypatch
 
 
 @pytest.mark.parametrize("name", [".envbuild-patch", ".envbuild-patch.done"])
-def test_a_list_that_a_tree_brings_reaches_nothing_outside(store, tree, name):
+def test_a_list_in_a_tree_reaches_nothing_outside(store, tree, name):
     patches = load_patches(store("one", TWO)).values()
     outside = tree.parent / "outside"
     outside.mkdir()
@@ -792,7 +794,7 @@ def test_a_list_that_a_tree_brings_reaches_nothing_outside(store, tree, name):
     assert {path.name: path.read_text() for path in outside.iterdir()} == before
 
 
-def test_an_unknown_patch_is_told_with_those_there_are(store):
+def test_an_unknown_patch_is_reported_with_the_known_ones(store):
     with pytest.raises(UsageError) as caught:
         select(load_patches(store("one", TWO)), ["two"])
     assert "one" in caught.value.hint

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from road import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
+from cell_inputs import changed, complete, inputs_for, inputs_for_stack, keys, plan_for
 
 from envbuild.components import COMPONENTS
 from envbuild.components.apex import Apex
@@ -184,7 +184,7 @@ def test_what_the_image_carries_is_part_of_its_key():
     assert {"lock/lock.json", "lock/expected.json", "PATH", "io.envbuild.lock"} <= set(carried)
 
 
-def test_a_python_that_the_os_lacks_is_uvs_managed_build_by_hash():
+def test_a_python_that_the_os_has_not_is_uvs_managed_build_by_hash():
     text = dockerfile(plan_for(cuda="13.0", te="2.12", python="3.12", base="debian12-root"))
     assert "FROM scratch AS src-python\nADD --checksum=sha256:" in text
     assert "ENVBUILD_PYTHON=/opt/python/bin/python3.12" in text
@@ -201,12 +201,12 @@ def test_a_python_that_neither_os_nor_uv_gives_is_refused_when_resolving():
                 inputs_for(cuda="cpu", python=version, os=system)
 
 
-def test_what_megatron_wants_beside_it_changes_no_build_tool():
+def test_what_megatron_requires_changes_no_build_tool():
     plain = inputs_for(cuda="13.0", te="2.12", torch="2.11")
-    beside = inputs_for(cuda="13.0", te="2.12", torch="2.11", megatron="0.16")
+    with_megatron = inputs_for(cuda="13.0", te="2.12", torch="2.11", megatron="0.16")
     matrix = load_matrix()
-    assert "setuptools<80" in _caps(matrix, beside, compiling=False)
-    assert _caps(matrix, beside, compiling=True) == _caps(matrix, plain, compiling=True)
+    assert "setuptools<80" in _caps(matrix, with_megatron, compiling=False)
+    assert _caps(matrix, with_megatron, compiling=True) == _caps(matrix, plain, compiling=True)
 
 
 def test_a_release_whose_commit_nobody_knows_cannot_come_from_git():
@@ -221,22 +221,22 @@ def test_a_release_whose_commit_nobody_knows_cannot_come_from_git():
     ("te", "cuda_home"),
     [("2.10", "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"), ("2.11", None), ("2.12", None)],
 )
-def test_a_te_that_does_not_know_cuda_13s_packages_is_told_where_their_libraries_are(te, cuda_home):
+def test_a_te_that_does_not_know_cuda_13s_packages_gets_the_place_of_their_libraries(te, cuda_home):
     pinned = {"cuda": "13.0", "torch": "2.11", "te": te, "os": "debian12"}
     assert plan_for(**pinned).environment.get("CUDA_HOME") == cuda_home
 
 
-def test_what_a_replaced_stage_alone_needs_may_lack():
+def test_what_a_replaced_stage_alone_needs_may_be_missing():
     lock = complete(inputs_for()).lock
     image = Missing(what="digest of x (base)", host="docker.io", stages=("base",))
     builder = Missing(what="tools packages: ninja", host="pypi.org", stages=("builder",))
     both = Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel"))
     always = Missing(what="env packages: six", host="pypi.org")
-    lacking = lock.model_copy(update={"missing": (image, builder, both, always)}).lacking
-    assert lacking() == (image, builder, both, always)
-    assert lacking(("base",)) == (builder, both, always)
-    assert lacking(("base", "devel")) == (builder, always)
-    assert lacking(("runtime", "builder")) == (always,)  # what is made on a base does without it
+    still_missing = lock.model_copy(update={"missing": (image, builder, both, always)}).still_missing
+    assert still_missing() == (image, builder, both, always)
+    assert still_missing(("base",)) == (builder, both, always)
+    assert still_missing(("base", "devel")) == (builder, always)
+    assert still_missing(("runtime", "builder")) == (always,)  # what is made on a base does without it
 
 
 def llama3_70b(**overrides: str) -> planning.Plan:

@@ -3,13 +3,18 @@
 import base64
 import io
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbuild.engine.details import Details
 from envbuild.engine.failures import no_answer
 from envbuild.engine.progress import Watch
+
+RECORDED = Path(__file__).parents[1] / "data" / "buildkit"
+"""Streams of BuildKit 0.25: a build of the image for CPUs; a build in which one stage fails and ends another."""
 
 
 def vertex(digest, name, **more):
@@ -26,7 +31,7 @@ def watch():
     return Watch(log=io.StringIO(), on_change=lambda stage, what: seen.append((stage, what))), seen
 
 
-def test_a_stage_is_timed_and_told():
+def test_a_stage_is_timed_and_reported():
     w, seen = watch()
     w.feed(vertex("a", "[build-te 1/1] RUN x", started="2026-01-01T00:00:00.123456789Z"))
     w.feed(
@@ -45,10 +50,86 @@ def test_a_stage_is_timed_and_told():
 def test_a_cached_step_is_no_execution():
     w, seen = watch()
     w.feed(
-        vertex("a", "[torch 2/3] RUN x", started="2026-01-01T00:00:00Z", completed="2026-01-01T00:00:00Z", cached=True)
+        vertex("a", "[torch 3/3] RUN x", started="2026-01-01T00:00:00Z", completed="2026-01-01T00:00:00Z", cached=True)
     )
     assert [(s.executed, s.cached) for s in w.times()] == [(0, 1)]
     assert seen[-1] == ("torch", "cached")
+
+
+class Kept(Details):
+    """Keeps what a view would show."""
+
+    def __init__(self):
+        self.lines, self.amounts = [], []
+
+    def line(self, stage, text):
+        self.lines.append((stage, text))
+
+    def amount(self, stage, amount):
+        self.amounts.append((stage, amount.done, amount.total, amount.unit))
+
+
+def replayed(name):
+    """Feed a stream that BuildKit wrote; return the watch, the changes and the details."""
+    changes, kept = [], Kept()
+    w = Watch(log=io.StringIO(), on_change=lambda stage, what: changes.append((stage, what)), details=kept)
+    for line in (RECORDED / name).read_text().splitlines():
+        w.feed(line)
+    return w, changes, kept
+
+
+def test_a_stage_ends_with_its_last_step_and_once():
+    """`lists` has seven steps, of which the first came from the cache and the others ran."""
+    w, changes, _ = replayed("cpu.jsonl")
+    w.ended(well=True)
+    ends = [change for change in changes if change[1] != "started"]
+    assert len({stage for stage, _ in ends}) == len(ends)
+    assert ends.index(("lists", "done")) > 0
+    assert [what for stage, what in changes if stage == "torch"] == ["started", "done"]
+    assert ("runtime", "cached") in ends
+    assert ends[-1] == ("export", "done")
+    assert changes.index(("torch", "started")) < changes.index(("torch", "done")) < changes.index(("env", "started"))
+
+
+def test_what_is_copied_to_the_builder_is_counted_in_bytes_and_is_no_stage():
+    w, changes, kept = replayed("cpu.jsonl")
+    copied = [done for stage, done, _, unit in kept.amounts if (stage, unit) == ("contexts", "bytes")]
+    assert copied == sorted(copied)
+    assert copied[-1] > 450_000_000
+    assert [what for stage, what in changes if stage == "contexts"] == ["started", "done"]
+    assert "contexts" not in w.stages
+
+
+def test_the_export_says_which_step_it_is_at():
+    _, _, kept = replayed("cpu.jsonl")
+    lines = [text.partition(" sha256")[0] for stage, text in kept.lines if stage == "export"]
+    assert lines[:2] == ["exporting layers", "rewriting layers"]
+    assert lines[-1] == "sending tarball"
+
+
+def test_a_failed_stage_is_failed_and_the_one_that_it_stopped_is_not():
+    w, changes, kept = replayed("failed.jsonl")
+    w.ended(well=False)
+    assert [what for stage, what in changes if stage == "build-apex"] == ["started", "failed"]
+    assert [what for stage, what in changes if stage == "build-te"] == ["started", "stopped"]
+    assert w.failure()[0] == "build-apex"
+    assert ("build-te", 13, 58, "steps") in kept.amounts
+    assert kept.lines[-1] == ("build-te", "[13/58] Building CXX object te/x13.o")
+
+
+def test_stages_of_an_interrupted_build_are_stopped():
+    w, seen = watch()
+    w.feed(vertex("a", "[torch 1/2] RUN x", started="2026-01-01T00:00:00Z"))
+    w.ended(well=False)
+    assert seen == [("torch", "started"), ("torch", "stopped")]
+
+
+def test_the_export_of_a_wheel_is_not_the_export_of_the_image():
+    w, seen = watch()
+    w.exports = False
+    w.feed(vertex("a", "exporting to client directory", started="2026-01-01T00:00:00Z"))
+    w.feed(vertex("a", "exporting to client directory", completed="2026-01-01T00:00:01Z"))
+    assert seen == []
 
 
 def test_internal_steps_are_no_stages():
@@ -76,7 +157,7 @@ def test_internal_steps_are_no_stages():
         ("runtime", "E: Version '1' for 'zlib1g' was not found", False),
     ],
 )  # fmt: skip
-def test_a_stage_that_could_not_reach_a_host_is_told_from_one_that_failed(stage, line, unreached):
+def test_a_stage_that_could_not_reach_a_host_differs_from_one_that_failed(stage, line, unreached):
     assert no_answer(stage, ["something before", line]) is unreached
 
 

@@ -24,13 +24,13 @@ def test_what_a_processor_proved_does_not_do_where_a_gpu_can_be_asked(settings, 
     assert (proofs.kept_proof(settings, DIGEST, asked) is not None) is counts
 
 
-def test_another_suite_proves_anew(settings, monkeypatch):
+def test_another_suite_proves_again(settings, monkeypatch):
     proofs.keep_proof(settings, DIGEST, REPORT)
     monkeypatch.setattr(proofs, "suite_hash", lambda: "another")
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None
 
 
-def test_another_command_of_the_stack_proves_anew(settings):
+def test_another_command_of_the_stack_proves_again(settings):
     use = Use(name="trains", run="python train.py")
     proofs.keep_proof(settings, DIGEST, REPORT | {"stack_proof": [{"run": use.run}]})
     assert proofs.kept_proof(settings, DIGEST, "cpu", stack_proof=(use,)) is not None

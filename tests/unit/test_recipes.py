@@ -204,10 +204,10 @@ def test_stack_file_is_a_recipe():
     ("name", "content", "message"),
     [
         ("a.toml", b"cuda = \n", "no TOML"),
-        ("a.toml", b'colour = "red"\n', "colour is no axis"),
-        ("a.toml", b"axes = 3\n", "axes is no table"),
-        ("a.toml", b'axes = "x"\n', "axes is no table"),
-        ("a.toml", b'environment = "x"\n', "environment is no table"),
+        ("a.toml", b'colour = "red"\n', "colour is not an axis"),
+        ("a.toml", b"axes = 3\n", "axes is not a table"),
+        ("a.toml", b'axes = "x"\n', "axes is not a table"),
+        ("a.toml", b'environment = "x"\n', "environment is not a table"),
         ("a.sh", b"\xff\xfe\x00", "cannot be read"),
     ],
 )
@@ -218,7 +218,7 @@ def test_bad_file(tmp_path, name, content, message):
         read_recipe(load_matrix(), path)
 
 
-def test_unknown_version_is_said_and_not_judged(tmp_path):
+def test_unknown_version_is_reported_and_not_judged(tmp_path):
     path = tmp_path / "requirements.txt"
     path.write_text("torch==99.0\n")
     done = CliRunner().invoke(check, [str(path)], standalone_mode=False)
@@ -510,15 +510,15 @@ def test_stages_that_are_not_built_on_one_another(tmp_path):
         ("12.6.3", "b7d29fb3b79f0b78b1c369a52aaa6628dabfb0d7", False),
     ],
 )
-def test_a_build_that_downloads_its_own_compiler_is_told(tmp_path, cuda, commit, fetches) -> None:
+def test_a_build_that_downloads_its_own_compiler_is_reported(tmp_path, cuda, commit, fetches) -> None:
     text = f"""FROM nvidia/cuda:{cuda}-cudnn-devel-ubuntu24.04
 RUN git clone https://github.com/Dao-AILab/flash-attention.git && cd flash-attention && git checkout {commit} \\
     && cd hopper && python3 setup.py install
 """
     found = [rule for _, rule in _findings(tmp_path, "Dockerfile", text)]
     assert ("recipe-build-fetches" in found) == fetches
-    brings = text.replace("RUN git", "COPY nvcc /root/.flashattn/nvidia/nvcc/\nRUN git", 1)
-    assert "recipe-build-fetches" not in [rule for _, rule in _findings(tmp_path, "Dockerfile", brings)]
+    copied = text.replace("RUN git", "COPY nvcc /root/.flashattn/nvidia/nvcc/\nRUN git", 1)
+    assert "recipe-build-fetches" not in [rule for _, rule in _findings(tmp_path, "Dockerfile", copied)]
 
 
 RUNTIME = "FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04\n"
@@ -609,7 +609,7 @@ def test_kinds(tmp_path, name, text, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "kind"),
     [
         ("x.sh", "true\n", "read as a shell script: no contradiction found\n"),
         ("Dockerfile", "FROM x\n", "read as a Dockerfile: no contradiction found\n"),
@@ -617,11 +617,11 @@ def test_kinds(tmp_path, name, text, kind):
         ("x.toml", 'cuda = "12.6"\n', "read as a TOML of axes: no contradiction found\n"),
     ],
 )
-def test_the_kind_is_told(tmp_path, name, text, told):
+def test_the_kind_is_printed(tmp_path, name, text, kind):
     path = tmp_path / name
     path.write_text(text)
     done = CliRunner().invoke(check, [str(path)], standalone_mode=False)
-    assert done.stdout.startswith(f"{path}: {told}")
+    assert done.stdout.startswith(f"{path}: {kind}")
 
 
 @pytest.mark.parametrize(
@@ -680,13 +680,13 @@ def test_a_driver_below_the_stated_cuda(tmp_path):
     assert (finding.line, finding.lines, finding.rule) == (2, (2, 3, 4), "recipe-driver-below-cuda")
     assert finding.todo == "a driver of at least 580, or install cuda-compat-13-0 on data-center boards"
     assert _findings(tmp_path, "x.toml", DRIVER.format("580.65.06")) == []
-    # what a rule refuses is told once
+    # what a rule refuses is reported once
     assert [rule for _, rule in _findings(tmp_path, "x.toml", DRIVER.format("520.61.05"))] == ["driver-floor-13.0"] * 2
     assert _findings(tmp_path, "x.toml", 'driver = "400.1"\ncuda = "12.6"\n') == [(1, "recipe-driver-below-cuda")]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("# driver 550.54.14\npip install torch==2.11.0\n", True),
         ("# driver 550.54.14\npip install torch==2.11.0+cu126\n", False),
@@ -696,11 +696,11 @@ def test_a_driver_below_the_stated_cuda(tmp_path):
         ("# driver 550.54.14\npip install torch==2.11.0\n# no cuda-compat-13-0\n", True),
     ],
 )
-def test_a_driver_and_cuda_compat(tmp_path, text, told):
-    assert _findings(tmp_path, "x.sh", text) == ([(1, "recipe-driver-below-cuda")] if told else [])
+def test_a_driver_and_cuda_compat(tmp_path, text, reported):
+    assert _findings(tmp_path, "x.sh", text) == ([(1, "recipe-driver-below-cuda")] if reported else [])
 
 
-def test_the_image_of_a_cuda_brings_its_cuda_compat(tmp_path):
+def test_the_image_of_a_cuda_has_its_cuda_compat(tmp_path):
     text = "FROM nvidia/cuda:{}-devel-ubuntu24.04\n# driver 550.54.14\nRUN pip install torch==2.11.0+cu130\n"
     assert _findings(tmp_path, "Dockerfile", text.format("13.0.1")) == []
     assert (2, "recipe-driver-below-cuda") in _findings(tmp_path, "Dockerfile", text.format("12.8.1"))
@@ -728,7 +728,7 @@ PLACED = "flash_attn_interface.py $SITE/flash_attn_3/"
 
 
 @pytest.mark.parametrize(
-    ("te", "place", "told"),
+    ("te", "place", "reported"),
     [
         ("2.6.0", "true", True),
         ("2.6.0", "echo 1  \\\n # cp flash_attn_interface.py flash_attn_3/\n", True),
@@ -737,12 +737,12 @@ PLACED = "flash_attn_interface.py $SITE/flash_attn_3/"
         ("2.15.0", "true", False),
     ],
 )
-def test_flash_attention_3_has_to_be_where_te_imports_it(tmp_path, te, place, told):
+def test_flash_attention_3_has_to_be_where_te_imports_it(tmp_path, te, place, reported):
     text = (
         f"git clone {FA3} && cd flash-attention/hopper\ngit checkout 27f501dbe011f4371bff938fe7e09311ab3002fa\n"
         f"python setup.py install\n{place}\npip install transformer_engine[pytorch]=={te}\n"
     )
-    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-fa3-not-placed")] if told else [])
+    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-fa3-not-placed")] if reported else [])
 
 
 CPU = "https://download.pytorch.org/whl/cpu"
@@ -780,11 +780,11 @@ def test_an_image_that_envbuild_has_no_base_for_contradicts_nothing(tmp_path, ta
         ("20.03", "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@22.03"),
     ],
 )
-def test_what_is_built_anew_in_an_ngc_image(tmp_path, tag, run):
+def test_what_is_built_again_in_an_ngc_image(tmp_path, tag, run):
     assert _findings(tmp_path, "Dockerfile", f"FROM nvcr.io/nvidia/pytorch:{tag}-py3\nRUN {run}\n") == []
 
 
-def test_another_torch_in_an_ngc_image_is_told(tmp_path):
+def test_another_torch_in_an_ngc_image_is_reported(tmp_path):
     text = "FROM nvcr.io/nvidia/pytorch:25.03-py3\nRUN pip install torch==2.7.1\n"
     assert _findings(tmp_path, "Dockerfile", text) == [(2, "ngc-25.03")]
 
@@ -958,7 +958,7 @@ def test_what_only_looks_wrong_in_a_script(tmp_path, line):
         "docker run -p 22:22 --gpus '\"device=0\"' --net=host image",
     ],
 )
-def test_a_port_beside_host_networking(tmp_path, line):
+def test_a_port_with_host_networking(tmp_path, line):
     assert _findings(tmp_path, "x.sh", f"{line}\n") == [(1, "recipe-port-with-host-network")]
 
 
@@ -1060,10 +1060,10 @@ def test_the_compiler_that_is_chosen(tmp_path, chosen, found):
     assert _findings(tmp_path, "x.sh", text) == found
 
 
-@pytest.mark.parametrize(("name", "told"), [("OLD_CUDA", False), ("CPATH", True), ("CUDA_ROOT", True)])
-def test_which_variables_are_search_paths(tmp_path, name, told):
+@pytest.mark.parametrize(("name", "reported"), [("OLD_CUDA", False), ("CPATH", True), ("CUDA_ROOT", True)])
+def test_which_variables_are_search_paths(tmp_path, name, reported):
     text = f"# CUDA 12.6\nexport {name}=/usr/local/cuda-11.8\n"
-    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-path-other-cuda")] if told else [])
+    assert _findings(tmp_path, "x.sh", text) == ([(2, "recipe-path-other-cuda")] if reported else [])
 
 
 @pytest.mark.parametrize("stated", ["# CUDA >= 12.4", "# CUDA >=12.4.1, Python 3.10.12", "# CUDA 12.4.1"])
@@ -1078,7 +1078,7 @@ def test_two_cudas_are_compared_where_no_cell_has_one(tmp_path):
     assert _findings(tmp_path, "Dockerfile", text.format("12.2")) == []
 
 
-def test_every_line_of_an_equal_statement_is_told(tmp_path):
+def test_every_line_of_an_equal_statement_is_reported(tmp_path):
     path = tmp_path / "x.sh"
     path.write_text("# CUDA 12.6\n" + "export CUDA_HOME=/usr/local/cuda-11.8\n" * 2)
     (finding,) = check_recipe(load_matrix(), read_recipe(load_matrix(), path)).findings

@@ -124,7 +124,7 @@ def test_a_fifo_that_nobody_writes_to_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE", 0.2)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(DataError, match="no end within"):
+    with pytest.raises(DataError, match="was not closed within"):
         files.read_text(fifo)
 
 

@@ -268,7 +268,7 @@ def test_a_kind_that_is_not_known_is_refused(tmp_path, name, text):
         ("Dockerfile", "FROM a\nRUN pip install torch==${VERSION}\n", 2),
     ],
 )
-def test_what_is_not_understood_is_said_and_not_called_clean(tmp_path, name, text, line):
+def test_what_is_not_understood_is_reported_and_not_called_clean(tmp_path, name, text, line):
     path = tmp_path / name
     path.write_text(text)
     done = CliRunner().invoke(check, [str(path)], standalone_mode=False)

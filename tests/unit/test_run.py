@@ -67,17 +67,17 @@ def test_gpus_by_hook_by_runtime_and_by_cdi(machine: Recording, gpus: str, expec
 
 
 @pytest.mark.parametrize(
-    ("machine", "gpus", "says", "mend"),
+    ("machine", "gpus", "says", "fix"),
     [
-        (BARE, "all", "no GPU that answers", "driver-installation-guide"),
+        (BARE, "all", "no GPU of this machine answers", "driver-installation-guide"),
         (OLD_A100, "all", "cannot see this machine's GPUs", "nvidia-ctk runtime configure"),
         (H200, "8", "8 GPUs, numbered from 0", "doctor"),
     ],
 )
-def test_gpus_that_cannot_be_had(machine: Recording, gpus: str, says: str, mend: str) -> None:
+def test_gpus_that_cannot_be_had(machine: Recording, gpus: str, says: str, fix: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         flags(machine, gpus=gpus)
-    assert mend in caught.value.hint
+    assert fix in caught.value.hint
     assert caught.value.where == f"--gpus {gpus}"
 
 
@@ -123,7 +123,7 @@ def test_mounts_environment_and_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["/tmp", "/tmp:relative", "/tmp:/a:rx", ":/a", "/tmp:/a:ro:x"])
 def test_a_mount_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no mount"):
+    with pytest.raises(UsageError, match="not a mount"):
         parse_mount(text)
 
 
@@ -135,9 +135,9 @@ def test_a_mount_of_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "-x", "a\nb"])
 def test_what_can_be_no_image_and_no_network_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no image"):
+    with pytest.raises(UsageError, match="is not an image"):
         parse_image(text)
-    with pytest.raises(UsageError, match="is no network"):
+    with pytest.raises(UsageError, match="is not a network"):
         parse_network(text)
     for image in ("a", "host.example.org:5000/team/a_b.c:1-x", "sha256:0a1b", "a@sha256:0a1b"):
         assert parse_image(image) == image
@@ -151,7 +151,7 @@ def test_a_variable_of_another_form_is_refused(text: str) -> None:
         parse_environment(text)
 
 
-def test_telling_values_are_hidden_from_print() -> None:
+def test_values_that_look_secret_are_hidden_from_print() -> None:
     assert (
         shown(["docker", "--env", "WANDB_API_KEY=abc", "--env", "A=b c"])
         == "docker --env 'WANDB_API_KEY=***' --env 'A=b c'"
@@ -191,7 +191,7 @@ def test_hostfiles_of_every_launcher(tmp_path: Path) -> None:
         ("node1 8", "names no host and slots"),
         ("node1 slots = 8", "names no host and slots"),
         ("node1 slots=99999999999999999999", "names no host and slots"),
-        ("localhost slots=8\nnode2 slots=8", "localhost is another host to each of the hosts"),
+        ("localhost slots=8\nnode2 slots=8", "localhost means another machine on each of the hosts"),
         ("-oProxyCommand=x", "names no host and slots"),
         ("a;b", "names no host and slots"),
         ("a\na", "listed twice"),

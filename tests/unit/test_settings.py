@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 class Machine:
-    """A home, an /etc and an environment of their own."""
+    """A separate home, /etc and environment."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -368,7 +368,7 @@ def test_a_list_of_hosts_holds_no_quote_and_no_line_feed(machine: Machine, odd: 
         machine.load()
 
 
-def test_an_odd_value_of_the_machine_is_passed_over_and_said(machine: Machine) -> None:
+def test_an_odd_value_of_the_machine_is_passed_over_and_reported(machine: Machine) -> None:
     settings = machine.load(http_proxy='http://me:secret@p:1" ; x "')
     assert settings.http_proxy is None
     assert "passing over the value of http_proxy" in settings.notices[0]

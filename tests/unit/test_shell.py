@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from cell_inputs import complete, inputs_for, inputs_for_stack, plan_for
 from git_server import git_server
-from road import complete, inputs_for, inputs_for_stack, plan_for
 from test_plan import BASE
 
 from envbuild.errors import UsageError
@@ -24,7 +24,7 @@ from envbuild.lock.model import GitSource, Missing, Submodule
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
 from envbuild.plan.plan import plan_of
-from envbuild.plan.shell import HOST_BRINGS, script
+from envbuild.plan.shell import HOST_PROVIDES, script
 from envbuild.stacks.load import load_stack, stack_names
 
 CUDA = BASE | {"flash-attn-hopper": "auto", "megatron": "auto"}
@@ -105,14 +105,14 @@ def test_unlocked_says_so_in_its_first_lines_and_adopts_nothing():
     assert "this script is unlocked, so no torch can be compared" in text
 
 
-def test_a_host_brings_its_own_images_and_os_packages():
+def test_a_host_has_its_own_images_and_os_packages():
     lock = complete(inputs_for(cuda="cpu")).lock
     of_the_host = (
         Missing(what="digest of docker.io/x:1 (base)", host="docker.io", stages=("base",)),
         Missing(what="OS packages on noble: gcc", host="archive.ubuntu.com", stages=("base", "devel")),
     )
     ours = Missing(what="source tree of apex at 123", host="github.com", stages=("src-apex",))
-    assert lock.model_copy(update={"missing": (*of_the_host, ours)}).lacking(HOST_BRINGS) == (ours,)
+    assert lock.model_copy(update={"missing": (*of_the_host, ours)}).still_missing(HOST_PROVIDES) == (ours,)
 
 
 def test_a_torch_that_exists_in_an_image_alone_is_refused():
@@ -129,7 +129,7 @@ def stack_plan(name, path=None, **changes):
 
 
 @pytest.mark.parametrize("name", [n for n in stack_names() if n != "gpt2-3d"])
-def test_a_stack_brings_its_repository_patches_and_steps(name):
+def test_a_stack_has_its_repository_patches_and_steps(name):
     made = stack_plan(name)
     text = script(made)
     assert f"step stack \"$stack_key\" 8 'stack {name}'" in text
@@ -168,9 +168,9 @@ def moved(text, *, path=None, prefix="/p", cuda="/cuda"):
 @pytest.mark.parametrize("prefix", ["/tmp/envbuild-mine", "/data/run/envbuild", "/opt/tools/venv", "/opt/openmpi"])
 def test_a_prefix_may_look_like_a_path_of_the_image(prefix):
     paths = "/opt/venv/bin /opt/tools /opt/openmpi/lib /run/envbuild/uv /tmp/envbuild-src /usr/local/cuda/bin"
-    told = moved(paths, prefix=prefix, cuda="/usr/local/cuda-12.6")
+    paths_there = moved(paths, prefix=prefix, cuda="/usr/local/cuda-12.6")
     own = ("venv/bin", "tools", "mpi/lib", "envbuild/run/uv", "envbuild/tmp/src")
-    assert told.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
+    assert paths_there.split() == [*(f"{prefix}/{path}" for path in own), "/usr/local/cuda-12.6/bin"]
 
 
 def test_a_path_of_the_repository_is_moved_where_it_is_one_and_nowhere_else():
@@ -215,7 +215,7 @@ def test_a_variable_is_not_left_out_for_its_maker():
     assert "NVIDIA_VISIBLE_DEVICES=" not in text.split("activate.sh")[1]
 
 
-def test_what_the_environment_lacks_stays_expected_but_for_what_comes_with_torch(tmp_path):
+def test_what_is_missing_in_the_environment_stays_expected_but_for_what_comes_with_torch(tmp_path):
     (tmp_path / "run").mkdir()
     packages = {"pytest": "9", "einops-not-here": "1", "nvidia-not-here": "1"}
     expected = {"cell_id": "c", "lock_digest": "d", "packages": packages}
@@ -243,6 +243,7 @@ def test_a_build_finds_what_it_would_fetch(tmp_path):
     state = tmp_path / "state"
     (state / "run" / "jobs").mkdir(parents=True)
     (state / "run" / "lock.json").write_text(json.dumps({"files": [{"name": n, **f} for n, f in files.items()]}))
+    # plain-words: allow bring - the file's name
     shutil.copy(data_dir("dockerfiles") / "host" / "bring", state / "run" / "bring")
     variables = f'state={state} wheels="" sources={site} offline=1 python={sys.executable}'
     stubs = "jobs_for() { echo 1; }; compile() { (cd $state/run/downloads && find . -type f | sort); }"
@@ -287,7 +288,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "env", "code", "said"),
+    ("args", "env", "code", "message"),
     [
         (["--upside-down"], {}, 2, "there is no option --upside-down"),
         (["--sources"], {}, 2, "--sources needs a value"),
@@ -298,10 +299,10 @@ def run(tmp_path):
         (["--adopt-torch", "/bin/echo"], {}, 4, "the cell is for Python 3."),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(run, args, env, code, said):
+def test_what_cannot_work_is_refused_at_once(run, args, env, code, message):
     done = run({"cuda": "cpu"}, *args, **env)
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 3
 
 
@@ -320,7 +321,7 @@ def test_another_toolkit_is_refused_with_both_versions(run, tmp_path):
     assert "has nvcc 12.4" in done.stderr
 
 
-# -- what it brings -----------------------------------------------------------------------------------------------------
+# -- what it installs ---------------------------------------------------------------------------------------------------
 
 
 def git(folder, *args):
@@ -330,8 +331,8 @@ def git(folder, *args):
     ).stdout.strip()
 
 
-def bring(*args):
-    helper = data_dir("dockerfiles") / "host" / "bring"
+def fetch_by_script(*args):
+    helper = data_dir("dockerfiles") / "host" / "bring"  # plain-words: allow bring - the file's name
     return subprocess.run([sys.executable, helper, *map(str, args)], capture_output=True, text=True, check=False)
 
 
@@ -380,7 +381,7 @@ def upstream(tmp_path):
 def test_a_clone_a_folder_and_an_archive_give_the_same_verified_tree(upstream, tmp_path):
     clones, source, lock = upstream
     dest = tmp_path / "one"
-    done = bring("source", lock, "thing", dest, clones, "1")
+    done = fetch_by_script("source", lock, "thing", dest, clones, "1")
     assert done.returncode == 0, done.stderr
     assert f"tree {source.tree}" in done.stdout
     assert (dest / "deps" / "part" / "part.h").read_text() == "int x;\n"
@@ -392,7 +393,7 @@ def test_a_clone_a_folder_and_an_archive_give_the_same_verified_tree(upstream, t
     with tarfile.open(packed / f"lib-{source.commit}.tar.gz", "w:gz") as tar:
         tar.add(dest, "lib-inner")
     for site in (plain, packed):
-        done = bring("source", lock, "thing", tmp_path / "two", site, "1")
+        done = fetch_by_script("source", lock, "thing", tmp_path / "two", site, "1")
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "two" / "link").is_symlink()
 
@@ -400,11 +401,11 @@ def test_a_clone_a_folder_and_an_archive_give_the_same_verified_tree(upstream, t
 @pytest.mark.parametrize("path", ["a", "deps/part/part.h"])
 def test_a_changed_tree_is_refused_with_both_ids(upstream, tmp_path, path):
     clones, source, lock = upstream
-    bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    fetch_by_script("source", lock, "thing", tmp_path / "one", clones, "1")
     site = tmp_path / "site" / f"thing-{source.commit}"
     shutil.copytree(tmp_path / "one", site, symlinks=True)
     (site / path).write_text("other")
-    done = bring("source", lock, "thing", tmp_path / "two", tmp_path / "site", "1")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "two", tmp_path / "site", "1")
     assert done.returncode == 4
     assert "is not what the lock names" in done.stderr
     assert (source.submodules[0].tree if "part" in path else source.tree) in done.stderr
@@ -412,7 +413,7 @@ def test_a_changed_tree_is_refused_with_both_ids(upstream, tmp_path, path):
 
 def test_a_tree_made_small_is_verified_in_what_it_has(upstream, tmp_path):
     clones, source, lock = upstream
-    bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    fetch_by_script("source", lock, "thing", tmp_path / "one", clones, "1")
     site = tmp_path / "site"
     tree = site / f"thing-{source.commit}"
     shutil.copytree(tmp_path / "one", tree, symlinks=True)
@@ -423,18 +424,18 @@ def test_a_tree_made_small_is_verified_in_what_it_has(upstream, tmp_path):
     ]
     shutil.rmtree(tree / "a0")
     (tree / "a.c").unlink()
-    assert bring("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
+    assert fetch_by_script("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
     (site / f"thing-{source.commit}.absent").write_text("".join(f"{line}\n" for line in listed))
-    done = bring("source", lock, "thing", tmp_path / "two", site, "1")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "two", site, "1")
     assert done.returncode == 0, done.stderr
     assert "without 2 files that its list names" in done.stdout
     (tree / "a-b").write_text("other")
-    assert bring("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
+    assert fetch_by_script("source", lock, "thing", tmp_path / "two", site, "1").returncode == 4
 
 
 def test_a_source_that_cannot_be_had_says_where_to_put_it(upstream, tmp_path):
     _, source, lock = upstream
-    done = bring("source", lock, "thing", tmp_path / "one", tmp_path / "empty", "1")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "one", tmp_path / "empty", "1")
     assert done.returncode == 8
     assert f"put it there as thing-{source.commit}" in done.stderr
 
@@ -446,9 +447,9 @@ def test_a_file_is_held_against_its_hash(tmp_path):
     lock = tmp_path / "lock.json"
     good = hashlib.sha256(b"x").hexdigest()
     lock.write_text(json.dumps({"files": [{"name": "te", "url": "https://h.invalid/a/te-1.0.tar.gz", "sha256": good}]}))
-    assert bring("source", lock, "te", tmp_path / "d", site, "1").returncode == 0
+    assert fetch_by_script("source", lock, "te", tmp_path / "d", site, "1").returncode == 0
     (site / "te-1.0.tar.gz").write_bytes(b"y")
-    done = bring("source", lock, "te", tmp_path / "d", site, "1")
+    done = fetch_by_script("source", lock, "te", tmp_path / "d", site, "1")
     assert done.returncode == 4
     assert good in done.stderr
 
@@ -458,9 +459,9 @@ def test_a_wheel_compiled_elsewhere_is_held_against_its_record(tmp_path):
     kept.mkdir()
     (kept / "a.whl").write_bytes(b"x")
     (kept / "record.json").write_text(json.dumps({"wheel": "a.whl", "sha256": hashlib.sha256(b"x").hexdigest()}))
-    assert bring("wheel", kept, tmp_path / "one").returncode == 0
+    assert fetch_by_script("wheel", kept, tmp_path / "one").returncode == 0
     (kept / "a.whl").write_bytes(b"y")
-    assert bring("wheel", kept, tmp_path / "two").returncode == 4
+    assert fetch_by_script("wheel", kept, tmp_path / "two").returncode == 4
     assert not (tmp_path / "two").exists()
 
 
@@ -469,7 +470,7 @@ def test_a_wheel_compiled_elsewhere_is_held_against_its_record(tmp_path):
 
 @pytest.fixture
 def look(tmp_path):
-    """Let `adopt look` find a torch 2.11.0 for CUDA 13.0 with these packages beside it, where the lock names others."""
+    """Let `adopt look` find a torch 2.11.0 for CUDA 13.0 with these packages next to it, where the lock names others."""
 
     def call(packages, hip=None):
         site = tmp_path / "host" / "site-packages"
@@ -603,7 +604,7 @@ def lock_of(tmp_path, **source):
 def test_a_hostile_field_of_a_lock_is_one_message(tmp_path, source):
     marker = tmp_path / "marker"
     filled = json.loads(json.dumps(source).replace("{marker}", str(marker)))
-    done = bring("source", lock_of(tmp_path, **filled), "thing", tmp_path / "one", "", "0")
+    done = fetch_by_script("source", lock_of(tmp_path, **filled), "thing", tmp_path / "one", "", "0")
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "can be used" in done.stderr
@@ -613,18 +614,18 @@ def test_a_hostile_field_of_a_lock_is_one_message(tmp_path, source):
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"sources": 5}', '{"sources": [5]}', "\xff"])
 def test_a_lock_that_is_none_is_one_message(tmp_path, text):
     (tmp_path / "lock.json").write_text(text, encoding="latin-1")
-    done = bring("source", tmp_path / "lock.json", "thing", tmp_path / "one", "", "0")
+    done = fetch_by_script("source", tmp_path / "lock.json", "thing", tmp_path / "one", "", "0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
 def test_another_protocol_is_asked_for(tmp_path, upstream, monkeypatch):
     clones, source, _ = upstream
     lock = lock_of(tmp_path, url=f"file://{clones}/part", commit=source.submodules[0].commit)
-    done = bring("source", lock, "thing", tmp_path / "one", "", "0")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "one", "", "0")
     assert done.returncode == 2
     assert "ENVBUILD_GIT_PROTOCOLS" in done.stderr
     monkeypatch.setenv("ENVBUILD_GIT_PROTOCOLS", "file")
-    assert bring("source", lock, "thing", tmp_path / "one", "", "0").returncode == 0
+    assert fetch_by_script("source", lock, "thing", tmp_path / "one", "", "0").returncode == 0
     assert (tmp_path / "one/part.h").is_file()
 
 
@@ -638,7 +639,7 @@ def test_an_upstream_is_fetched_over_https(tmp_path, upstream, monkeypatch):
         monkeypatch.setenv("GIT_SSH_COMMAND", f"touch {tmp_path}/marker")
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
         (tmp_path / "gitconfig").write_text(f'[url "https://127.0.0.1:1/"]\n\tinsteadOf = {served.url}/\n')
-        done = bring("source", lock, "thing", tmp_path / "one", "", "0")
+        done = fetch_by_script("source", lock, "thing", tmp_path / "one", "", "0")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "one/part.h").is_file()
 
@@ -660,7 +661,7 @@ def test_a_clones_own_configuration_runs_nothing(tmp_path, upstream):
     (clones / "lib/.git/info/attributes").write_text("* filter=x\n")
     for hook in ("post-checkout", "post-index-change"):
         shutil.copy(script, clones / "lib/.git/hooks" / hook)
-    done = bring("source", lock, "thing", tmp_path / "one", clones, "1")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "one", clones, "1")
     assert done.returncode == 0, done.stderr
     assert not marker.exists()
 
@@ -676,7 +677,7 @@ def test_a_submodule_behind_a_link_stays_in_its_tree(tmp_path):
     (part / "file").write_text("x")
     submodule = {"path": "sub/x", "url": "https://127.0.0.1:1/x", "commit": "2" * 40}
     lock = lock_of(tmp_path, commit="1" * 40, submodules=[submodule])
-    done = bring("source", lock, "thing", tmp_path / "one", tmp_path / "site", "1")
+    done = fetch_by_script("source", lock, "thing", tmp_path / "one", tmp_path / "site", "1")
     assert done.returncode == 4, done.stderr
     assert not list(outside.iterdir())
 
@@ -685,7 +686,9 @@ def test_a_fifo_among_the_sources_does_not_hang(tmp_path):
     place = tmp_path / "site" / f"thing-{'1' * 40}"
     place.mkdir(parents=True)
     os.mkfifo(place / "fifo")
-    done = bring("source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1")
+    done = fetch_by_script(
+        "source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1"
+    )
     assert done.returncode == 4, done.stderr
     assert "neither a file" in done.stderr
 
@@ -703,7 +706,9 @@ def test_an_archive_among_the_sources_stays_in_its_folder(tmp_path, kind):
             member.type = tarfile.FIFOTYPE
         tar.addfile(member)
         tar.addfile(tarfile.TarInfo("a/marker"))
-    done = bring("source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1")
+    done = fetch_by_script(
+        "source", lock_of(tmp_path, commit="1" * 40), "thing", tmp_path / "one", tmp_path / "site", "1"
+    )
     assert done.returncode == 4, done.stderr
     assert "cannot be unpacked" in done.stderr
     assert not list(tmp_path.rglob("marker"))
@@ -740,7 +745,7 @@ def test_a_file_is_downloaded_whole_or_not_at_all(tmp_path, path, code):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         lock = file_lock(tmp_path, f"http://127.0.0.1:{server.server_address[1]}/{path}")
-        done = bring("source", lock, "te", tmp_path / "d", "", "0")
+        done = fetch_by_script("source", lock, "te", tmp_path / "d", "", "0")
     finally:
         server.shutdown()
         server.server_close()
@@ -752,7 +757,7 @@ def test_a_file_is_downloaded_whole_or_not_at_all(tmp_path, path, code):
 def test_a_file_of_another_hash_is_not_left(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site/a.tar").write_text("other")
-    done = bring(
+    done = fetch_by_script(
         "source", file_lock(tmp_path, "https://127.0.0.1:1/a.tar"), "te", tmp_path / "d", tmp_path / "site", "1"
     )
     assert done.returncode == 4
@@ -767,9 +772,9 @@ def test_a_folder_of_a_wheel_gives_what_its_record_names(tmp_path):
     (kept / "other.whl").write_bytes(b"hostile")
     record = {"wheel": "te.whl", "sha256": hashlib.sha256(b"x").hexdigest()}
     (kept / "record.json").write_text(json.dumps(record))
-    done = bring("wheel", kept, tmp_path / "one")
+    done = fetch_by_script("wheel", kept, tmp_path / "one")
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["record.json", "te.whl"]
     for wheel in ("../te.whl", "/etc/passwd", 5):
         (kept / "record.json").write_text(json.dumps(record | {"wheel": wheel}))
-        assert bring("wheel", kept, tmp_path / "two").returncode == 2
+        assert fetch_by_script("wheel", kept, tmp_path / "two").returncode == 2

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from road import plan_for
+from cell_inputs import plan_for
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.site import jobs, secrets
@@ -140,7 +140,7 @@ def test_a_tmpdir_that_apt_cannot_read_is_a_clear_message(tmp_path):
 @pytest.mark.parametrize("package", ["-oDPkg::Pre-Invoke::=x", "a b", "bash=1 x", "?essential", "x;y", "bash=-1", ""])
 def test_a_name_that_is_no_packages_never_reaches_apt(tmp_path, monkeypatch, package):
     monkeypatch.setattr("envbuild.lock.apt._IsolatedApt", None)
-    with pytest.raises(LockError, match="is no OS package"):
+    with pytest.raises(LockError, match="is not an OS package"):
         resolve_os_packages(settings_of(tmp_path), suite="bookworm", packages=[package])
 
 
@@ -178,5 +178,5 @@ def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
 
 
 def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
-    with pytest.raises(LockError, match="describes bash in no known way: version"):
+    with pytest.raises(LockError, match="describes bash in an unknown way: version"):
         _parse_stanzas("Package: bash\nArchitecture: amd64\n")

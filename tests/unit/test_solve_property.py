@@ -1,4 +1,4 @@
-"""Ten thousand random requests, each answer held against the brute force of `naive`."""
+"""Ten thousand random requests, each answer compared with the brute force of `naive`."""
 
 import random
 import sys

@@ -49,12 +49,12 @@ def test_each_command_runs_in_a_container_of_its_own(engine: Path) -> None:
         ("kernels", "unproven", "it needs a GPU, and this host has none"),
         ("broken", "failed", "exit 3: no module"),
     ]
-    said = engine.read_text().splitlines()
-    made = [line for line in said if line.startswith("create ")]
+    calls = engine.read_text().splitlines()
+    made = [line for line in calls if line.startswith("create ")]
     assert len(made) == 2
     assert all("--name envbuild-proof-" in line and "--network none" in line for line in made)
     assert all(f"-- sha256:{'0' * 64} -c" in line for line in made)  # not the tag, which may move
-    assert len([line for line in said if line.startswith("rm --force --volumes envbuild-proof-")]) == 2
+    assert len([line for line in calls if line.startswith("rm --force --volumes envbuild-proof-")]) == 2
     with pytest.raises(SmokeError, match="the stack's proof 'broken' failed: exit 3: no module"):
         stack_proof.raise_for(shown, "an-image")
     stack_proof.raise_for(shown[:2], "an-image")

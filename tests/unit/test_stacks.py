@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from road import complete, inputs_for_stack
+from cell_inputs import complete, inputs_for_stack
 
 from envbuild.cli import main
 from envbuild.errors import DataError, LockError, NoCellError, UsageError
@@ -176,7 +176,7 @@ def test_devel_flavor_starts_from_the_base_with_the_compiler():
 def test_ngc_stack_takes_torch_from_its_image():
     plan = _plan(load_stack("gpt2-3d"))
     assert not plan.has("torch")
-    assert plan.brought == ("numpy", "torch")
+    assert plan.provided == ("numpy", "torch")
     assert [c.axis for c in plan.components] == ["deepspeed"]
     text = dockerfile(plan)
     assert 'ENV PATH="/opt/venv/bin:$PATH"' in text
@@ -233,7 +233,7 @@ def test_own_file_of_the_same_schema(tmp_path):
         ('run = "make -C megatron/data"\ncompiles = true\n', "compiles = true\n", "compiles, so it needs `run`"),
         ('keep = ["megatron/data/helpers*.so"]\n', "", "`keep` for the files"),
         ('version = "3.1.4"\n', "", "give either `version` or both"),
-        ('"numpy<1.24"', '"numpy<<1.24"', "is no requirement"),
+        ('"numpy<1.24"', '"numpy<<1.24"', "is not a requirement"),
         ('stated = "3.10.10 or 3.11.4"', 'stated = "3.9"', "says that the makers stated '3.9'"),
         ('name = "mpirun"\n', 'name = "mpirum"\n', "launchers.1.name"),
         ("[stated]", "[stated", "cannot be read"),
@@ -242,26 +242,26 @@ def test_own_file_of_the_same_schema(tmp_path):
         ("[environment]", '[environment]\nPATH = "/opt/mine/bin:$PATH"', "PATH is made by envbuild"),
         ("[environment]", '[environment]\nA = """b\nUSER x"""', "environment"),
         ('cuda = "11.8"', 'cuda = " "', "stated.cuda"),
-        ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a key of its own"),
+        ('cuda = "11.8"', 'cuda = "11.8"\nflavor = "devel"', "the flavor is a separate key"),
         ("title = ", "titel = ", "unknown key titel"),
         ('run = "make -C megatron/data"', 'run = "true\\nenvbuild_end\\nUSER x"', "the word that ends a script"),
-        ('path = "/', 'path = "/opt/../', "leads out of where it begins"),
+        ('path = "/', 'path = "/opt/../', "leads out of its folder"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["a b; rm -rf c"]', "steps.0.keep.0"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/../../x*"]', "leads out of the repository"),
         ('keep = ["megatron/data/helpers*.so"]', 'keep = ["megatron/.?/.?/x"]', "leads out of the repository"),
         ("{hostfile}", "{hostfil}", "launcher deepspeed: {hostfil} is none of"),
         ('"makefile", "fused-kernels"', '"makefile", "makefile"', "two patches are called 'makefile'"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image's own"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/usr"', "is a folder of the image's own"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/etc/megatron"', "is a folder of the image's own"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/opt/venv"', "is a folder of the image"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/usr"', "is a folder of the image"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/etc/megatron"', "is a folder of the image"),
         ('path = "/workspace/megatron-deepspeed"', 'path = "//"', "repository.path"),
-        ('path = "/workspace/megatron-deepspeed"', 'path = "/workspace/."', "leads out of where it begins"),
+        ('path = "/workspace/megatron-deepspeed"', 'path = "/workspace/."', "leads out of its folder"),
         ('ref = "hpc/fujii/new-mds"', 'ref = "main\\nRUN x"', "repository.ref"),
         ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed", "does not end in .git"),
         ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed.git#main", "repository.url"),
         ("https://github.com/llm", "https://me:secret@github.com/llm", "repository.url"),
-        ('version = "3.1.4"', 'version = ""', "is no version such as"),
-        ('version = "3.1.4"', 'version = "1\\nRUN x"', "is no version such as"),
+        ('version = "3.1.4"', 'version = ""', "is not a version such as"),
+        ('version = "3.1.4"', 'version = "1\\nRUN x"', "is not a version such as"),
         ('module = "mpi4py.MPI"', 'module = "mpi4py; x"', "builds.0.module"),
         ('extensions = ["MPI"]', 'extensions = ["a b; x"]', "builds.0.extensions"),
         ('CFLAGS = "-g0"', 'PATH = "/x"', "PATH is made by envbuild"),
@@ -344,14 +344,14 @@ def test_a_correction_of_what_nobody_stated(tmp_path):
 
 def test_a_correction_of_a_misspelt_axis(tmp_path):
     stack = load_stack(_own(tmp_path, ('item = "deepspeed"', 'item = "deepsped"'), source="gpt2-3d"))
-    with pytest.raises(DataError, match="a correction is of 'deepsped', which is no axis") as refused:
+    with pytest.raises(DataError, match="a correction is of 'deepsped', which is not an axis") as refused:
         inputs_of(load_matrix(), _solution(load_stack("gpt2-3d")).cell, stack=stack)
     assert "deepspeed" in refused.value.hint
 
 
 def test_a_lock_of_a_users_own_stack_asks_for_its_file(tmp_path):
     own = _own(tmp_path, ('name = "llm-jp"', 'name = "mine"'))
-    with pytest.raises(UsageError, match="the lock is of the stack mine, which is somebody's own") as refused:
+    with pytest.raises(UsageError, match="the lock is of the stack mine, which is not one of envbuild's") as refused:
         stack_of_lock("mine", None)
     assert "--stack FILE" in refused.value.hint
     assert stack_of_lock("mine", own).name == "mine"
@@ -382,7 +382,7 @@ def test_a_build_that_another_source_of_the_cell_is(tmp_path, name, message):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
 
 
-def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
+def test_a_numpy_next_to_the_torch_of_an_image(tmp_path):
     stack = load_stack(_own(tmp_path, ('"protobuf<4"', '"protobuf<4", "numpy==1.99"'), source="gpt2-3d"))
     with pytest.raises(DataError, match=r"'numpy==1.99' is decided by ngc-20.12"):
         inputs_of(load_matrix(), _solution(stack).cell, stack=stack)
@@ -393,11 +393,11 @@ def test_a_numpy_beside_the_torch_of_an_image(tmp_path):
     [
         ('te = "none"', 'te = "none "', 0, ""),
         ('te = "none"', 'te = ">>9"', 2, "where: stack llm-jp"),
-        ('te = "none"', 'te = "none"\ndriver = "auto"', 8, "no NVIDIA driver that answers"),
+        ('te = "none"', 'te = "none"\ndriver = "auto"', 8, "no NVIDIA driver answers"),
         ('"nltk"', '"torch"', 2, "the requirement 'torch' is the axis torch"),
     ],
 )
-def test_resolve_tells_what_is_wrong_in_a_stack(tmp_path, capsys, monkeypatch, old, new, code, says):
+def test_resolve_reports_what_is_wrong_in_a_stack(tmp_path, capsys, monkeypatch, old, new, code, says):
     monkeypatch.setattr("envbuild.host.driver_version", lambda: None)
     with pytest.raises(SystemExit) as ended:
         main(["resolve", "--stack", _own(tmp_path, (old, new))])
@@ -434,7 +434,7 @@ def test_no_such_stack():
 
 
 @pytest.mark.parametrize("name", stack_names())
-def test_no_image_tells_te_where_one_of_cudnns_libraries_is(name: str) -> None:
+def test_no_image_names_the_place_of_one_of_cudnns_libraries(name: str) -> None:
     """With CUDNN_HOME or CUDNN_PATH TE loads libcudnn.so.9 alone, and then misses those that its own library names."""
     assert not {"CUDNN_HOME", "CUDNN_PATH"} & set(load_stack(name).environment)
 

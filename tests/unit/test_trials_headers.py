@@ -73,9 +73,14 @@ def test_a_header_that_is_not_in_the_wheel_fails_and_a_guarded_one_does_not(tree
 
 @pytest.mark.parametrize(("required", "fails"), [(None, False), (17, False), (20, True)])
 def test_a_build_that_states_an_older_standard_than_torch_takes_fails(tree, required, fails):
-    folder = tree(tools__torch_dot_py=SETUP, csrc__a_dot_cpp="")
-    told = "setup.py states -std=c++17, and torch's ATen/ATen.h refuses less than C++20"
-    assert try_headers(folder, SOURCES, TORCH, required).missing == ((told,) if fails else ())
+    folder = tree(tools__torch_dot_py=SETUP, csrc__a_dot_cpp="#include <torch/torch.h>\n")
+    reason = "setup.py states -std=c++17, and torch's ATen/ATen.h refuses less than C++20"
+    assert try_headers(folder, SOURCES, TORCH, required).missing == ((reason,) if fails else ())
+
+
+def test_headers_of_the_stable_abi_take_any_standard(tree):
+    folder = tree(tools__torch_dot_py=SETUP, csrc__a_dot_cpp="#include <torch/csrc/stable/tensor.h>\n")
+    assert try_headers(folder, SOURCES, {"torch/include/torch/csrc/stable/tensor.h"}, 20).missing == ()
 
 
 @pytest.mark.parametrize(
@@ -88,3 +93,18 @@ def test_a_build_that_states_an_older_standard_than_torch_takes_fails(tree, requ
 )
 def test_the_standard_that_torch_requires(text, standard):
     assert required_standard(text) == standard
+
+
+@pytest.mark.parametrize(
+    ("files", "torch", "missing"),
+    [
+        (("old", "new"), "2.8.0", ()),
+        (("old", "new"), "2.9.0", ("csrc/new.cpp:1: <torch/stable.h>",)),
+        (("old",), "2.9.0", ()),
+    ],
+)
+def test_of_two_files_the_one_that_the_build_takes_with_this_torch_counts(tree, files, torch, missing):
+    sources = HostSources(folders=("csrc",), includes=(), instead={"csrc/new.cpp": (">=2.9", "csrc/old.cpp")})
+    texts = {"old": "#include <ATen/ATen.h>\n", "new": "#include <torch/stable.h>\n"}
+    folder = tree(**{f"csrc__{name}_dot_cpp": texts[name] for name in files})
+    assert try_headers(folder, sources, TORCH, None, torch=torch).missing == missing

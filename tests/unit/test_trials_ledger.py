@@ -99,8 +99,8 @@ def test_each_pair_of_a_cell_is_tried_stated_or_neither():
     matrix = with_rules(small_matrix(), requires("apex-torch", when={"apex": "25.08"}, needs={"torch": ">=2.7"}))
     versions = {"torch": "2.8.0+cu126", "te": "2.6.0", "apex": "25.08", "python": "3.12"}
     found = standing_of_pairs(matrix, versions, matrix.rules, Ledger([failed(te="2.6.0", torch="2.8.0").sealed()]))
-    told = {tuple(pair.versions): (pair.known, pair.verdict) for pair in found}
-    assert told == {
+    known = {tuple(pair.versions): (pair.known, pair.verdict) for pair in found}
+    assert known == {
         ("te", "torch"): ("tried", "failed"),
         ("apex", "torch"): ("stated", None),
         ("apex", "te"): ("neither", None),

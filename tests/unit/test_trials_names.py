@@ -37,6 +37,7 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/plain/inner.py": "x = 1\n",
     "torch/dtypes.py": "def _add(kind):\n    from torch import dtypes\n    setattr(dtypes, kind.__name__, kind)\n",
     "torch/share/data.json": "",
+    "torch/listed.py": "for item in ['_first', 'second']:\n    globals()[item] = getattr(x, item)\n",
 }
 
 
@@ -53,6 +54,8 @@ def torch():
         ("torch", "float16", "yes"),  # through `from torch._C import *`, which a stub describes
         ("torch", "mean", "yes"),  # made while it runs, and declared for type checkers
         ("torch", "Declared", "yes"),
+        ("torch.listed", "_first", "yes"),
+        ("torch.listed", "third", "unknown"),
         ("torch", "whatever", "unknown"),  # it writes to globals()
         ("torch.nn", "Linear", "yes"),
         ("torch.nn", "_listed", "yes"),  # by __all__
@@ -226,3 +229,23 @@ def test_what_imports_the_other_component_in_the_open_is_a_way_in():
 def test_a_file_that_is_no_python_is_counted():
     made = consumer(pkg__init="", pkg__template="def {name}(: ...\n")
     assert made.unread == ["pkg/template.py"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "missing"),
+    [("api", True), ("mine.api", True), ("other", False), ("mine.other", False), ("mine", True)],
+)
+def test_an_entry_that_the_setup_installs_under_another_name_is_found(torch, entry, missing):
+    consumer = Consumer()
+    consumer.add("api.py", "from torch.nn import Gone\n")
+    consumer.add("other.py", "import torch\n")
+    found = try_names(consumer, entry=entry, libraries={"torch": torch}, of="torch")
+    assert bool(found.missing) is missing
+
+
+def test_how_much_is_asked_of_the_other_is_counted(torch):
+    consumer = Consumer()
+    consumer.add("a.py", "import numpy\nimport torch\nfrom torch import nn\n")
+    libraries = {"torch": torch}
+    assert try_names(consumer, entry=None, libraries=libraries, of="torch").asked == 2
+    assert try_names(consumer, entry=None, libraries=libraries, of="transformer_engine").asked == 0

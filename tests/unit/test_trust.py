@@ -1,4 +1,4 @@
-"""Who vouches for an image, and what is read of a foreign one, where no engine is needed."""
+"""Who confirmed the digest of an image, and what is read of a foreign one, where no engine is needed."""
 
 import io
 import json
@@ -7,11 +7,11 @@ import struct
 import tarfile
 
 import pytest
-from road import complete, inputs_for
+from cell_inputs import complete, inputs_for
 
 from envbuild.cli import main
+from envbuild.cli.cell_options import parse_digest
 from envbuild.cli.image_report import for_people
-from envbuild.cli.road import parse_digest
 from envbuild.engine.built import built_digest, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure
@@ -109,9 +109,9 @@ def test_what_is_no_digest_is_a_mistake_in_the_arguments(capsys, command, text):
     with pytest.raises(SystemExit) as caught:
         main([command, "--cuda", "cpu", "--digest", text])
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert "--digest" in said
-    assert "\x1b" not in said
+    printed = capsys.readouterr().err
+    assert "--digest" in printed
+    assert "\x1b" not in printed
 
 
 def test_a_digest_is_taken_as_it_is():
@@ -130,20 +130,20 @@ DAMAGED = [
 REFERENCE = parse_reference("r.example/team/denied-unauthorized:not-found")
 
 
-@pytest.mark.parametrize("said", DAMAGED)
-def test_what_a_registry_damaged_is_a_failed_verification(said):
-    error = _engine_failure(f"{REFERENCE.repository}\n {said}\n", REFERENCE, "pulling x")
+@pytest.mark.parametrize("printed", DAMAGED)
+def test_what_a_registry_damaged_is_a_failed_verification(printed):
+    error = _engine_failure(f"{REFERENCE.repository}\n {printed}\n", REFERENCE, "pulling x")
     assert isinstance(error, LockError)
     assert "is damaged" in error.what
     assert "--no-pull" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "what"),
+    ("printed", "kind", "what"),
     [
         ("failed to extract layer: write /x: no space left on device", HostError, "the disk is full"),
         ("pull access denied for x, repository does not exist or may require 'docker login'", HostError, "refuses access"),
-        ("failed to resolve reference: r.example/x: not found", LockError, "does not hold this image"),
+        ("failed to resolve reference: r.example/x: not found", LockError, "does not have this image"),
         ("dial tcp 127.0.0.1:9: connect: connection refused", HostError, "pulling x failed"),
         (f'Get "https://{REFERENCE.repository}": EOF', HostError, "pulling x failed"),
         ("received unexpected HTTP status: 503 Service Unavailable", HostError, "pulling x failed"),
@@ -151,17 +151,17 @@ def test_what_a_registry_damaged_is_a_failed_verification(said):
         ("", HostError, "docker gave no reason"),
     ],
 )  # fmt: skip
-def test_other_failures_of_a_pull_keep_their_meaning(said, kind, what):
-    error = _engine_failure(said, REFERENCE, "pulling x")
+def test_other_failures_of_a_pull_keep_their_meaning(printed, kind, what):
+    error = _engine_failure(printed, REFERENCE, "pulling x")
     assert isinstance(error, kind)
     assert what in error.what
 
 
 @pytest.mark.parametrize(
-    "said", ["\x1b]0;owned\x07\x1b[2J", "x: unexpected EOF \x1b[31m\u202e", "x" * 10**6 + "\x9b2J"]
+    "printed", ["\x1b]0;owned\x07\x1b[2J", "x: unexpected EOF \x1b[31m\u202e", "x" * 10**6 + "\x9b2J"]
 )
-def test_what_a_registry_has_the_engine_say_is_printed_as_text_and_cut(said):
-    text = str(_engine_failure(said, REFERENCE, "pulling x"))
+def test_what_a_registry_has_the_engine_say_is_printed_as_text_and_cut(printed):
+    text = str(_engine_failure(printed, REFERENCE, "pulling x"))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert len(text) < 2000
 
@@ -247,7 +247,7 @@ def test_what_is_no_whole_tar_is_an_error_of_tars(body):
         read(io.BytesIO(body))
 
 
-def test_the_answer_of_a_pull_is_json_that_names_who_vouches():
+def test_the_answer_of_a_pull_is_json_that_names_who_confirmed_it():
     found = Verified(by="nobody", digest=ONE).as_json()
     assert json.loads(json.dumps(found)) == found
     assert found["text"].startswith("not verified")
@@ -268,25 +268,25 @@ def answer(**more) -> dict:
     ("origin", "words"),
     [("pulled", "pulled from r.example/team:x in 3 s"), ("found", "pulled earlier from r.example/team:x in 3 s")],
 )
-def test_the_answer_of_an_image_says_where_it_is_from_and_who_vouches(origin, words):
-    said = for_people(answer(origin=origin))
-    assert words in said
-    assert "trust   not verified: nobody but the registry vouches" in said
-    assert "what the image says of itself" in said
-    assert "\nproven" not in said
+def test_the_answer_of_an_image_says_where_it_is_from_and_who_confirmed_it(origin, words):
+    printed = for_people(answer(origin=origin))
+    assert words in printed
+    assert "trust   not verified: no source but the registry names its digest" in printed
+    assert "what the image reports about itself" in printed
+    assert "\nproven" not in printed
 
 
 def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
     built = Verified(by="build", digest=ONE).as_json()
     for origin in ("built", "found"):
-        said = for_people(answer(origin=origin, reference=None, verified=built))
-        assert "pulled" not in said
-        assert "trust" not in said
+        printed = for_people(answer(origin=origin, reference=None, verified=built))
+        assert "pulled" not in printed
+        assert "trust" not in printed
 
 
 def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():
     check = {"name": "packages\x1b[2J", "verdict": "failed", "text": "torch\x1b]0;owned\x07 is not in the lock\r\u202e"}
     audit = {"size": {"bytes": 1}, "checks": [check]}
-    said = for_people(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said)
-    assert r"torch\x1b]0;owned\x07 is not in the lock" in said
+    printed = for_people(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", printed)
+    assert r"torch\x1b]0;owned\x07 is not in the lock" in printed

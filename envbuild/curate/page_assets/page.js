@@ -147,13 +147,13 @@
         known ? element("a", { href: `#rule-${step.rule}` }, element("code", {}, step.rule)) : null,
         ...step.source.flatMap(([text, url], n) => [known || n ? " · " : "", source(text, url)]));
     }));
-  const said = (cell, found) => {
+  const placed = (cell, found) => {
     const claim = proofs[claimed(cell, found)];
     const how = found.status === "failed" ? "failed" : found.status === "stale" ? `stale: ${claim}` : claim;
     return [how, `${found.status === "failed" ? " on" : ":"} ${found.where}${found.gpu.startsWith("sm_") ? ` (${found.gpu})` : ""}, ${age(found.date)}`];
   };
-  const told = (cell) => (found) => {
-    const [how, where] = said(cell, found);
+  const entry = (cell) => (found) => {
+    const [how, where] = placed(cell, found);
     const line = element("li", { class: `standing ${found.status}` }, element("b", {}, how), where,
       found.why ? ` (${found.why})` : "", element("br"));
     line.append(element("a", { href: `#evidence-${found.record}` }, element("code", {}, found.cell)));
@@ -186,7 +186,7 @@
         parts.push(command(`envbuild explain ${flags(place, true)}`), element("h4", {}, "Without the filters"));
       }
       parts.push(cell.standing.length
-        ? element("ul", {}, ...cell.standing.map(told(cell)))
+        ? element("ul", {}, ...cell.standing.map(entry(cell)))
         : element("p", { class: "standing never" }, `${proofs[cell.tried]}: the rules allow it, ${cell.tried === "tried" ? "trials of its components with each other passed, " : ""}and no run is recorded.`));
       if (cell.together.length) {
         parts.push(element("p", {}, "Tested together upstream: ",
@@ -230,7 +230,7 @@
     if (event.key === "Escape") { panel.classList.remove("open"); tip.hidden = true; }
   });
 
-  // Hover tells the verdict in a line; what a click tells is in the panel.
+  // Hover shows the verdict in a line; a click shows the rest in the panel.
   function hover(place) {
     let text = words[place.shown];
     const number = place.cell === null ? -1 - Number(place.button.dataset.n)
@@ -239,7 +239,7 @@
       const reason = data.reasons[number];
       text = reason.length ? reason[reason.length - 1].text : text;
     } else if (place.shown !== "out" && place.cell.standing.length) {
-      text = said(place.cell, place.cell.standing[0]).join("");
+      text = placed(place.cell, place.cell.standing[0]).join("");
     }
     tip.replaceChildren(element("b", {}, named(place)), text.length > 220 ? `${text.slice(0, 220)}…` : text);
     tip.hidden = false;

@@ -1,1 +1,1 @@
-"""Trials: whether two releases fit, found out without a GPU and without a whole build."""
+"""Trials: whether two releases fit, found out without a GPU or an image."""

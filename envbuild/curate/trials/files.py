@@ -3,7 +3,9 @@
 import contextlib
 import gzip
 import hashlib
+import io
 import json
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -22,11 +24,14 @@ from envbuild.net.download import download
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, path_below, read_below
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
+from envbuild.util.git import empty_repository, objects_of, run_git
+from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
 _LARGEST = 64 << 20
 _SDIST = Bounds(bytes=2 << 30, members=100_000)
 _SOURCES = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inl", ".inc", ".toml", ".cfg", ".txt")
+_PLAIN_FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]{40})\t(.+)", re.DOTALL)
 _MACHINES = ("x86_64.whl", "none-any.whl")
 
 
@@ -34,7 +39,7 @@ class Files:
     """What indexes hold, and what of it lies in the cache.
 
     Args:
-        settings: the index and the cache. Folders and indexes beside the main one are left out: a trial says what anybody
+        settings: the index and the cache. Folders and indexes besides the main one are left out: a trial shows what anybody
             finds there.
 
     """
@@ -127,7 +132,7 @@ class Files:
             part.write_bytes(data)
             part.replace(place)
         except OutsideError:
-            return  # a name that no file of ours has: it is read again when it is asked for again
+            return  # a name that no file here may have: it is read again when it is needed again
         except OSError as error:
             raise HostError(
                 f"a file cannot be kept: {error.strerror}", where=str(self.folder), hint="free some space there"
@@ -208,6 +213,47 @@ class Files:
                     ) from None
             self._keep(f"{key}/source.done", b"")
         return self.folder / key / "source"
+
+    def checkout(self, repository: Path, commit: str) -> Path:
+        """Return the folder of the sources at `commit`, as `source` does; submodules are left out.
+
+        Args:
+            repository: a clone on this machine, bare or not.
+            commit: 40 hex digits.
+
+        Raises:
+            LockError: it is no clone, or does not hold the commit.
+            HostError: git is not here, or the folder cannot be written.
+
+        """
+        key = hashlib.sha256(f"commit {commit}".encode()).hexdigest()
+        folder = self.folder / key / "source"
+        if (self.folder / key / "source.done").exists():
+            return folder
+        objects = objects_of(repository)
+        if objects is None:
+            raise LockError(f"{repository} is no git repository", hint="name a clone of the component's repository")
+        with empty_repository() as own:
+            listed = run_git(own, "ls-tree", "-r", "-z", commit, borrowed=(objects,))
+            entries = (_PLAIN_FILE.fullmatch(line) for line in listed.stdout.split(b"\0"))
+            wanted = [(entry[2].decode("utf-8", "replace"), entry[1]) for entry in entries if entry]
+            wanted = [(path, oid) for path, oid in wanted if path.endswith(_SOURCES)]
+            asked = b"".join(oid + b"\n" for _, oid in wanted)
+            ran = run_git(own, "cat-file", "--batch", stdin=asked, borrowed=(objects,), limit_bytes=_SDIST.bytes)
+        if listed.code or ran.code:
+            why = shown(((listed.stderr or ran.stderr).strip().splitlines() or ["no answer"])[-1])
+            raise LockError(f"{repository} does not give commit {commit}: {why}", hint="fetch it there first")
+        answer = io.BytesIO(ran.stdout)
+        for path, oid in wanted:
+            head = answer.readline().split()
+            if len(head) != 3 or head[0] != oid:
+                raise LockError(
+                    f"{repository} does not hold {shown(path)} of commit {commit}", hint="fetch it there first"
+                )
+            self._keep(f"{key}/source/{path}", answer.read(int(head[2])))
+            answer.read(1)
+        self._keep(f"{key}/source.done", b"")
+        return folder
 
     def note(self, file: IndexFile, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` worked out of `file`, kept as JSON under `name`."""

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 from envbuild.components.base import HostSources
 from envbuild.util.bounded import read_text
 from envbuild.util.names import shown
@@ -23,6 +25,8 @@ _STANDARD = re.compile(r"-std=c\+\+(\d\d)\b")
 _DEFINE = re.compile(r"-D\w+(?:=\w+)?")
 UMBRELLA = "ATen/ATen.h"
 """The header that every extension includes, sooner or later."""
+_STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
+"""The headers of torch's stable ABI, which do not include it."""
 _REQUIRED = re.compile(r"__cplusplus\s*<\s*(\d{6})L")
 _STANDARDS = {"201103": 11, "201402": 14, "201703": 17, "202002": 20, "202302": 23}
 _WHERE = ("torch/include/", "torch/include/torch/csrc/api/include/")
@@ -39,10 +43,14 @@ class HeadersFound:
     """`FILE:LINE: <header>`."""
 
 
-def code_files(folder: Path, sources: HostSources, endings: Collection[str] = _CODE) -> list[Path]:
-    """Return the files of the component's C++, in order."""
+def code_files(folder: Path, sources: HostSources, torch: str = "", endings: Collection[str] = _CODE) -> list[Path]:
+    """Return the files of the component's C++ that its build takes with this release of torch, in order."""
     found = (path for each in sources.folders for path in (folder / each).rglob("*") if path.suffix in endings)
-    return sorted(set(found))
+    left = set()
+    for newer, (spec, older) in sources.instead.items():
+        if (folder / newer).is_file():
+            left.add(folder / (older if SpecifierSet(spec).contains(torch) else newer))
+    return sorted(set(found) - left)
 
 
 def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], int | None]:
@@ -126,7 +134,9 @@ def required_standard(text: str) -> int | None:
     return _STANDARDS.get(found[1][:6]) if found else None
 
 
-def try_headers(folder: Path, sources: HostSources, torch_paths: Collection[str], required: int | None) -> HeadersFound:
+def try_headers(
+    folder: Path, sources: HostSources, torch_paths: Collection[str], required: int | None, *, torch: str = ""
+) -> HeadersFound:
     """Look up each header of torch that the component's C++ includes.
 
     Args:
@@ -134,27 +144,30 @@ def try_headers(folder: Path, sources: HostSources, torch_paths: Collection[str]
         sources: where its C++ lies.
         torch_paths: the files in torch's wheel.
         required: the C++ standard without which torch's headers refuse to be compiled.
+        torch: the release, where the build takes other files with some releases.
 
     """
     stated = stated_flags(folder, sources)[1]
     missing = []
-    if stated is not None and required is not None and stated < required:
-        # torch's cpp_extension adds its own standard only where a build states none
-        told = f"{sources.flags_in[0]} states -std=c++{stated}"
-        missing.append(f"{told}, and torch's {UMBRELLA} refuses less than C++{required}")
     names = {define.removeprefix("-D").partition("=")[0] for define in stated_flags(folder, sources)[0]}
-    files = code_files(folder, sources)
+    files = code_files(folder, sources, torch)
     present = guarded = 0
+    refusing = False
     for path in files:
         try:
             text = read_text(path)
         except (OSError, ValueError):
             continue
         for line, header, sure in includes_of(text, names):
+            refusing |= sure and not header.startswith(_STABLE)
             if any(where + header in torch_paths for where in _WHERE):
                 present += 1
             elif sure:
                 missing.append(shown(f"{path.relative_to(folder)}:{line}: <{header}>"))
             else:
                 guarded += 1
+    if refusing and stated is not None and required is not None and stated < required:
+        # torch's cpp_extension adds its own standard only where a build states none
+        standard = f"{sources.flags_in[0]} states -std=c++{stated}"
+        missing.insert(0, f"{standard}, and torch's {UMBRELLA} refuses less than C++{required}")
     return HeadersFound(files=len(files), present=present, guarded=guarded, missing=tuple(missing))

@@ -47,7 +47,7 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Fallback:
     """A `try` whose handler does something else instead."""
 
     first: "tuple[Item, ...]"
@@ -55,7 +55,7 @@ class Choice:
     caught: frozenset[str]
 
 
-Item = Need | Guarded | Late | Choice
+Item = Need | Guarded | Late | Fallback
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Reader:
                     yield from self.expression(argument.annotation)
             if node.returns is not None:
                 yield from self.expression(node.returns)
-        # inside, only imports: attributes there are read of values that nobody knows here
+        # inside, only imports: attributes there are read of values that are not known here
         known = dict(self.aliases)
         items = tuple(item for item in _flat(self.block(node.body)) if not (isinstance(item, Need) and item.attribute))
         self.aliases = known
@@ -163,7 +163,7 @@ class _Reader:
             if names & (_CAUGHT | _CAUGHT_ATTRIBUTES):
                 instead += inner
         if caught & (_CAUGHT | _CAUGHT_ATTRIBUTES):
-            yield Choice(first=body, instead=tuple(instead), caught=frozenset(caught))
+            yield Fallback(first=body, instead=tuple(instead), caught=frozenset(caught))
         else:
             yield from body
         yield from self.block(node.finalbody)
@@ -219,10 +219,10 @@ def _flat(items: Sequence[Item]) -> Iterator[Item]:
         if isinstance(item, Need):
             if not item.attribute:
                 yield item
-        elif isinstance(item, Choice):
+        elif isinstance(item, Fallback):
             first, instead = tuple(_flat(item.first)), tuple(_flat(item.instead))
             if first or instead:
-                yield Choice(first=first, instead=instead, caught=item.caught)
+                yield Fallback(first=first, instead=instead, caught=item.caught)
         else:
             inner = tuple(_flat(item.items))
             if inner:
@@ -268,7 +268,7 @@ def judged(items: Sequence[Item], has: Callable[[Need], Answer | None]) -> Itera
                 yield from ((need, _softened(state, "guarded")) for need, state in judged(item.items, has))
             case Late():
                 yield from ((need, _softened(state, "late")) for need, state in judged(item.items, has))
-            case Choice():
+            case Fallback():
                 yield from _chosen(item, has)
 
 
@@ -281,7 +281,7 @@ def _softened(state: State, to: State) -> State:
     return to if state == "missing" else state
 
 
-def _chosen(choice: Choice, has: Callable[[Need], Answer | None]) -> Iterator[tuple[Need, State]]:
+def _chosen(choice: Fallback, has: Callable[[Need], Answer | None]) -> Iterator[tuple[Need, State]]:
     failed = undecided = False
     for need, state in judged(choice.first, has):
         caught = choice.caught & (_CAUGHT_ATTRIBUTES if need.attribute else _CAUGHT)

@@ -13,7 +13,7 @@ from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
 _LIBRARY = re.compile(r"[^/]+\.so(?:\.\d+)*")
-# Of glibc and gcc's runtime, which every image has, and of the driver, which the host brings.
+# Of glibc and gcc's runtime, which every image has, and of the driver, which is the host's.
 _OF_THE_SYSTEM = re.compile(
     r"(?:ld-linux-x86-64\.so\.2|linux-vdso\.so\.1|lib(?:c|m|dl|rt|util|pthread|resolv|gcc_s|stdc\+\+|gomp)\.so\.\d+)"
 )
@@ -71,7 +71,7 @@ def _needed(archive: RemoteWheel, path: str) -> list[str]:
                     if isinstance(segment, DynamicSegment):
                         return [str(getattr(tag, "needed", "")) for tag in segment.iter_tags("DT_NEEDED")]
         except (ELFError, ValueError, KeyError, OverflowError) as error:
-            raise LockError(f"{shown(path)} is no shared library: {shown(str(error))}") from None
+            raise LockError(f"{shown(path)} is not a shared library: {shown(str(error))}") from None
     return []
 
 

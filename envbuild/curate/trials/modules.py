@@ -114,6 +114,15 @@ class _Reader(ast.NodeVisitor):
         elif isinstance(node.ctx, ast.Del):
             self.bound.discard(node.id)
 
+    def visit_For(self, node: ast.For) -> None:
+        # `for name in ["a", "b"]: globals()[name] = ...`
+        into = [f"{each}[{ast.unparse(node.target)}]" for each in ("globals()", "vars()")]
+        targets = {ast.unparse(target) for each in node.body if isinstance(each, ast.Assign) for target in each.targets}
+        if targets & set(into) and isinstance(node.iter, ast.List | ast.Tuple):
+            texts = (each.value for each in node.iter.elts if isinstance(each, ast.Constant))
+            self.bound.update(text for text in texts if isinstance(text, str))
+        self.generic_visit(node)
+
     def visit_Assign(self, node: ast.Assign) -> None:
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets):
             self._export(node.value)
@@ -247,7 +256,7 @@ class Library:
         return [path for path in (f"{stem}/__init__.pyi", f"{stem}.pyi") if path in self._paths]
 
     def is_plain_folder(self, module: str) -> bool:
-        """Return whether `module` is a folder without a source of its own."""
+        """Return whether `module` is a folder without its own source."""
         stem = module.replace(".", "/")
         return self.source_of(module) is None and stem not in self._compiled and stem in self._folders
 

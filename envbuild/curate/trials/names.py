@@ -73,7 +73,7 @@ class Consumer:
             parts = name.split(".")
             waiting += [".".join(parts[:n]) for n in range(1, len(parts))]
             for need, state in judged(self.modules[name].items, of_its_own):
-                # `missing` is what stands in the open here: the answer is no for every module of its own
+                # `missing` is what is in the open here: the answer is no for every module of the component
                 if state == "missing" and not need.attribute:
                     waiting.append(need.module)
                     waiting += [f"{need.module}.{each}" for each in need.names[:1]]
@@ -122,6 +122,8 @@ def library_of(files: Files, subject: Subject) -> Library:
 class NamesFound:
     """What one trial of names found."""
 
+    asked: int
+    """How much is asked of the module that the trial is about."""
     counts: Mapping[State, int]
     missing: tuple[str, ...]
     """`FILE:LINE: NAME` of what is imported as soon as the component is, and is not there."""
@@ -147,16 +149,18 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
             return None
         return _met(libraries[root], need)
 
-    entries = [entry] if entry else list(consumer.modules)
+    entries = _entries(consumer, entry)
     entries += [name for name in consumer.modules if name == "setup"]
     if of != "torch":
         entries += [name for name, module in consumer.modules.items() if _imports_in_the_open(module, of)]
     reached = consumer.reached(entries)
     counts: Counter[State] = Counter()
+    asked = 0
     missing, doubtful = [], []
     for name, module in sorted(consumer.modules.items()):
         for need, state in judged(module.items, has):
             counts[state] += 1
+            asked += need.module.partition(".")[0] == of
             line = shown(f"{module.path}:{need.line}: {need}")
             if state == "missing" and name in reached:
                 missing.append(line)
@@ -166,7 +170,21 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
                 doubtful.append(f"{line} is missing, and imported when a function is called")
             elif state == "unknown" and name in reached:
                 doubtful.append(f"{line} is in no source that can be read")
-    return NamesFound(counts=counts, missing=tuple(dict.fromkeys(missing)), doubtful=tuple(dict.fromkeys(doubtful)))
+    return NamesFound(
+        asked=asked,
+        counts=counts,
+        missing=tuple(dict.fromkeys(missing)),
+        doubtful=tuple(dict.fromkeys(doubtful)),
+    )
+
+
+def _entries(consumer: Consumer, entry: str | None) -> list[str]:
+    """Return the modules that a program imports; every one where `entry` is not known."""
+    if entry is None or entry in consumer.modules:
+        return [entry] if entry else list(consumer.modules)
+    # a setup that installs its folder under another name: the module lies there by its last part
+    last = entry.rpartition(".")[2]
+    return [last] if last in consumer.modules else list(consumer.modules)
 
 
 def _imports_in_the_open(module: Module, root: str) -> bool:

@@ -33,6 +33,26 @@ class Pair:
         return f"{self.component} {self.version} with {self.other} {self.with_}"
 
 
+ALL = "all"
+"""Stands for every component."""
+
+
+def every_axes(matrix: Matrix, texts: Sequence[str]) -> list[tuple[tuple[AxisName, str | None], ...]]:
+    """Read two `AXIS` or `AXIS=SPEC`, of which the first may be `all`: each component that has a distribution or sources.
+
+    Raises:
+        UsageError: as `read_axes`.
+
+    """
+    if texts[0] != ALL:
+        return [read_axes(matrix, texts)]
+    other = texts[1].partition("=")[0]
+    place = COMPONENTS[other].place if other in COMPONENTS else 0
+    fit = sorted((c.place, axis) for axis, c in COMPONENTS.items() if c.place > place)
+    named = [axis for _, axis in fit if COMPONENTS[axis].distributions or COMPONENTS[axis].host_sources]
+    return [read_axes(matrix, (axis, texts[1])) for axis in named] or [read_axes(matrix, texts)]
+
+
 def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str | None], ...]:
     """Read `AXIS` or `AXIS=SPEC`, the component first.
 
@@ -45,7 +65,7 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
         axis, _, spec = text.partition("=")
         if axis not in COMPONENTS:
             raise UsageError(
-                f"{axis!r} is no component", where="envbuild matrix try", hint="one of: " + ", ".join(COMPONENTS)
+                f"{axis!r} is not a component", where="envbuild matrix try", hint="one of: " + ", ".join(COMPONENTS)
             )
         if spec:
             check_spec(matrix.axes[axis], spec, text)

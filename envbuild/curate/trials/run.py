@@ -5,7 +5,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
@@ -72,6 +74,8 @@ class Runner:
         settings: the index and the cache.
         records: the folder of the ledger.
         trees: source trees by axis, for what no index has.
+        clones: git repositories by axis; of each release, its commit is taken.
+        jobs: resolutions that run at a time.
         again: whether what was tried is tried again.
 
     """
@@ -83,12 +87,16 @@ class Runner:
         *,
         records: Path,
         trees: Mapping[AxisName, Path] | None = None,
+        clones: Mapping[AxisName, Path] | None = None,
+        jobs: int = 2,
         again: bool = False,
     ) -> None:
         self.matrix = matrix
         self.files = Files(settings)
         self.records = records
         self.trees = trees or {}
+        self.clones = clones or {}
+        self.jobs = jobs
         self.again = again
         self.ledger = Ledger(load_trials(records))
         self._subjects: dict[tuple[AxisName, str, str], Subject | None] = {}
@@ -110,8 +118,8 @@ class Runner:
         """
         outcome = Outcome(pairs=len(pairs), held=sum(bool(pair.pythons) for pair in pairs))
         for number, pair in enumerate(pairs, 1):
-            told = self._pair(pair, kinds, outcome)
-            note(f"[{number}/{len(pairs)}] {pair}: {told}")
+            results = self._pair(pair, kinds, outcome)
+            note(f"[{number}/{len(pairs)}] {pair}: {results}")
         return outcome
 
     def _pair(self, pair: Pair, kinds: Sequence[Kind], outcome: Outcome) -> str:
@@ -126,21 +134,23 @@ class Runner:
                 outcome.absent.append(f"{axis} {version}")
         if component is None or other is None:
             return "not on the index"
-        told = []
+        results = []
         for kind in kinds:
             trial = self._trial(pair, kind, component, other, cuda, outcome)
             if trial is None:
                 continue
             outcome.verdicts.setdefault(kind, Counter())[trial.verdict] += 1
-            told.append(f"{kind} {trial.verdict}" + (f" ({trial.first[:160]})" if trial.verdict != "passed" else ""))
+            results.append(f"{kind} {trial.verdict}" + (f" ({trial.first[:160]})" if trial.verdict != "passed" else ""))
             outcome.contradictions += _contradictions(pair, trial)
         outcome.complete += 1
-        return ", ".join(told) or "nothing to try"
+        return ", ".join(results) or "nothing to try"
 
     def _subject(self, axis: AxisName, version: str, cuda: str) -> Subject | None:
         key = (axis, version, cuda)
         if key not in self._subjects:
-            self._subjects[key] = find(self.files, self.matrix, axis, version, cuda=cuda, trees=self.trees)
+            self._subjects[key] = find(
+                self.files, self.matrix, axis, version, cuda=cuda, trees=self.trees, clones=self.clones
+            )
         return self._subjects[key]
 
     def _trial(
@@ -221,7 +231,9 @@ class Runner:
             return None  # what it asks for is not known before it is built
         if not pythons:
             return Result(verdict="failed", first="the wheels of the two are for no Python in common")
-        every = [resolved(self.files, requirements, python) for python in pythons]
+        # uv waits for the index most of the time
+        with ThreadPoolExecutor(self.jobs) as pool:
+            every = list(pool.map(partial(resolved, self.files, requirements), pythons))
         failed = [each for each in every if not each.packages]
         each: dict[str, Verdict] = {r.python: "passed" if r.packages else "failed" for r in every}
         first = f"Python {failed[0].python}: {failed[0].why}" if failed else ""
@@ -237,7 +249,7 @@ class Runner:
                 return found
         return None
 
-    def _names(self, component: Subject, other: Subject, found: Resolved | None) -> Result:
+    def _names(self, component: Subject, other: Subject, found: Resolved | None) -> Result | None:
         if self._consumer is None or self._consumer[0] is not component:
             self._consumer = (component, read_consumer(self.files, component))
         consumer = self._consumer[1]
@@ -252,6 +264,8 @@ class Runner:
                     )
         of = TORCH if other.axis == TORCH else next(iter(sorted(mine.roots & ROOTS)), other.axis)
         names = try_names(consumer, entry=component.entry, libraries=libraries, of=of)
+        if not names.asked:
+            return None
         first = next(lines(names), "")
         verdict: Verdict = "failed" if names.missing else "undecided" if names.doubtful else "passed"
         counts: dict[str, int] = {str(state): number for state, number in names.counts.items()}
@@ -300,7 +314,9 @@ class Runner:
         umbrella = f"torch/include/{UMBRELLA}"
         text = self.files.text(torch.wheels[0], umbrella) if umbrella in paths else ""
         required = required_standard(text)
-        every = [try_headers(folder, sources, paths, required) for folder in self._folders(component)]
+        every = [
+            try_headers(folder, sources, paths, required, torch=torch.version) for folder in self._folders(component)
+        ]
         missing = [line for each in every for line in each.missing]
         counts = {
             "files": sum(each.files for each in every),

@@ -78,7 +78,8 @@ def try_sources(
         HostError: there is no C++ compiler here, or it did not end.
 
     """
-    units = code_files(folder, sources, CXX)
+    release = torch.filename.split("-")[1].partition("+")[0]
+    units = code_files(folder, sources, release, CXX)
     if not units:
         return None
     if shutil.which(COMPILER) is None:
@@ -95,13 +96,13 @@ def try_sources(
         ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
         for unit in units:
             error = _check(unit, [*ready, *flags, *own])
-            if error and ready:  # a unit stands alone: what a precompiled header brings must not decide
+            if error and ready:  # a unit is compiled alone: what a precompiled header defines must not decide
                 error = _check(unit, [*flags, *own])
             if error:
                 failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))
             if len(failed) == 3:
                 break
-    cuda = len(code_files(folder, sources, (".cu",)))
+    cuda = len(code_files(folder, sources, release, (".cu",)))
     return SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=cuda)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -38,18 +39,22 @@ class Subject:
     wheels: tuple[IndexFile, ...] = ()
     sdists: tuple[IndexFile, ...] = ()
     tree: Path | None = None
+    commit: str | None = None
+    """Of which `tree` is a copy; None where it is a folder of somebody's own."""
     requirements: tuple[str, ...] = ()
     """What installs it: its wheels by version, and what its sdists ask for."""
     asks: tuple[str, ...] = ()
-    """What its wheels and sdists ask for, those of its own aside."""
+    """What its wheels and sdists require, except itself."""
     entry: str | None = None
     """The module that a program imports."""
 
-    @property
+    @cached_property
     def identity(self) -> tuple[str, ...]:
         """Names and hashes of its files."""
         files = (f"{file.filename} {file.sha256}" for file in (*self.wheels, *self.sdists))
-        return (*files, *((hash_of_tree(self.tree),) if self.tree else ()))
+        if self.tree is None:
+            return tuple(files)
+        return (*files, f"commit {self.commit}" if self.commit else hash_of_tree(self.tree))
 
 
 def hash_of_tree(folder: Path) -> str:
@@ -98,9 +103,16 @@ def requires_of(files: Files, wheel: IndexFile) -> list[str]:
 
 
 def find(
-    files: Files, matrix: Matrix, axis: AxisName, version: str, *, cuda: str, trees: Mapping[AxisName, Path]
+    files: Files,
+    matrix: Matrix,
+    axis: AxisName,
+    version: str,
+    *,
+    cuda: str,
+    trees: Mapping[AxisName, Path],
+    clones: Mapping[AxisName, Path],
 ) -> Subject | None:
-    """Return the release, or None where neither the index nor `trees` has it.
+    """Return the release, or None where neither the index, `trees` nor `clones` has it.
 
     Args:
         files: the index.
@@ -108,7 +120,8 @@ def find(
         axis: its axis.
         version: its version, without a variant.
         cuda: CUDA major for which a distribution per CUDA version is taken; empty for all of them.
-        trees: source trees by axis.
+        trees: source trees by axis, taken as they are.
+        clones: git repositories by axis, from which the release's commit is taken.
 
     Raises:
         HostError: the index cannot be reached.
@@ -117,8 +130,11 @@ def find(
     """
     component = COMPONENTS[axis]
     release = next(r for r in matrix.releases[axis] if plain(r.version) == version)
-    if axis in trees:
-        return Subject(axis=axis, version=version, tree=trees[axis], entry=_entry(matrix, axis, release))
+    if axis in trees or (axis in clones and release.commit):
+        module, below = _entry(matrix, axis, release)
+        commit = None if axis in trees else release.commit
+        tree = files.checkout(clones[axis], commit) if commit else trees[axis]
+        return Subject(axis=axis, version=version, tree=tree / below, commit=commit, entry=module)
     listed = on_index(release)
     wheels, sdists, requirements, asks = [], [], [], []
     for name in (*component.distributions, *_variants(files, component, listed, cuda)):
@@ -140,7 +156,7 @@ def find(
         sdists=tuple(sdists),
         requirements=tuple(dict.fromkeys(requirements)),
         asks=tuple(dict.fromkeys(asks)),
-        entry=_entry(matrix, axis, release),
+        entry=_entry(matrix, axis, release)[0],
     )
 
 
@@ -191,17 +207,17 @@ def _of_others(lines: Iterable[str]) -> list[str]:
     return kept
 
 
-def _entry(matrix: Matrix, axis: AxisName, release: Release) -> str | None:
-    """Return the module that the matrix' own checks import, asked of any cell with the release."""
+def _entry(matrix: Matrix, axis: AxisName, release: Release) -> tuple[str | None, str]:
+    """Return the module that the matrix' own checks import, and the folder of setup.py, asked of any cell with the release."""
     try:
         pin = Pin(axis=axis, spec=release.version, origin="a trial")
         view = CellView(matrix=matrix, cell=solve(matrix, Request(pins=(pin,))).cell)
         component = COMPONENTS[axis]
         module = component.module(view)
-        wheel = None if module else component.wheel(view)
+        wheel = component.wheel(view) if component.needs_commit or not module else None
     except EnvbuildError:
-        return None
-    return module or (wheel.module if wheel else None)
+        return None, "."
+    return module or (wheel.module if wheel else None), wheel.folder if wheel else "."
 
 
 def newest_patches(files: Files, matrix: Matrix, axis: AxisName) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.container import run_flags
+from envbuild.run.container import READ_COMPAT, run_flags
 from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER
@@ -14,7 +14,7 @@ from envbuild.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class LaunchStep:
     """One command of a launch."""
 
     node: str
@@ -26,18 +26,18 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """The commands of a launch."""
 
-    keepers: tuple[Step, ...] = ()
+    keepers: tuple[LaunchStep, ...] = ()
     """One per host, first: the containers, which live as long as these do."""
-    setups: tuple[Step, ...] = ()
+    setups: tuple[LaunchStep, ...] = ()
     """One per host: what a container needs before the job starts."""
-    starts: tuple[Step, ...]
+    starts: tuple[LaunchStep, ...]
     """The job itself; its exit code is the first that is not 0."""
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[LaunchStep, ...]:
         """All of them, in order."""
         return (*self.keepers, *self.setups, *self.starts)
 
@@ -133,33 +133,33 @@ def _inside(job: Job, rank: int, settings: Settings, command: Sequence[str]) -> 
     return [
         *settings.engine_command, "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
         *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, rank),
-        "sh", "-c", f". {FOLDER}/environment; exec " + '"$@"', "sh", *command,
+        "sh", "-c", f"{READ_COMPAT}. {FOLDER}/environment; exec " + '"$@"', "sh", *command,
     ]  # fmt: skip
 
 
-def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, list[str]]:
+def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPlan, list[str]]:
     """Return the commands of the launch, and notes for the user. Starts nothing.
 
     Raises:
         UsageError: the launcher cannot run this hostfile.
-        HostError: the containers ask for something that this machine lacks; the other hosts are taken to be like it.
+        HostError: the containers ask for something that is missing on this machine; the other hosts are assumed to be like it.
 
     """
     if job.launcher != "deepspeed" and len({node.slots for node in job.nodes}) > 1:
         raise UsageError(
-            f"{job.launcher} starts as many processes on every host, and the hostfile gives them different slots",
+            f"{job.launcher} starts the same number of processes on every host, but the hostfile has different slots",
             where="--hostfile",
             hint="give every host the same slots, or use --launcher deepspeed",
         )
     # Values reach the containers through standard input, so the command lines name no variable.
     flags, notes = run_flags(host, replace(job.container, environment=()))
     if job.launcher == "srun":
-        return Plan(starts=(_srun(job, settings, flags),)), notes
+        return LaunchPlan(starts=(_srun(job, settings, flags),)), notes
     local = [is_local(node.name) for node in job.nodes]
 
-    def on(rank: int, command: Sequence[str], about: str, stdin: str | None = None) -> Step:
+    def on(rank: int, command: Sequence[str], about: str, stdin: str | None = None) -> LaunchStep:
         name = job.nodes[rank].name
-        return Step(node=name, command=_on(name, command, local=local[rank]), about=about, stdin=stdin)
+        return LaunchStep(node=name, command=_on(name, command, local=local[rank]), about=about, stdin=stdin)
 
     ranks = range(len(job.nodes))
     keepers = tuple(on(rank, _keeper(job, rank, settings, flags), "the container, until this ends") for rank in ranks)
@@ -167,7 +167,7 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, li
         [*settings.engine_command, "exec", "--interactive", _container_name(job, rank), "sh", "-s"] for rank in ranks
     ]
     if job.launcher == "torchrun":
-        return Plan(
+        return LaunchPlan(
             keepers=keepers,
             setups=tuple(on(rank, shells[rank], "the job's variables", "a script that sets them") for rank in ranks),
             starts=tuple(
@@ -177,17 +177,17 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[Plan, li
         ), notes
     fed = "the job's variables, key and hostfile; then every container's public host key"
     launcher = _mpirun(job) if job.launcher == "mpirun" else _deepspeed(job)
-    return Plan(
+    return LaunchPlan(
         keepers=keepers,
-        setups=tuple(on(rank, shells[rank], "sshd with a host key of its own", fed) for rank in ranks),
+        setups=tuple(on(rank, shells[rank], "sshd with its own host key", fed) for rank in ranks),
         starts=(on(0, _inside(job, 0, settings, launcher), "the launcher, in the first container"),),
     ), notes
 
 
-def _srun(job: Job, settings: Settings, flags: Sequence[str]) -> Step:
+def _srun(job: Job, settings: Settings, flags: Sequence[str]) -> LaunchStep:
     inner = shlex.join(_torchrun(job, "RANK")).replace("--node-rank=RANK", '--node-rank="$SLURM_NODEID"')
     names = [word for item in job.container.environment for word in ("--env", item.partition("=")[0])]
-    return Step(
+    return LaunchStep(
         node="here",
         command=(
             "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),

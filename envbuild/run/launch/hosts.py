@@ -55,7 +55,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
             key, _, value = word.partition("=")
             if key == "slots":
                 count = value
-            elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which bounds what nobody asks for here
+            elif key not in {"max-slots", "max_slots"}:  # Open MPI's, which limits what is not used here
                 unknown = True
         if unknown or not _HOST.match(name) or not (count == "" or re.fullmatch(r"0{0,9}[1-9][0-9]{0,4}", count)):
             raise UsageError(
@@ -71,7 +71,7 @@ def read_hostfile(path: Path, *, default_slots: int) -> tuple[Node, ...]:
     here = [name for name in nodes if re.match(r"localhost$|127\.|::1$", name)]
     if here and len(here) < len(nodes):
         raise UsageError(
-            f"{here[0]} is another host to each of the hosts",
+            f"{here[0]} means another machine on each of the hosts",
             where=f"--hostfile {path}",
             hint="write the name by which the others reach it",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.errors import HostError
 from envbuild.host import HostFacts
-from envbuild.run.launch.commands import Step, plan_launch
+from envbuild.run.launch.commands import LaunchStep, plan_launch
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER, NO_SSHD, feed, login_script, variables_script
 from envbuild.settings import Settings
@@ -68,7 +68,7 @@ def _require(program: str) -> None:
 
 
 @contextlib.contextmanager
-def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
+def _keepers(steps: Sequence[LaunchStep]) -> Iterator[list[subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
     try:
         for step in steps:
@@ -79,7 +79,7 @@ def _keepers(steps: Sequence[Step]) -> Iterator[list[subprocess.Popen[str]]]:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     text=True,
-                    # A session of its own: Ctrl-C reaches only this process, which ends the containers in order.
+                    # Its own session: Ctrl-C reaches only this process, which ends the containers in order.
                     start_new_session=True,
                 )
             )
@@ -127,14 +127,14 @@ def _first_line(text: str) -> str:
     return next((line for line in text.splitlines() if line.strip()), "no message")
 
 
-def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
+def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str:
     """Feed the set-up script to a container as soon as that runs; return what it printed."""
     end = time.monotonic() + START_SECONDS
     while True:
         if keeper.poll() is not None:
-            said = keeper.stderr.read() if keeper.stderr else ""
+            output = keeper.stderr.read() if keeper.stderr else ""
             raise HostError(
-                f"no container could be started: {_first_line(said)}",
+                f"no container could be started: {_first_line(output)}",
                 where=step.node,
                 hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
             )
@@ -163,7 +163,7 @@ def _set_up(step: Step, script: str, keeper: subprocess.Popen[str]) -> str:
         time.sleep(0.2)
 
 
-def _run_together(steps: Sequence[Step]) -> int:
+def _run_together(steps: Sequence[LaunchStep]) -> int:
     """Run the commands side by side and return the first exit code that is not 0; the containers' end ends the others."""
     left = [subprocess.Popen(step.command, stdin=subprocess.DEVNULL, start_new_session=True) for step in steps]
     try:

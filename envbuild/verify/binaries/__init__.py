@@ -1,1 +1,1 @@
-"""What the binaries of an image, a wheel or a folder need, hold and lack, read without running any of them."""
+"""What the binaries of an image, a wheel or a folder need, contain and miss, read without running any of them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from envbuild.util.names import shown
 from envbuild.verify.binaries.elf import Binary
-from envbuild.verify.binaries.findings import Finding, named
+from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.process import Process
 
 _FAMILIES = re.compile(
@@ -26,7 +26,7 @@ _STUB = 1 << 20
 """Bytes that a stub of libcuda.so.1 has at most; the toolkit's have 60 to 180 kB, a driver's has 20 MB and more."""
 
 
-def check_gpu_code(process: Process) -> tuple[list[Finding], str]:
+def check_gpu_code(process: Process) -> tuple[list[BinaryFinding], str]:
     """Hold the GPU code of each extension module, and of torch, against the cell's GPUs."""
     findings, natives, held = [], 0, set()
     for path, binary in sorted(process.files.binaries.items()):
@@ -42,12 +42,12 @@ def check_gpu_code(process: Process) -> tuple[list[Finding], str]:
             codes = ", ".join(str(code) for code in gpu.codes[:12])
             if support == "jit":
                 text = f"has no cubin for sm_{sm}: the driver compiles its PTX as it first runs ({codes})"
-                findings.append(Finding(f"{named(path)} {text}", False))
+                findings.append(BinaryFinding(f"{named(path)} {text}", False))
             else:
                 text = f"has no GPU code that sm_{sm} runs: {codes}"
-                findings.append(Finding(f"{named(path)} {text}", _is_meant(process, path)))
+                findings.append(BinaryFinding(f"{named(path)} {text}", _is_meant(process, path)))
     if not process.asked.sms:
-        return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not held against a GPU, since none was named"
+        return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not checked for a GPU, since none was named"
     return findings, f"{natives} binaries with cubins for {', '.join(f'sm_{sm}' for sm in process.asked.sms)}"
 
 
@@ -66,7 +66,7 @@ def _is_meant(process: Process, path: str) -> bool:
     return named_here or not name or _SERVES_ALL.search(path) is not None
 
 
-def check_copies(process: Process) -> tuple[list[Finding], str]:
+def check_copies(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return libraries of CUDA that are there more than once, and which one a process gets."""
     findings = []
     by_name: dict[str, dict[str, Binary]] = defaultdict(dict)
@@ -93,7 +93,7 @@ def check_copies(process: Process) -> tuple[list[Finding], str]:
         text = f"{shown(soname)} is there twice: torch gets {named(wins)}; also {others}"
         meant = process.asked.devel and all(_TOOLKIT.fullmatch(path) for path in real - {wins})
         if not meant:
-            findings.append(Finding(text, True))
+            findings.append(BinaryFinding(text, True))
     findings += _other_runtimes(process)
     return findings, f"{single} libraries of CUDA, each once where a process would look for it"
 
@@ -116,17 +116,17 @@ def _reached(process: Process, soname: str, users: set[str]) -> dict[str, str]:
     return found
 
 
-def _other_runtimes(process: Process) -> Iterator[Finding]:
+def _other_runtimes(process: Process) -> Iterator[BinaryFinding]:
     """Yield extension modules that load another major version of CUDA's runtime than torch does."""
     theirs = {name for name in process.loaded if name.startswith("libcudart.so.")}
     for path, scope in process.scopes.items():
         own = {name for name in scope.named if name.startswith("libcudart.so.")}
         if theirs and own - theirs and any(name.startswith(("libtorch", "libc10")) for name in scope.named):
             text = f"{named(path)} loads {shown(min(own - theirs))}, torch has {shown(min(theirs))}"
-            yield Finding(text, True)
+            yield BinaryFinding(text, True)
 
 
-def check_opened(process: Process) -> tuple[list[Finding], str]:
+def check_opened(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return libraries of CUDA that another one opens by name, and that are not there or of another set."""
     findings, count = [], 0
     for path, binary in sorted(process.files.binaries.items()):
@@ -140,18 +140,18 @@ def check_opened(process: Process) -> tuple[list[Finding], str]:
             by_stem[stem].add(name if version else f"{stem}.so.{major[1]}")
         for stem, names in sorted(by_stem.items()):
             if not stem.startswith(f"lib{family['family']}") or binary.soname in names:
-                continue  # another family's: whoever needs that brings it
+                continue  # another family's: whoever needs that installs it
             count += 1
             place = next((p for n in sorted(names) if (p := process.loader.find(n, (path,))) is not None), None)
             here = posixpath.dirname(process.files.real(path))
             near = _near(process, here, stem)
             if place is not None and posixpath.dirname(process.files.real(place)) != here:
                 text = f"{named(path)} opens {shown(min(names))}, and gets {named(place)}, which is of another set"
-                findings.append(Finding(text, True))
+                findings.append(BinaryFinding(text, True))
             elif place is None and near is None:
                 why = _OPTIONAL.get(stem)
                 text = f"{named(path)} opens {shown(min(names))}, which is nowhere{f' ({why})' if why else ''}"
-                findings.append(Finding(text, why is None))
+                findings.append(BinaryFinding(text, why is None))
     return findings, f"{count} libraries that others open by name"
 
 
@@ -162,7 +162,7 @@ def _near(process: Process, folder: str, stem: str) -> str | None:
     return next((path for path in process.files.binaries if path.startswith(start)), None)
 
 
-def check_stubs(process: Process) -> tuple[list[Finding], str]:
+def check_stubs(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return stubs of the driver's library that a process would load instead of the driver's."""
     findings = []
     stubs = {
@@ -173,7 +173,7 @@ def check_stubs(process: Process) -> tuple[list[Finding], str]:
     for name in ("libcuda.so.1", "libcuda.so"):
         place = process.loader.find(name, ())
         if place is not None and process.files.real(place) in stubs:
-            findings.append(Finding(f"{named(place)} is a stub, and comes before the driver's library", True))
+            findings.append(BinaryFinding(f"{named(place)} is a stub, and comes before the driver's library", True))
     by_folder = defaultdict(list)
     for path in stubs:
         by_folder[posixpath.dirname(path)].append(path)
@@ -181,7 +181,8 @@ def check_stubs(process: Process) -> tuple[list[Finding], str]:
         found = by_folder.get(process.files.real(folder), [])
         # ldconfig makes a link by the name in the library, so that any file of such a folder is found
         findings += [
-            Finding(f"{named(path)} is a stub in a folder that the loader searches", True) for path in sorted(found)
+            BinaryFinding(f"{named(path)} is a stub in a folder that the loader searches", True)
+            for path in sorted(found)
         ]
     users = defaultdict(list)
     for path, binary in sorted(process.files.binaries.items()):
@@ -191,9 +192,9 @@ def check_stubs(process: Process) -> tuple[list[Finding], str]:
                 users[place].append(path)
     for place, paths in users.items():
         findings.append(
-            Finding(f"{named(paths[0])} finds the stub {named(place)} instead of the driver's library", True)
+            BinaryFinding(f"{named(paths[0])} finds the stub {named(place)} instead of the driver's library", True)
         )
     for path in sorted(stubs):
         if path in process.loaded.values() or (process.distribution(path) and "/stubs/" not in f"/{path}"):
-            findings.append(Finding(f"{named(path)} is a stub among Python's packages", True))
+            findings.append(BinaryFinding(f"{named(path)} is a stub among Python's packages", True))
     return findings, "none that a process would load"

@@ -1,4 +1,4 @@
-"""One ELF file -> what the loader and a GPU would ask of it. The file may be anybody's.
+"""One ELF file -> what the loader and a GPU would need of it. The file is not trusted.
 
 pyelftools reads the header and the tables of segments and sections: it is Python, so that a hostile file can raise and
 cannot corrupt this process. The tables of symbols and versions are unpacked here, each in one go: libtorch_cpu.so has
@@ -39,7 +39,7 @@ _NODEFLIB, _PIE = 0x800, 0x8000000
 _VERDEF_BASE = 1
 _HIDDEN = 0x8000
 _SYMBOL = struct.Struct("<IBBHQQ")
-# CUDA libraries open others of their own family by name. What they name is read of these files alone.
+# CUDA libraries open others of the same family by name. What they name is read of these files alone.
 _OPENS = re.compile(r"libcudnn|libnvrtc|libnvJitLink|libcublas|libcusolver|libcusparse|libcufft")
 _OPENED = re.compile(
     rb"(?<![\w.+-])lib(?:cudnn\w{0,40}|nvrtc(?:-builtins)?|nvJitLink|cublas(?:Lt)?|cusparse|cusolver)"
@@ -138,7 +138,7 @@ class _Reader:
         flags = single.get(_FLAGS_1, 0)
         interpreter = next((s for s in segments if s["p_type"] == "PT_INTERP"), None)
         # A position-independent program is ET_DYN as a library is: one has an interpreter, or says so in its flags.
-        # libc.so.6 has both an interpreter and a name of its own.
+        # libc.so.6 has both an interpreter and its own name.
         if kind == "library" and (flags & _PIE or (interpreter is not None and _SONAME not in single)):
             kind = "program"
         fault, gpu = "", None

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from envbuild.errors import AuditError
 from envbuild.verify.binaries.cuda import check_copies, check_gpu_code, check_opened, check_stubs
 from envbuild.verify.binaries.files import Files
-from envbuild.verify.binaries.findings import Finding, Result, result
+from envbuild.verify.binaries.findings import BinaryFinding, Result, result
 from envbuild.verify.binaries.layout import check_extensions, check_paths, check_tags, check_unread
 from envbuild.verify.binaries.linkage import check_libraries, check_symbols, check_versions
 from envbuild.verify.binaries.loader import TooMuchError
-from envbuild.verify.binaries.process import Asked, Process
+from envbuild.verify.binaries.process import Process, RootExpectation
 
-_CHECKS: dict[str, Callable[[Process], tuple[list[Finding], str]]] = {
+_CHECKS: dict[str, Callable[[Process], tuple[list[BinaryFinding], str]]] = {
     "binaries": check_unread,
     "libraries": check_libraries,
     "symbols": check_symbols,
@@ -26,7 +26,7 @@ _CHECKS: dict[str, Callable[[Process], tuple[list[Finding], str]]] = {
 }
 
 
-def examine(files: Files, asked: Asked) -> tuple[Result, ...]:
+def examine(files: Files, asked: RootExpectation) -> tuple[Result, ...]:
     """Return the outcome of every check of the binaries in `files`.
 
     Raises:
@@ -37,4 +37,4 @@ def examine(files: Files, asked: Asked) -> tuple[Result, ...]:
         process = Process(files, asked)
         return tuple(result(name, *check(process)) for name, check in _CHECKS.items())
     except TooMuchError as error:
-        raise AuditError(f"the binaries cannot be judged: {error}") from None
+        raise AuditError(f"the binaries cannot be checked: {error}") from None

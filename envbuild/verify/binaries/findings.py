@@ -1,4 +1,4 @@
-"""What a check of binaries says."""
+"""The findings of a check of binaries."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Finding:
+class BinaryFinding:
     """One thing that is not as it should be."""
 
     text: str
@@ -26,7 +26,7 @@ class Result:
     text: str
 
 
-def result(name: str, findings: list[Finding], good: str) -> Result:
+def result(name: str, findings: list[BinaryFinding], good: str) -> Result:
     """Put the findings of one check together: a defect fails it, anything else leaves it unproven."""
     texts = dict.fromkeys(f.text for f in findings if f.defect) or dict.fromkeys(f.text for f in findings)
     more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""

@@ -1,4 +1,4 @@
-"""The binaries of an image, held against the expectation that it carries."""
+"""The binaries of an image, compared with the list in it of what must be installed."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from envbuild.util.scratch import scratch
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import Files, Reader
-from envbuild.verify.binaries.process import Asked
+from envbuild.verify.binaries.process import RootExpectation
 from envbuild.verify.checks import Check
 
 
@@ -46,7 +46,7 @@ def binary_checks(files: Files, facts: Mapping[str, Any], environment: Sequence[
     }
     gpu = expected["cell"].get("gpu", "").removeprefix("sm_")
     path = next((text.partition("=")[2] for text in environment if text.startswith("LD_LIBRARY_PATH=")), "")
-    asked = Asked(
+    asked = RootExpectation(
         sms=(int(gpu),) if gpu.isdecimal() and len(gpu) <= 3 else (),
         library_path=tuple(folder for folder in path.split(":") if folder.startswith("/")),
         extensions={

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 
 from envbuild.util.names import shown
-from envbuild.verify.binaries.findings import Finding, named
+from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.process import Process
 
 _MODULE = re.compile(r"(?P<stem>[^.]+)\.(?P<tag>[^/]+)\.so")
@@ -20,7 +20,7 @@ _BUILD = re.compile(
 _EMPTIED = re.compile(r"/(?:var/)?tmp(?:/|$)")
 
 
-def check_tags(process: Process) -> tuple[list[Finding], str]:
+def check_tags(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return extension modules that this root's Python does not import: of another Python, or of another processor."""
     findings = []
     modules: dict[str, dict[str, str]] = defaultdict(dict)
@@ -36,11 +36,13 @@ def check_tags(process: Process) -> tuple[list[Finding], str]:
         if not version or len(foreign) < len(tags) or any(m["digits"] + m["flags"] == wanted for m in foreign.values()):
             continue
         text = f"is not for Python {shown(version)}, which does not import it"
-        findings += [Finding(f"{named(tags[tag])} {text}", True) for tag in sorted(foreign)]
+        findings += [BinaryFinding(f"{named(tags[tag])} {text}", True) for tag in sorted(foreign)]
     for path, binary in sorted(process.files.binaries.items()):
         if process.loader.machine != binary.machine and _CPYTHON.match(posixpath.basename(path).partition(".")[2]):
             findings.append(
-                Finding(f"{named(path)} is for {shown(binary.machine)}, the rest for {process.loader.machine}", True)
+                BinaryFinding(
+                    f"{named(path)} is for {shown(binary.machine)}, the rest for {process.loader.machine}", True
+                )
             )
     return findings, f"{len(modules)} modules, each for the Python that it lies with"
 
@@ -57,7 +59,7 @@ def _version_at(process: Process, path: str) -> str:
     return process.python
 
 
-def check_paths(process: Process) -> tuple[list[Finding], str]:
+def check_paths(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return search paths in binaries that lead to the machine that they were compiled on."""
     findings = []
     for path, binary in sorted(process.files.binaries.items()):
@@ -71,7 +73,7 @@ def check_paths(process: Process) -> tuple[list[Finding], str]:
             if missing:
                 text += f", and {shown(missing[0])} is nowhere else"
             if process.is_compiled(path) or (missing and path in process.extensions):
-                findings.append(Finding(text, True))
+                findings.append(BinaryFinding(text, True))
     return findings, "no search path of a build machine in what was compiled here, and none that anything depends on"
 
 
@@ -83,7 +85,7 @@ def _is_lost(process: Process, path: str, name: str) -> bool:
     return process.loader.find(name, (path,)) is None
 
 
-def check_extensions(process: Process) -> tuple[list[Finding], str]:
+def check_extensions(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return extension modules that a distribution must hold and does not."""
     findings, found = [], 0
     stems = defaultdict(set)
@@ -96,12 +98,14 @@ def check_extensions(process: Process) -> tuple[list[Finding], str]:
         found += len(modules) - len(missing)
         if missing:
             what = "all its extension modules" if len(missing) == len(modules) else shown(", ".join(missing))
-            findings.append(Finding(f"{shown(name)} is there without {what}", True))
+            findings.append(BinaryFinding(f"{shown(name)} is there without {what}", True))
     return findings, f"{found} that components must hold"
 
 
-def check_unread(process: Process) -> tuple[list[Finding], str]:
+def check_unread(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return binaries that could not be read."""
-    findings = [Finding(f"{named(path)}: {why}", False) for path, why in sorted(process.files.unread.items())]
-    findings += [Finding(f"{named(p)}: {b.fault}", False) for p, b in sorted(process.files.binaries.items()) if b.fault]
+    findings = [BinaryFinding(f"{named(path)}: {why}", False) for path, why in sorted(process.files.unread.items())]
+    findings += [
+        BinaryFinding(f"{named(p)}: {b.fault}", False) for p, b in sorted(process.files.binaries.items()) if b.fault
+    ]
     return findings, f"{len(process.files.binaries)} ELF files"

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from envbuild.util.names import shown
 from envbuild.verify.binaries.elf import Binary
-from envbuild.verify.binaries.findings import Finding, named
+from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.loader import is_host, is_system
 from envbuild.verify.binaries.process import Process, is_core
 from envbuild.verify.binaries.symbols import is_pythons, is_torchs, shown_symbol, string_abi
@@ -20,7 +20,7 @@ _OLD_TAGS = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}  # PEP 513, 571, 599
 _SHOWN = 3
 
 
-def check_libraries(process: Process) -> tuple[list[Finding], str]:
+def check_libraries(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return libraries that are nowhere, and a line on the rest."""
     findings, host, idle = [], set(), set()
     for path in process.extensions:
@@ -48,16 +48,16 @@ def check_libraries(process: Process) -> tuple[list[Finding], str]:
     return findings, text
 
 
-def _missing(process: Process, path: str, name: str, needer: str) -> Finding:
+def _missing(process: Process, path: str, name: str, needer: str) -> BinaryFinding:
     by = "" if needer == process.files.real(path) else f", by way of {named(needer)}"
     text = f"{named(path)} needs {shown(name)}, which is nowhere{by}{_others(process, name)}"
     own = _is_cuda(name) or _TORCH.fullmatch(name) is not None
     if (place := process.by_soname.get(name)) is not None:
         # a package may open its libraries by their paths before it imports its modules
-        text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it lies at {named(place)}"
-        return Finding(text, own or process.is_compiled(path))
+        text = f"{named(path)} needs {shown(name)}, which it does not find{by}: it is at {named(place)}"
+        return BinaryFinding(text, own or process.is_compiled(path))
     # A wheel of an index may hold a module for those who have some other library: numba has one for TBB.
-    return Finding(text, own or process.is_compiled(path))
+    return BinaryFinding(text, own or process.is_compiled(path))
 
 
 def _is_expected(process: Process, name: str) -> bool:
@@ -76,9 +76,9 @@ def _others(process: Process, name: str) -> str:
     return f" (torch has {shown(found[0])})" if found else ""
 
 
-def check_symbols(process: Process) -> tuple[list[Finding], str]:
+def check_symbols(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return symbols that nothing defines: another torch, another C++ ABI, or simply missing."""
-    findings: list[Finding] = []
+    findings: list[BinaryFinding] = []
     done: set[str] = set()
     for path in process.extensions:
         scope = process.scopes[path]
@@ -91,7 +91,7 @@ def check_symbols(process: Process) -> tuple[list[Finding], str]:
             binary = process.files.binaries[each]
             unknown = _undefined(process, binary, places)
             unknown = [n for n in unknown if not _may_be_elsewhere(process, n, absent)]
-            # what torch's own libraries lack is theirs to open later
+            # what torch's own libraries are missing is theirs to open later
             if unknown and (each == process.files.real(path) or process.is_compiled(each)):
                 lost += unknown
             else:
@@ -124,21 +124,23 @@ def _may_be_elsewhere(process: Process, name: bytes, absent: set[str]) -> bool:
     return process.torch is None or not is_torchs(name)
 
 
-def _lost(process: Process, path: str, lost: list[bytes]) -> Finding:
+def _lost(process: Process, path: str, lost: list[bytes]) -> BinaryFinding:
     torchs = [name for name in lost if is_torchs(name)]
     examples = ", ".join(shown_symbol(name) for name in sorted(torchs or lost)[:_SHOWN])
     count = f"{len(torchs or lost)} symbols" if len(torchs or lost) > 1 else "a symbol"
     if not torchs:
         late = ", which shows only in a call" if is_core(path) else ""
-        return Finding(f"{named(path)} needs {count} that nothing defines{late}: {examples}", not late)
+        return BinaryFinding(f"{named(path)} needs {count} that nothing defines{late}: {examples}", not late)
     own = {string_abi(name) for name in torchs} - {""}
     theirs = _abi_of_torch(process)
     if len(own) == 1 and theirs and own != {theirs}:
         words = {"old": "before C++11", "new": "of C++11"}
         text = f"has the C++ ABI {words[own.pop()]}, torch has the one {words[theirs]}"
-        return Finding(f"{named(path)} {text}: {count} of torch that it does not define, such as {examples}", True)
+        return BinaryFinding(
+            f"{named(path)} {text}: {count} of torch that it does not define, such as {examples}", True
+        )
     text = f"was compiled against another torch: it needs {count} that this one does not define"
-    return Finding(f"{named(path)} {text}: {examples}", True)
+    return BinaryFinding(f"{named(path)} {text}: {examples}", True)
 
 
 def _abi_of_torch(process: Process) -> str:
@@ -151,9 +153,9 @@ def _abi_of_torch(process: Process) -> str:
     return max(counts, key=lambda abi: counts[abi]) if any(counts.values()) else ""
 
 
-def check_versions(process: Process) -> tuple[list[Finding], str]:
+def check_versions(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return versions of symbols that a library does not have: a newer libc or libstdc++ than the one that is there."""
-    findings: list[Finding] = []
+    findings: list[BinaryFinding] = []
     for path, binary in sorted(process.files.binaries.items()):
         if binary.kind == "other" or binary.machine != process.loader.machine:
             continue
@@ -163,18 +165,20 @@ def check_versions(process: Process) -> tuple[list[Finding], str]:
             if provider is None and (place := process.loader.find(library, (path,))) is not None:
                 provider = process.files.real(place)
             has = process.files.binaries[provider].versions if provider is not None else frozenset()
-            if lacking := sorted(versions - has if has else (), key=_version):
+            if absent := sorted(versions - has if has else (), key=_version):
                 newest = max(
-                    (v for v in has if v.partition("_")[0] == lacking[-1].partition("_")[0]), key=_version, default=""
+                    (v for v in has if v.partition("_")[0] == absent[-1].partition("_")[0]), key=_version, default=""
                 )
                 high = f"up to {shown(newest)}" if newest else "none"
-                text = f"needs {shown(lacking[-1])} of {shown(library)}, which has {high}"
-                findings.append(Finding(f"{named(path)} {text}", path in process.used or process.is_compiled(path)))
+                text = f"needs {shown(absent[-1])} of {shown(library)}, which has {high}"
+                findings.append(
+                    BinaryFinding(f"{named(path)} {text}", path in process.used or process.is_compiled(path))
+                )
         findings += _against_tag(process, path, frozenset().union(*binary.wanted_versions.values()))
     return findings, "every version of a symbol is there"
 
 
-def _against_tag(process: Process, path: str, versions: frozenset[str]) -> list[Finding]:
+def _against_tag(process: Process, path: str, versions: frozenset[str]) -> list[BinaryFinding]:
     """Hold a file's libc against the platform tag of its wheel (PEP 600)."""
     tags = process.tags(path)
     platform = process.files.wheel if process.alone else " ".join(re.findall(r"(?m)^Tag: (.*)$", tags))
@@ -185,7 +189,7 @@ def _against_tag(process: Process, path: str, versions: frozenset[str]) -> list[
         return []
     high = max(allowed)
     text = f"needs {shown(needed)}, and its wheel says that {high[0]}.{high[1]} is enough"
-    return [Finding(f"{named(path)} {text}", True)]
+    return [BinaryFinding(f"{named(path)} {text}", True)]
 
 
 def _version(text: str) -> tuple[str, list[int]]:

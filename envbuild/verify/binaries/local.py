@@ -13,7 +13,7 @@ from envbuild.util.scratch import scratch
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import read_folder, read_wheel_binaries
 from envbuild.verify.binaries.findings import Result
-from envbuild.verify.binaries.process import Asked
+from envbuild.verify.binaries.process import RootExpectation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,4 +79,4 @@ def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
     except (TarError, ValueError) as error:
         raise AuditError(f"its binaries cannot be read: {error}", where=shown(str(path))) from None
     held = {name: modules for component in COMPONENTS.values() for name, modules in component.extensions.items()}
-    return LocalAudit(path=path, checks=examine(files, Asked(sms=tuple(sms), extensions=held)))
+    return LocalAudit(path=path, checks=examine(files, RootExpectation(sms=tuple(sms), extensions=held)))

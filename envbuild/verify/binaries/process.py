@@ -28,8 +28,8 @@ _IN_PACKAGES = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a root is held against."""
+class RootExpectation:
+    """What a root is checked for."""
 
     sms: tuple[int, ...] = ()
     """SM numbers of the GPUs that it is for; empty where that is not known."""
@@ -46,7 +46,7 @@ class Asked:
 class Process:
     """What was found in a root, and what a Python process that has imported torch holds of it."""
 
-    def __init__(self, files: Files, asked: Asked) -> None:
+    def __init__(self, files: Files, asked: RootExpectation) -> None:
         self.files, self.asked = files, asked
         self.loader = Loader(files, asked.library_path)
         self._of: dict[str, str] = {}

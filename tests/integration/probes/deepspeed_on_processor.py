@@ -1,7 +1,7 @@
 """Run a training script of a Megatron-DeepSpeed on the processor: `deepspeed_on_processor.py [--2020] SCRIPT [its arguments]`.
 
 DeepSpeed's own CPU accelerator does the work. Stood in for: torchvision, which these scripts import for other models than
-GPT; what DeepSpeed before 0.11 wants beside that accelerator, Intel's extension and oneCCL; and with --2020, for a tree that
+GPT; what DeepSpeed before 0.11 wants besides that accelerator, Intel's extension and oneCCL; and with --2020, for a tree that
 speaks to torch.cuda itself, the GPU, apex, and what torch and NumPy have dropped since.
 """
 
@@ -49,7 +49,7 @@ def as_in_2020() -> None:
 
 
 def all_gather_base(whole, part, group=None, async_op=False):
-    """What torch 2.0's gloo lacks."""
+    """What is missing in torch 2.0's gloo."""
     parts = list(whole.chunk(torch.distributed.get_world_size(group)))
     return torch.distributed.all_gather(parts, part, group=group, async_op=async_op)
 

@@ -1,6 +1,6 @@
 """Compare a learning-rate schedule before and after the patch; print what differs as JSON.
 
-Runs in a virtual environment of its own: lr_scheduler.py BEFORE AFTER ENGINE RESULT, where ENGINE is deepspeed's
+Runs in its own virtual environment: lr_scheduler.py BEFORE AFTER ENGINE RESULT, where ENGINE is deepspeed's
 runtime/engine.py, or - where that deepspeed can be imported.
 """
 

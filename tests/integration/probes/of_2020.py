@@ -1,4 +1,4 @@
-"""Run a training script of 2020 beside today's torch, NumPy and DeepSpeed: `of_2020.py SCRIPT [its arguments]`.
+"""Run a training script of 2020 with today's torch, NumPy and DeepSpeed: `of_2020.py SCRIPT [its arguments]`.
 
 Stood in for: what torch and NumPy have dropped since, and the one call that DeepSpeed's own communication asks for today.
 """
@@ -20,16 +20,16 @@ def module(name: str, **content) -> None:
 
 
 def stand_in(backend: str) -> None:
-    """Bring back what is missing; `backend` is what DeepSpeed communicates by."""
+    """Restore what is missing; `backend` is what DeepSpeed communicates by."""
     vars(np)["float"] = float
     if not hasattr(torch, "_six"):
         module("torch._six", inf=float("inf"), container_abcs=collections.abc, int_classes=int, string_classes=str)
     if hasattr(deepspeed, "comm"):
-        tell_deepspeed(backend)
+        set_up_deepspeed(backend)
 
 
-def tell_deepspeed(backend: str) -> None:
-    """Have DeepSpeed's own communication start with torch's; 0.5.1 spoke through torch.distributed, today's wants to be told."""
+def set_up_deepspeed(backend: str) -> None:
+    """Have DeepSpeed's own communication start with torch's; 0.5.1 spoke through torch.distributed, today's needs a call."""
     first = torch.distributed.init_process_group
 
     def init_process_group(*args, **kwargs):
@@ -41,7 +41,7 @@ def tell_deepspeed(backend: str) -> None:
 
 
 def take_arguments() -> None:
-    """Have sys.argv begin with what this was told first: the deepspeed launcher puts --local_rank in front of everything."""
+    """Have sys.argv begin with what came first here: the deepspeed launcher puts --local_rank in front of everything."""
     launcher = [word for word in sys.argv[1:] if word.startswith("--local_rank=")]
     sys.argv = [word for word in sys.argv[1:] if word not in launcher] + launcher
 

@@ -1,7 +1,7 @@
 """Run a training script that asks for CUDA on the processor: `on_processor.py SCRIPT [its arguments]`.
 
 What torch.cuda would do is left out or done by the processor; everything else is the script's own. It proves the script's
-road (arguments, optimizer, loop, checkpoints), not a kernel, a stream, or memory. Runs on torch 1.8 and Python 3.8, too.
+whole way (arguments, optimizer, loop, checkpoints), not a kernel, a stream, or memory. Runs on torch 1.8 and Python 3.8, too.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Stream:
 
 
 def answers(value):
-    """Return a function of its own that gives `value` to whoever calls it; torch's tracer wants each to be another."""
+    """Return a new function that gives `value` to whoever calls it; torch's tracer wants each to be another."""
     return lambda *_, **__: value
 
 

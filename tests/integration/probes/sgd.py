@@ -1,6 +1,6 @@
 """Train a tiny model through a patched megatron-core on one CPU process; print what happened as JSON.
 
-Runs in a virtual environment of its own, with the patched tree on PYTHONPATH: sgd.py MODE CHECKPOINT.
+Runs in its own virtual environment, with the patched tree on PYTHONPATH: sgd.py MODE CHECKPOINT.
 """
 
 import json

@@ -1,8 +1,8 @@
 """What asking costs before anything is built: resolve, plan and render of the headline cell, in process and as a command.
 
-Run: python benchmarks/bench_road.py [--json] [--runs N]
+Run: python benchmarks/bench_commands.py [--json] [--runs N]
 
-Wall time on a machine that does other things says little; beside it stands the CPU time of the same runs.
+Wall time on a machine that does other things says little; next to it is the CPU time of the same runs.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def main() -> None:
     render = [*envbuild, "render", *FLAGS, "--unlocked"]
     figures = [
         in_process("resolve + plan + render, in process", 100, runs, lambda: None),
-        in_process("the same, data files and template read anew", None, runs, forget),
+        in_process("the same, data files and template read again", None, runs, forget),
         command("envbuild render --unlocked, warm", 300, runs, render),
         command("the same, envbuild's byte code removed", None, max(3, runs // 3), render, drop_bytecode),
         command("envbuild resolve", 300, runs, [*envbuild, "resolve", *FLAGS]),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ResolvedRequest:
     """A request, resolved: the cell and what it is made of."""
 
     matrix: "Matrix"
@@ -30,7 +30,7 @@ class Asked:
     stack: "Stack | None"
 
 
-def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the axis flags, `--source` and `--lock` to a command; `asked_from` reads them."""
     for option in (
         click.option(
@@ -44,7 +44,7 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "sources",
             multiple=True,
             metavar="te=git|te=pypi",
-            help="Where a component's source comes from; Transformer Engine's is PyPI unless git is asked for.",
+            help="Take Transformer Engine's source from git or from PyPI. [default: te=pypi]",
         ),
         axis_options,
     ):
@@ -55,7 +55,7 @@ def road_options(command: Callable[..., Any]) -> Callable[..., Any]:
 digest_option = click.option(
     "--digest",
     metavar="sha256:…",
-    help="The digest that the image must have; any other is refused.",
+    help="Refuse an image with any other digest.",
 )
 
 
@@ -72,11 +72,11 @@ def parse_digest(text: str | None) -> str | None:
         return checked(Digest, text)
     except ValueError:
         raise UsageError(
-            f"{shown(text)!r} is no digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
+            f"{shown(text)!r} is not a digest", where="--digest", hint="write sha256: and its 64 digits in lower case"
         ) from None
 
 
-def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> Asked:
+def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[str, ...]) -> ResolvedRequest:
     """Resolve the flags to a cell and its inputs.
 
     Raises:
@@ -86,6 +86,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     """
     from envbuild.evidence.refs import evidence_refs
     from envbuild.lock.inputs import inputs_of
+    from envbuild.lock.model import COMPAT
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
     from envbuild.solver.solve import solve
@@ -106,8 +107,10 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     solution = solve(matrix, request, evidence_refs())
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
     te_source = _te_source(sources) or (pinned.te_source if pinned else None)
-    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source)
-    return Asked(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
+    # a lock with cuda-compat is for every host; that one without it is for this driver is checked with the rest
+    compat = True if pinned and pinned.source(COMPAT) else None
+    inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source, compat=compat)
+    return ResolvedRequest(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
 
 
 def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
@@ -119,7 +122,7 @@ def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
             chosen = "pypi"
         else:
             raise UsageError(
-                f"{text!r} is no source",
+                f"{text!r} is not a source",
                 where="--source",
                 hint="te=pypi (the default) or te=git; every other component has one source",
             )
