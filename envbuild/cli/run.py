@@ -189,11 +189,10 @@ def launch(**options: Any) -> int:
     assumed to have the same hardware and driver as this machine. For mpirun and deepspeed, every container runs an sshd
     on --ssh-port with keys made for this job. The exit code is the launcher's.
     """
-    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.pipeline.platform import require_runnable
     from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
+    from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
     asked = LaunchRequest(**options)
@@ -225,7 +224,8 @@ def launch(**options: Any) -> int:
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        require_runnable(EngineClient(settings), asked.image)
+        runtime = runtime_for(settings, asked.image)
+        runtime.require_runnable(runtime.look_up(asked.image))
     processes = sum(node.slots for node in nodes)
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.

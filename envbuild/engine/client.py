@@ -233,7 +233,8 @@ class EngineClient:
             ran = self._ask("image", "inspect", "--", reference, seconds=_QUICK_S, limit=LIMIT)
         except OSError:
             raise HostError(
-                "there is no docker command", hint="scripts/install-engine, then `envbuild doctor`"
+                "there is no docker command",
+                hint="scripts/install-engine, then `envbuild doctor`; or name an OCI archive, a .sif or a sandbox: Apptainer runs it",
             ) from None
         if ran.fault:
             raise HostError(

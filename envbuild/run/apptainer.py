@@ -113,6 +113,23 @@ def _locks_memory() -> bool:
     return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
 
 
+def shared_place(reference: str) -> str:
+    """Return the .sif or the sandbox that every host of a launch runs.
+
+    Raises:
+        UsageError: it is an archive or a layout, which would have to be unpacked on each host, or no image.
+
+    """
+    path = Path(reference).expanduser().absolute()
+    if unpacked.kind_of(path) not in {"sif", "sandbox"}:
+        raise UsageError(
+            f"{shown(str(path))} is no .sif and no sandbox",
+            where=shown(reference),
+            hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
+        )
+    return str(path)
+
+
 def place_of(image: Image) -> str:
     """Return the folder or file that Apptainer runs."""
     assert image.place is not None  # noqa: S101 - `look_up` of this runtime gives it
@@ -145,18 +162,19 @@ class ApptainerRuntime:
             raise HostError(
                 f"the image is for {image.platform}, and this machine is {here}",
                 where=shown(image.reference),
-                hint="run it on a machine of that kind, or have the cell of this one: the flag --arch names the processor",
+                hint="run it on a machine of that kind, or choose a cell for this one with --arch",
             )
 
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
         """Return the `apptainer run` line; see `Runtime.line`. Its home and /tmp are folders of the cache, and stay."""
         del terminal  # Apptainer takes the one that is there
+        apptainer.program()
         image = self.look_up(container.image)
         folder = self.settings.cache_dir / "apptainer"
         _make(folder)
         flags, variables, notes = container_flags(host, container, folder=folder)
         words = ["run", *flags, place_of(image), *command]
-        return Line(command=_limited(words), environment=variables, base=_base(), notes=tuple(notes))
+        return Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
 
     def confined(
         self,
@@ -205,7 +223,7 @@ class ApptainerRuntime:
             _make(folder)
             flags, variables, notes = container_flags(host, container, folder=folder)
             words = ["exec", *flags, place_of(image), entrypoint, *command]
-            line = Line(command=_limited(words), environment=variables, base=_base(), notes=tuple(notes))
+            line = Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
             yield Guest(line=line, remove=lambda: None)  # its processes are the line's own, and end with them
 
     @contextlib.contextmanager
@@ -215,7 +233,7 @@ class ApptainerRuntime:
             root = Path(place_of(image))
             if not root.is_dir():
                 own = held.enter_context(scratch("export"))
-                apptainer.build(own / "root", str(root), scratch=own, sandbox=True)
+                apptainer.unpack_sif(root, own / "root")
                 root = own / "root"
             names = sorted(entry.name for entry in root.iterdir() if entry.name not in _MADE)
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
@@ -234,8 +252,9 @@ def _make(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
 
 
-def _limited(words: Sequence[str]) -> tuple[str, ...]:
-    return ("sh", "-c", _LIMITS, "sh", apptainer.program(), *words)
+def limited(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the line of an `apptainer` command under the limits that training needs, as far as the host gives them."""
+    return ("sh", "-c", _LIMITS, "sh", "apptainer", *words)
 
 
 def _base() -> dict[str, str]:

@@ -15,6 +15,23 @@ from envbuild.util.names import shown
 from envbuild.util.processes import ProcessResult, Stream
 
 
+def require_runnable(client: EngineClient, image: Image) -> None:
+    """Check that an image is for the engine's processor, or for one that it emulates.
+
+    Raises:
+        HostError: it is for another processor, or the engine does not answer.
+
+    """
+    if not image.platform or (here := client.machine().platform) in {"", image.platform}:
+        return
+    if image.platform not in client.platforms():
+        raise HostError(
+            f"the image is for {image.platform}, and this engine runs images for {here}",
+            where=shown(image.reference),
+            hint="run it on a machine of that kind, or choose a cell for this one with --arch",
+        )
+
+
 class DockerRuntime:
     """The engine of the settings."""
 
@@ -42,15 +59,7 @@ class DockerRuntime:
             HostError: it is for another processor, or the engine does not answer.
 
         """
-        client = EngineClient(self.settings)
-        if not image.platform or (here := client.machine().platform) in {"", image.platform}:
-            return
-        if image.platform not in client.platforms():
-            raise HostError(
-                f"the image is for {image.platform}, and this engine runs images for {here}",
-                where=shown(image.reference),
-                hint="run it on a machine of that kind, or have the cell of this one: the flag --arch names the processor",
-            )
+        require_runnable(EngineClient(self.settings), image)
 
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
         """Return the `docker run` line; see `Runtime.line`."""
