@@ -264,7 +264,8 @@ class Builder:
 
     def _into_store(self, tag: str) -> Built | None:
         """Build the image where the engine keeps its images; None where its builder cannot do that."""
-        with own_tag(self.client, EXPORTED) as name:  # a name that only this build has: what has it afterwards is what was built now
+        # a name that only this build has: what has it afterwards is what was built now
+        with own_tag(self.client, EXPORTED) as name:
             self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}")
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
