@@ -81,7 +81,7 @@ EXCLUDED = {
 # Not yet rewritten. It shrinks to nothing: what has none of the words any more is an error here.
 NOT_YET: tuple[str, ...] = ()
 
-_SUFFIXES = {".py", ".md", ".toml", ".j2", ".js", ".css", ".html", ".yml", ".yaml", ".sh", ""}
+_SUFFIXES = {".py", ".md", ".toml", ".j2", ".js", ".css", ".html", ".yml", ".yaml", ".sh", ".bash", ""}
 _ALLOWANCE = re.compile(r"plain-words: allow (?P<words>[a-z' ]+(?:, [a-z' ]+)*) - \S")
 # What may stand between the words of a phrase: blanks, or a line's end with the next line's comment sign.
 _GAP = r"(?:[^\S\n]+|[^\S\n]*\n[^\S\n]*(?:(?:#|//|\*)[^\S\n]*)?)"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from envbuild.evidence.trials import committed_trials, counted
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "trials.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "trials.md"
 
 
 def test_the_table_of_the_docs_counts_what_is_recorded():
