@@ -19,7 +19,9 @@ class _Config(BaseModel):
 
 
 class _Descriptor(BaseModel):
+    media_type: str = Field("", alias="mediaType", max_length=128)
     digest: Digest
+    size: int = Field(0, ge=0)
 
 
 class _Inspected(BaseModel):
@@ -30,6 +32,16 @@ class _Inspected(BaseModel):
     repo_digests: list[str] | None = Field(None, alias="RepoDigests")
     os: str = Field("", alias="Os", max_length=64)
     architecture: str = Field("", alias="Architecture", max_length=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredManifest:
+    """The manifest of an image, as an index lists it."""
+
+    media_type: str
+    digest: str
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,8 @@ class Image:
     """`repository@digest` of each registry that the engine knows it from."""
     platform: str = ""
     """The platform that it is for, e.g. linux/arm64; empty where it states none."""
+    manifest: StoredManifest | None = None
+    """The image's manifest, where the engine describes it: Docker does since 28."""
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -70,15 +84,19 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    stored = facts.descriptor
     config = facts.config or _Config.model_validate({})
     return Image(
         reference=reference,
         id=facts.id,
-        digest=facts.descriptor.digest if facts.descriptor else facts.id,
+        digest=stored.digest if stored else facts.id,
         size=facts.size,
         labels=config.labels or {},
         volumes=tuple(sorted(config.volumes or ())),
         environment=tuple(config.environment or ()),
         repo_digests=tuple(facts.repo_digests or ()),
         platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
+        manifest=StoredManifest(media_type=stored.media_type, digest=stored.digest, size=stored.size)
+        if stored and stored.media_type and stored.size
+        else None,
     )
