@@ -1,4 +1,4 @@
-"""Export and load of one image on an engine of its own: through an archive, as until 2026-11-22, and as the build does it.
+"""Export and load of one image on a separate engine: through an archive, as until 2026-11-22, and as the build does it.
 
 An image of one large layer (a folder that you name) and three small ones; the engine is empty before each way, and the
 build itself is not timed. For each step: wall time, CPU seconds of the engine and its containerd, bytes that they and the

@@ -264,7 +264,8 @@ class Builder:
 
     def _into_store(self, tag: str) -> Built | None:
         """Build the image where the engine keeps its images; None where its builder cannot do that."""
-        with own_tag(self.client, EXPORTED) as name:  # a name of its own: what has it afterwards is what was built now
+        # a name that only this build has: what has it afterwards is what was built now
+        with own_tag(self.client, EXPORTED) as name:
             self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}")
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
@@ -275,7 +276,7 @@ class Builder:
         return Built(tag=tag, digest=image.digest, size=self.client.image(tag).size)
 
     def _through_archive(self, tag: str) -> Built:
-        """Build the image anywhere, bring it here and load it."""
+        """Build the image anywhere, download it and load it."""
         with scratch("image", self._cache("builds")) as folder:
             archive = folder / "image.tar"
             metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}")

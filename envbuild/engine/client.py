@@ -150,6 +150,12 @@ class EngineClient:
             platform=f"linux/{kind}" if kind else "",
         )
 
+    def version(self) -> str:
+        """Return the engine's version, such as `28.5.2`; `unknown` where it does not say."""
+        result = self._ask("version", "--format", "{{.Server.Version}}", seconds=_QUICK_S)
+        found = result.out.decode("utf-8", "replace").strip()
+        return found if re.fullmatch(r"[0-9][\w.+~-]{0,40}", found) else "unknown"
+
     def platforms(self, builder: str | None = None) -> tuple[str, ...]:
         """Return the platforms that a builder lists, those that it emulates included.
 
@@ -216,7 +222,8 @@ class EngineClient:
             ran = self._ask("image", "inspect", "--", reference, seconds=_QUICK_S, limit=LIMIT)
         except OSError:
             raise HostError(
-                "there is no docker command", hint="scripts/install-engine, then `envbuild doctor`"
+                "there is no docker command",
+                hint="scripts/install-engine, then `envbuild doctor`; or name an OCI archive, a .sif or a sandbox: Apptainer runs it",
             ) from None
         if ran.fault:
             raise HostError(

@@ -63,8 +63,8 @@ def test_a_missing_docker_command_is_named(tmp_path, monkeypatch):
 
 def test_an_image_that_the_engine_loads_and_cannot_unpack_is_an_error(tmp_path, monkeypatch):
     """The command itself ends with 0."""
-    said = "Error unpacking image one:latest: failed to extract layer: no space left on device"
-    client = docker_that(tmp_path, monkeypatch, f"echo 'Loaded image: one:latest'; echo '{said}'")
+    output = "Error unpacking image one:latest: failed to extract layer: no space left on device"
+    client = docker_that(tmp_path, monkeypatch, f"echo 'Loaded image: one:latest'; echo '{output}'")
     with pytest.raises(EngineError, match="does not unpack") as caught:
         client.load(Path("unused.tar"))
     assert "no space left on device" in caught.value.output
