@@ -219,7 +219,13 @@ def _run(args: list[str]) -> NoReturn:
     except click.ClickException as error:
         _fail(_usage(error), args)
     except (click.Abort, KeyboardInterrupt):
-        print("envbuild: interrupted; what was finished stays, and the next run continues from it", file=sys.stderr)
+        text = "interrupted; what was finished stays, and the next run continues from it"
+        if printed.errors_as_json:
+            print(
+                json.dumps({"event": "error", "error": "interrupted", "what": text, "exit_code": 130}), file=sys.stderr
+            )
+        else:
+            print(f"envbuild: {text}", file=sys.stderr)
         sys.exit(130)
     except OSError:
         raise
