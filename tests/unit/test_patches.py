@@ -443,7 +443,7 @@ def broken_folder_out(tree):
 def broken_folder(tree):
     (tree / "sub/b.sh").unlink()
     (tree / "sub/b.sh").mkdir()
-    return "is not a file"
+    return "is no file"
 
 
 def broken_half(tree):
