@@ -70,6 +70,7 @@ EXCLUDED = {
     "tests/unit/test_plain_words.py": "its examples",
     "LICENSE": "another's text",
     "dockerfiles/": "its files are copied into images: a changed comment is another digest",
+    "envbuild/plan/compiled_": "compiled from the templates of dockerfiles/",
     "smoke_tests/": "its files are copied into images, and evidence names their hash",
     "patches/": "diffs of other projects' files; a patch's hash is in the locks",
     "matrices/locks/": "made by `envbuild lock`",

@@ -20,7 +20,7 @@ def test_the_table_of_the_docs_counts_what_is_recorded():
 
 
 def test_nearly_every_pair_that_is_in_a_cell_was_tried():
-    # after `envbuild matrix update` brings a release: `envbuild matrix try`
+    # after `envbuild matrix update` adds a release: `envbuild matrix try`
     found = list(shares(load_matrix(), Ledger(committed_trials())))
     assert {(each.component, each.other) for each in found} >= {("te", "torch"), ("apex", "torch"), ("megatron", "te")}
     held, tried = sum(each.held for each in found), sum(each.tried for each in found)
