@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile small components whole against torch's headers, and compare each with its trials.
 
-    scripts/compile_pairs.py                                   # the sample of docs/reference/trials.md
+    scripts/compile_pairs.py                                   # the sample of docs/results/trials.md
     scripts/compile_pairs.py causal-conv1d=1.7.0,torch=2.13.0  # other pairs
     scripts/compile_pairs.py --clone apex=/src/apex --jobs 4
 

@@ -69,6 +69,7 @@ EXCLUDED = {
     "scripts/plain_words.py": "the list itself",
     "tests/unit/test_plain_words.py": "its examples",
     "LICENSE": "another's text",
+    "envbuild/plan/compiled_dockerfile.py": "made from dockerfiles/Dockerfile.j2",
     "dockerfiles/": "its files are copied into images: a changed comment is another digest",
     "envbuild/plan/compiled_": "compiled from the templates of dockerfiles/",
     "smoke_tests/": "its files are copied into images, and evidence names their hash",

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     metavar="STAGE=SOURCE",
     help="Replace an external input, like `docker buildx build --build-context`.",
 )
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the image, too: FILE.oci.tar (an OCI archive), FILE.sif, or a new directory (an Apptainer sandbox).",
+)
 @json_option
 @progress_options
 def image(
@@ -55,6 +60,7 @@ def image(
     builder: str | None,
     jobs: int | None,
     contexts: tuple[str, ...],
+    output: Path | None,
     as_json: bool,
     lock_file: Path | None,
     sources: tuple[str, ...],
@@ -75,12 +81,15 @@ def image(
     from envbuild.engine.leftovers import clear
     from envbuild.errors import UsageError
     from envbuild.pipeline.image import ImageRequest
+    from envbuild.pipeline.output import check_output, write_image
     from envbuild.pipeline.platform import require_platform
     from envbuild.pipeline.prebuilt import push_image
     from envbuild.pipeline.prove import prove
 
     started = time.monotonic()
     substitutes = _contexts(contexts)
+    if output is not None:
+        check_output(output)
     expected = parse_digest(digest)
     if substitutes and do_push:
         raise UsageError(
@@ -136,6 +145,10 @@ def image(
     if pushing:
         note("pushing the image")
     report["pushed"] = push_image(client, made.locked.lock, made.built.digest) if pushing else None
+    if output is not None and proof.failure is None:
+        note(f"writing {output}")
+        write_image(client, made.built.digest, output)
+    report["output"] = str(output) if output is not None and proof.failure is None else None
     report["seconds"] = round(time.monotonic() - started, 1)
     emit(report, as_json=as_json, human=lambda: for_people(report))
     if proof.failure is not None:

@@ -36,7 +36,7 @@ def answered(args: Sequence[str]) -> bool:
             sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
         command.function(**values)
         sys.stdout.flush()
-    except Exception:  # noqa: BLE001 - it is met again, and reported, by `program`
+    except Exception:  # noqa: BLE001 - `program` meets it again and reports it
         return False
     return True
 

@@ -121,28 +121,30 @@ class LaunchRequest(ContainerRequest):
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
 
+    TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
+
     The exit code is CMD's. Without CMD the image's own command runs.
     """
-    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.pipeline.platform import require_runnable
-    from envbuild.run.container import run_command, shown
+    from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
     asked = RunRequest(**options)
     settings = show_notices(load_settings())
     container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    line, notes = run_command(facts(settings), settings, container, asked.command, terminal=terminal)
-    for text in notes:
+    runtime = runtime_for(settings, asked.image)
+    line = runtime.line(facts(settings), container, asked.command, terminal=terminal)
+    for text in line.notes:
         note(f"note: {text}")
     if asked.starts_nothing:
-        emit({"command": line, "notes": notes}, as_json=asked.as_json, human=lambda: shown(line))
+        answer = {"command": list(line.command), "notes": list(line.notes)}
+        emit(answer, as_json=asked.as_json, human=line.shown)
         return
-    require_runnable(EngineClient(settings), asked.image)
+    runtime.require_runnable(runtime.look_up(asked.image))
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
-    os.execvp(line[0], line)  # noqa: S606
+    os.execvpe(line.command[0], line.command, line.environ)  # noqa: S606
 
 
 @click.command
@@ -187,11 +189,10 @@ def launch(**options: Any) -> int:
     assumed to have the same hardware and driver as this machine. For mpirun and deepspeed, every container runs an sshd
     on --ssh-port with keys made for this job. The exit code is the launcher's.
     """
-    from envbuild.engine.client import EngineClient
     from envbuild.host import facts
-    from envbuild.pipeline.platform import require_runnable
     from envbuild.run.container import shown
     from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
+    from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
     asked = LaunchRequest(**options)
@@ -223,7 +224,8 @@ def launch(**options: Any) -> int:
         )
         return 0
     if any(is_local(node.name) for node in nodes):
-        require_runnable(EngineClient(settings), asked.image)
+        runtime = runtime_for(settings, asked.image)
+        runtime.require_runnable(runtime.look_up(asked.image))
     processes = sum(node.slots for node in nodes)
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.

@@ -93,6 +93,8 @@ class _Flags:
 def smoke(**flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
+    TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
+
     Each level includes the ones before it. A component of the lock that is missing, wrong or silently slow fails; one
     that is not in the lock is skipped.
     """
@@ -113,7 +115,7 @@ def smoke(**flags: Any) -> None:
         if folder:
             _writable(folder, f"{option} {folder}")
     hosts = [node.name for node in read_hostfile(asked.nodes, default_slots=1)] if asked.nodes else []
-    seen = look(target, settings)
+    seen = look(target, settings, note)
     expected = read_expected(expected_file) if expected_file else seen.expected
     if expected is None:
         raise UsageError(

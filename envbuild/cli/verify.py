@@ -29,18 +29,21 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     In an image: versions, files, imports, extensions, no compiler, one CUDA, no leftovers of the build. Every installed
     file is compared with its RECORD, and the RECORD with the locked wheel's where that is known here.
 
+    An image is a tag of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
+
     In all three, the binaries: missing libraries and symbols, versions of libc, code for the GPU, the C++ ABI, copies of
     CUDA's libraries, search paths of the build machine. Write a folder with a slash (./lib).
 
     Exits with 6 when it finds a defect.
     """
     from envbuild.cli.show import table
+    from envbuild.engine.unpacked import kind_of
     from envbuild.errors import UsageError
     from envbuild.settings import load_settings
     from envbuild.verify.binaries.local import audit_local, local_path
 
     found: Audit | LocalAudit
-    if (path := local_path(tag)) is not None:
+    if (path := local_path(tag)) is not None and kind_of(path) is None:
         if deep:
             raise UsageError("a wheel or a folder has no lock", where="--deep", hint="leave the flag out")
         found = audit_local(path, (_sm_of(gpu),) if gpu else ())

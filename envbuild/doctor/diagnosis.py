@@ -288,7 +288,15 @@ def _network(host: HostFacts) -> Iterator[MachineFinding]:
 
 def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
     if host.apptainer:
-        yield _ok(f"Apptainer {host.apptainer}")
+        gpus = ", with the GPUs by --nv" if host.gpus else ""
+        yield _ok(
+            f"Apptainer {host.apptainer}: runs OCI archives and layouts, .sif files and sandboxes{gpus}; builds no images"
+        )
+        if host.user_namespaces is False:
+            yield _warn(
+                "user namespaces are off: Apptainer runs as root, or with its setuid helper",
+                "sudo sysctl -w user.max_user_namespaces=15000   # or install apptainer-suid",
+            )
     else:
         yield _absent(
             "no Apptainer; it is needed only without Docker", "https://apptainer.org/docs/admin/main/installation.html"

@@ -1,4 +1,4 @@
-"""An archive as `docker image save` writes it, read within bounds: its manifest, its configuration, its layers' tars.
+"""An OCI layout, in a folder or in a tar as `docker image save` writes it, read within bounds: manifest, configuration, layers.
 
 Every blob is compared with the digest that names it while it is read. Layers go through as streams: what one of them
 unpacks to is never in memory, however small it looks.
@@ -7,16 +7,20 @@ unpacks to is never in memory, however small it looks.
 import contextlib
 import gzip
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
 from envbuild.errors import HostError, LockError
+from envbuild.util.below import OutsideError, open_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, Readable, TarError, files_in
 from envbuild.util.names import Digest, shown
@@ -162,11 +166,21 @@ def _zstd(blob: Blob) -> Iterator[Readable]:
 
 
 class Archive:
-    """The blobs of an archive, and which of them the image is."""
+    """The blobs of a tar, and which of them the image is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.places = files_in(path, Bounds(members=100_000))
+        self.places = self._places()
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Return offset and size of each file, by its name."""
+        return files_in(self.path, Bounds(members=100_000))
+
+    def _open(self, name: str) -> IO[bytes]:
+        """Open a file of `places` at its first byte."""
+        file = self.path.open("rb")
+        file.seek(self.places[name][0])
+        return file
 
     @contextlib.contextmanager
     def blob(self, descriptor: Descriptor) -> Iterator[Blob]:
@@ -179,11 +193,10 @@ class Archive:
         name = f"blobs/{descriptor.digest.replace(':', '/')}"
         if name not in self.places:
             raise ImageError(f"the blob {descriptor.digest} is missing")
-        offset, size = self.places[name]
+        _, size = self.places[name]
         if size != descriptor.size:
             raise ImageError(f"the blob {descriptor.digest} has {size:,} bytes instead of {descriptor.size:,}")
-        with self.path.open("rb") as file:
-            file.seek(offset)
+        with self._open(name) as file:
             blob = Blob(file, descriptor)
             yield blob
             blob.check()
@@ -210,11 +223,32 @@ class Archive:
             ImageError: it has none, or one of another shape.
 
         """
-        offset, size = self.places.get("index.json", (0, 0))
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            body = file.read(min(size, _JSON_LIMIT + 1))
-        return self._manifest(read_index(_parsed(body, "index.json")))
+        return self.image().manifest
+
+    def image(self) -> "Held":
+        """Return which image it is: the one that its list names, or the first of a list over platforms.
+
+        Raises:
+            ImageError: it has none, or one of another shape.
+
+        """
+        index = read_index(_parsed(self._index(), "index.json"))
+        listing: list[Descriptor] = []
+        for _ in range(2):  # an index over the platforms, in which the image itself is one
+            # BuildKit's statements about an image are listed next to it, with an unknown platform
+            real = [each for each in index.manifests if each.platform.architecture != "unknown"]
+            listing.append((real or index.manifests)[0])
+            body = self.json(listing[-1])
+            if not (isinstance(body, dict) and "manifests" in body):
+                return Held(digest=listing[0].digest, listing=tuple(listing), manifest=read_manifest(body))
+            index = read_index(body)
+        raise ImageError("an index in an index in an index")
+
+    def _index(self) -> bytes:
+        if "index.json" not in self.places:
+            raise ImageError("it has no index.json: it is no OCI layout")
+        with self._open("index.json") as file:
+            return file.read(min(self.places["index.json"][1], _JSON_LIMIT + 1))
 
     @contextlib.contextmanager
     def layer(self, descriptor: Descriptor) -> Iterator[Readable]:
@@ -228,12 +262,56 @@ class Archive:
         with self.blob(descriptor) as blob, unpacked(blob, descriptor.media_type) as stream:
             yield stream
 
-    def _manifest(self, index: _Index) -> Manifest:
-        for _ in range(2):  # an index over the platforms, in which the image itself is one
-            # BuildKit's statements about an image are next to it, with an unknown platform
-            real = [each for each in index.manifests if each.platform.architecture != "unknown"]
-            body = self.json((real or index.manifests)[0])
-            if not (isinstance(body, dict) and "manifests" in body):
-                return read_manifest(body)
-            index = read_index(body)
-        raise ImageError("an index in an index in an index")
+    def copy_to(self, folder: Path) -> "Held":
+        """Write the image as an OCI layout into an empty folder, each blob compared with its digest; return which image it is.
+
+        Raises:
+            ImageError: a blob is damaged or missing, or of another shape.
+            OSError: there is no room for it.
+
+        """
+        held = self.image()
+        blobs = folder / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}', encoding="utf-8")
+        last = held.listing[-1]
+        descriptor = {"mediaType": last.media_type, "digest": last.digest, "size": last.size}
+        (folder / "index.json").write_text(
+            json.dumps({"schemaVersion": 2, "manifests": [descriptor]}), encoding="utf-8"
+        )
+        for each in {d.digest: d for d in (last, held.manifest.config, *held.manifest.layers)}.values():
+            with self.blob(each) as blob, (blobs / each.digest.removeprefix("sha256:")).open("xb") as out:
+                while piece := blob.read(PIECE):
+                    out.write(piece)
+        return held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The image that an archive or a layout holds."""
+
+    digest: str
+    """As its list names it: of the manifest, or of the list over its platforms."""
+    listing: tuple[Descriptor, ...]
+    """From the list down to the manifest."""
+    manifest: Manifest
+
+
+class Layout(Archive):
+    """The blobs of an OCI layout in a folder; no link in it is followed."""
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for inside in ("", "blobs/sha256"):
+            with contextlib.suppress(OSError), os.scandir(self.path / inside) as entries:
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        name = f"{inside}/{entry.name}" if inside else entry.name
+                        found[name] = (0, entry.stat(follow_symlinks=False).st_size)
+        return found
+
+    def _open(self, name: str) -> IO[bytes]:
+        try:
+            return os.fdopen(open_below(self.path, name), "rb")
+        except OutsideError as error:
+            raise ImageError(f"the layout cannot be read: {error}") from None

@@ -72,7 +72,7 @@ class Claim:
             "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None,
             "claim": self.proof.value,
             "record": record.id if record else None,
-            "ran_on": {"machine": record.machine, **place_of(record)} if record else None,
+            "ran_on": {"machine": record.machine, "image": record.image, **place_of(record)} if record else None,
             "differences": dict(self.differences),
             "components": {
                 axis: {"claim": each.proof.value} | {k: v for k, v in asdict(each).items() if k != "proof"}
@@ -142,6 +142,7 @@ def claim_of(
             len(missing(other)),
             other.device == "cpu",
             len(differences(other, versions)),
+            other.image is None,
             -other.date.timestamp(),
         ),
     )
@@ -169,7 +170,7 @@ def _words(
 ) -> str:
     """Return what a standing says of a cell: `run elsewhere: not run on sm_100; run on sm_90: 4x H200, driver 580, …`."""
     on, here = place_of(record)["gpu"], versions.get("gpu")
-    machine = f"{record.machine}, {record.date:%Y-%m-%d}"
+    machine = f"{'the image, ' if record.image else ''}{record.machine}, {record.date:%Y-%m-%d}"
     but = [*parts(record), *(words for kind, words in found.items() if kind != "gpu")]
     with_ = f", with {', '.join(but)}" if but else ""
     if not record.passed:
@@ -209,7 +210,13 @@ def _component(
     holding = [record for record in whole if record.cell.get(axis) == versions[axis]]
     best = max(
         holding,
-        key=lambda r: (_STRENGTH.index(proof(r)), -len(other(r)), -len(differences(r, versions)), r.date),
+        key=lambda r: (
+            _STRENGTH.index(proof(r)),
+            -len(other(r)),
+            -len(differences(r, versions)),
+            r.image is not None,
+            r.date,
+        ),
         default=None,
     )
     passed = bool(tried) and all(each.verdict == "passed" for each in tried.values())

@@ -10,6 +10,8 @@ from envbuild.evidence.records import SCHEMA, Evidence, as_json, content_id
 from envbuild.evidence.redact import redacted
 from envbuild.evidence.report import SmokeReport
 
+_OF_IMAGE = ("kind", "digest", "digest_from", "runtime")
+
 
 def _plain(value: Any) -> Any:
     """Return `value` as JSON keeps it: no infinity, which JSON cannot hold, and no lone surrogate, which UTF-8 cannot hold."""
@@ -51,7 +53,7 @@ def from_report(
         kinds[key] = kinds.get(key, 0) + 1
     target = {
         key: report.target.get(key)
-        for key in (("kind", "digest") if report.target["kind"] == "image" else ("kind", "os", "python"))
+        for key in (_OF_IMAGE if report.target["kind"] == "image" else ("kind", "os", "python"))
     }
     record: dict[str, Any] = {
         "schema_version": SCHEMA,

@@ -54,7 +54,8 @@ class Evidence(Model):
     cell: dict[str, Any]
     lock_digest: str | None
     target: dict[str, Any]
-    """`{"kind": "image", "digest"}` or `{"kind": "host", "os", "python"}`."""
+    """`{"kind": "image", "digest", "digest_from", "runtime"}` or `{"kind": "host", "os", "python"}`. `digest_from` says what the
+    digest was compared with: `engine` (its store), `blobs` (unpacked and checked there) or `label` (what a .sif states)."""
     suite: str
     level: str
     device: str
@@ -84,6 +85,12 @@ class Evidence(Model):
     def passed(self) -> bool:
         """Whether the run passed."""
         return self.verdict == "passed"
+
+    @property
+    def image(self) -> str | None:
+        """Digest of the image that ran; None where an environment of a host did."""
+        digest = self.target.get("digest") if self.target.get("kind") == "image" else None
+        return digest if isinstance(digest, str) and digest else None
 
     @property
     def where(self) -> str:

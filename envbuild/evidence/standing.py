@@ -68,7 +68,9 @@ def evidence_for(
         else:
             return Standing(status="failed", record=record)
     if passed:
-        return Standing(status="verified", record=max(since, key=lambda record: record.ranks) if since else passed[0])
+        # The image itself, before its environment on a host; then the most ranks.
+        best = max(since, key=lambda record: (record.image is not None, record.ranks)) if since else passed[0]
+        return Standing(status="verified", record=best)
     if stale is None:
         return Standing(status="never")
     return Standing(status="stale", record=stale[0], why_stale=stale[1])

@@ -41,6 +41,7 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         apptainer=match_of(
             r"version (\S+)", output_of(probe, "apptainer", "--version") or output_of(probe, "singularity", "--version")
         ),
+        user_namespaces=_user_namespaces(probe),
         cache=disk_of(probe, str(settings.cache_dir)),
         engine_disk=disk_of(probe, engine.root) if engine.root and settings.engine_is_here else None,
         network_mounts=tuple(NetworkMount(path=path, filesystem=kind) for path, kind in mounts if is_network(kind)),
@@ -48,3 +49,13 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         # rdma_cm is there without any adapter; verbs need a uverbs device.
         infiniband_devices=any(name.startswith("uverbs") for name in probe.entries("/dev/infiniband")),
     )
+
+
+def _user_namespaces(probe: Probe) -> bool | None:
+    most = number_of(line_of(probe.read("/proc/sys/user/max_user_namespaces")))
+    if most is None:
+        return None
+    # Debian's switch, and Ubuntu's; neither is there on other systems
+    off = line_of(probe.read("/proc/sys/kernel/unprivileged_userns_clone")) == "0"
+    kept = line_of(probe.read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")) == "1"
+    return most > 0 and not off and not kept

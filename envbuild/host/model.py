@@ -112,6 +112,8 @@ class HostFacts(_Model):
     engine: Engine = Engine(problem="no-client")
     toolkit: Toolkit = Toolkit()
     apptainer: str | None = None
+    user_namespaces: bool | None = None
+    """Whether a user without root may make user namespaces, which Apptainer needs; None where it could not be read."""
     cache: Disk | None = None
     engine_disk: Disk | None = None
     network_mounts: tuple[NetworkMount, ...] = ()

@@ -3,7 +3,6 @@
 from envbuild.engine.client import EngineClient
 from envbuild.errors import HostError
 from envbuild.matrix.cell import DEBIAN_ARCH, Cell
-from envbuild.util.names import shown
 
 
 def platform_of(cell: Cell) -> str:
@@ -38,23 +37,4 @@ def require_platform(client: EngineClient, cell: Cell) -> None:
             f"the builder {builder} makes images for {wanted}, and this engine ({here}) cannot run one to audit it",
             where=builder,
             hint="name the engine of that machine instead: docker context use, or DOCKER_HOST",
-        )
-
-
-def require_runnable(client: EngineClient, reference: str) -> None:
-    """Check that there is an image of that name, and that it is for the engine's processor or one that it emulates.
-
-    Raises:
-        NoImageError: the engine has none of that name.
-        HostError: it is for another processor, or the engine does not answer.
-
-    """
-    image = client.image(reference)
-    if not image.platform or (here := client.machine().platform) in {"", image.platform}:
-        return
-    if image.platform not in client.platforms():
-        raise HostError(
-            f"the image is for {image.platform}, and this engine runs images for {here}",
-            where=shown(reference),
-            hint="run it on a machine of that kind, or choose a cell for this one with --arch",
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.doctor.diagnosis import MISSING, diagnose
+from envbuild.engine.unpacked import is_path
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.settings import Settings
@@ -39,12 +40,14 @@ def _checked(text: str, form: Callable[[str], object], what: str, *, where: str,
 
 
 def parse_image(text: str) -> str:
-    """Check a tag, a digest or an id of an image as far as its characters go; the engine knows whether it exists.
+    """Check a tag, a digest or an id of an image as far as its characters go, or take a path; the runtime knows what is there.
 
     Raises:
         UsageError: it can be none of them.
 
     """
+    if is_path(text):
+        return text
     return _checked(text, _IMAGE.fullmatch, "is not an image", where="TAG", hint="`docker image ls` lists what is here")
 
 
@@ -104,6 +107,8 @@ class Container:
     workdir: str | None = None
     network: str = "host"
     infiniband: Literal["auto", "on", "off"] = "auto"
+    init: bool = False
+    """Whether a first process reaps what the command leaves: for a guest alone."""
 
 
 def _fixes(host: HostFacts, *areas: str) -> str | None:
@@ -118,6 +123,30 @@ def _fixes(host: HostFacts, *areas: str) -> str | None:
     return "; ".join(fixes) or None
 
 
+def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
+    """Return which of the machine's GPUs a container gets, `all` or numbers; None for none.
+
+    Raises:
+        UsageError: `gpus` names none.
+        HostError: GPUs were asked for, and there are none or fewer.
+
+    """
+    if gpus == "none" or (gpus == "auto" and not host.gpus):
+        return None
+    if not host.gpus:
+        raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
+    wanted = "all" if gpus == "auto" else gpus
+    if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
+        raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
+    if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
+        raise HostError(
+            f"this machine has {len(host.gpus)} GPUs, numbered from 0",
+            where=f"--gpus {wanted}",
+            hint="choose among them; `envbuild doctor` lists them",
+        )
+    return wanted
+
+
 def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
     """Return docker's flags for the GPUs, and a message for the user where `auto` gives none although there are some.
 
@@ -128,24 +157,14 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
     if gpus == "none":
         # An engine whose default runtime is nvidia gives GPUs to every image that says NVIDIA_VISIBLE_DEVICES=all.
         return (["--env", "NVIDIA_VISIBLE_DEVICES=void"] if host.toolkit.runtime == "active" else []), None
-    if not host.gpus:
-        if gpus == "auto":
-            return [], None
-        raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
-    if host.gpu_access == "none":
+    if host.gpus and host.gpu_access == "none":
         hint = _fixes(host, "toolkit")
         if gpus == "auto":
             return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: fix it with {hint}"
         raise HostError("containers cannot see this machine's GPUs", where=f"--gpus {gpus}", hint=hint)
-    wanted = "all" if gpus == "auto" else gpus
-    if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
-        raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
-    if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
-        raise HostError(
-            f"this machine has {len(host.gpus)} GPUs, numbered from 0",
-            where=f"--gpus {wanted}",
-            hint="choose among them; `envbuild doctor` lists them",
-        )
+    wanted = wanted_gpus(host, gpus)
+    if wanted is None:
+        return [], None
     if host.gpu_access == "gpus":
         # docker reads the value as CSV, so a list of devices needs its own quotes.
         return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], None
@@ -154,13 +173,23 @@ def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
     return [flag for number in wanted.split(",") for flag in ("--device", f"nvidia.com/gpu={number}")], None
 
 
-def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
+def wants_infiniband(host: HostFacts, wanted: str) -> bool:
+    """Whether a container gets the RDMA devices.
+
+    Raises:
+        HostError: they were asked for, and there are none.
+
+    """
     if wanted == "off" or (wanted == "auto" and not host.infiniband_devices):
-        return []
+        return False
     if not host.infiniband_devices:
         raise HostError("this machine has no /dev/infiniband", where="--infiniband on", hint=_fixes(host, "infiniband"))
+    return True
+
+
+def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
     # Registering memory with the adapter locks it.
-    return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"]
+    return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"] if wants_infiniband(host, wanted) else []
 
 
 def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
@@ -214,7 +243,14 @@ def run_command(
     return [*line, container.image, *command], notes
 
 
+_SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
+
+
+def hidden(word: str) -> str:
+    """Return a word of a command line, the value of a variable whose name looks secret hidden."""
+    return _SECRET.sub(r"\1=***", word)
+
+
 def shown(line: Iterable[str]) -> str:
     """Return a command line for people: quoted for the shell, the values of `--env` whose names suggest a secret hidden."""
-    secret = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)
-    return shlex.join(secret.sub(r"\1=***", word) for word in line)
+    return shlex.join(hidden(word) for word in line)

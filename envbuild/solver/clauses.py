@@ -319,12 +319,12 @@ def compile_matrix(matrix: Matrix, extra: Mapping[AxisName, Release] | None = No
     if kept is None:
         from envbuild.solver.compiled import kept_clauses
 
-        kept = kept_clauses(matrix, compile_fresh)
+        kept = kept_clauses(matrix, compile_from_data)
         vars(matrix)["_clauses"] = kept
     return _compile(matrix, extra, kept) if extra else kept
 
 
-def compile_fresh(matrix: Matrix) -> Clauses:
+def compile_from_data(matrix: Matrix) -> Clauses:
     """Compile `matrix` from its releases and rules, whatever is kept of it."""
     return _compile(matrix, {}, None)
 

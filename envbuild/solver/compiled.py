@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from envbuild.solver.clauses import Cause, Clauses
 
 
-def kept_clauses(matrix: Matrix, compile_fresh: "Callable[[Matrix], Clauses]") -> "Clauses":
+def kept_clauses(matrix: Matrix, compile_from_data: "Callable[[Matrix], Clauses]") -> "Clauses":
     """Return the clauses of a matrix, from what is kept of it where something is."""
     key = kept_key(matrix)
     kept = compiled.read("clauses", key) if key else None
     if kept is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return _from_plain(matrix, json.loads(kept[0]), compile_fresh)
-    found = compile_fresh(matrix)
+            return _from_plain(matrix, json.loads(kept[0]), compile_from_data)
+    found = compile_from_data(matrix)
     if key:
         compiled.keep("clauses", key, [_plain(found)])
     return found
@@ -84,7 +84,7 @@ def days_of(matrix: Matrix, axis: str, values: tuple[Release | None, ...]) -> li
     return kept[key]
 
 
-def _from_plain(matrix: Matrix, kept: Mapping[str, Any], compile_fresh: "Callable[[Matrix], Clauses]") -> "Clauses":
+def _from_plain(matrix: Matrix, kept: Mapping[str, Any], compile_from_data: "Callable[[Matrix], Clauses]") -> "Clauses":
     from envbuild.solver.clauses import Clause, Clauses, TestedTogether
 
     names = tuple(matrix.axes)
@@ -105,9 +105,9 @@ def _from_plain(matrix: Matrix, kept: Mapping[str, Any], compile_fresh: "Callabl
     axes = tuple(matrix.axes.values())
 
     def cause(number: int) -> "Cause":
-        found: Clauses | None = vars(matrix).get("_fresh")
+        found: Clauses | None = vars(matrix).get("_compiled_from_data")
         if found is None:
-            found = vars(matrix)["_fresh"] = compile_fresh(matrix)
+            found = vars(matrix)["_compiled_from_data"] = compile_from_data(matrix)
         return found.clauses[number].cause
 
     for what in ("months", "untagged", "days"):

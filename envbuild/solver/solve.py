@@ -92,7 +92,7 @@ def _solution(
 def _applied(compiled: Clauses, values: Sequence[int]) -> list[Rule]:
     rules = compiled.matrix.rules
     when: Sequence[tuple[Any, ...]] | None = vars(compiled.matrix).get("_when")
-    # a request that adds its own release moves the places of the others
+    # a request with a release that the matrix does not have moves the places of the others
     if when is None or compiled.values is not compile_matrix(compiled.matrix).values:
         return [rule for rule in rules if rule_applies(compiled, rule, values)]
     return [

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from envbuild.engine.client import last_line
-from envbuild.engine.guest import export, look_up, run_guest
 from envbuild.engine.image import Image
 from envbuild.errors import AuditError
 from envbuild.lock.model import Lock
 from envbuild.paths import data_dir
+from envbuild.run.runtime import Runtime, runtime_for
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import TarError
 from envbuild.verify.binaries.files import Files
@@ -39,7 +39,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
 
     Args:
         settings: say where the engine is, and the caches and indexes.
-        image: its tag, digest or id.
+        image: its tag, digest or id, or the path of an archive, a layout, a .sif or a sandbox.
         deep: download each locked wheel whose RECORD is not kept here yet, to compare the installed files with it.
         note: called with what takes its time.
 
@@ -49,12 +49,13 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
         LockError: with `deep`, no index has a locked wheel.
 
     """
-    found = look_up(settings, image)
+    runtime = runtime_for(settings, image)
+    found = runtime.look_up(image, note)
     if len(found.volumes) > _VOLUMES:
         raise AuditError(
             f"the image declares {len(found.volumes)} volumes", where=image, hint="no image of envbuild has one"
         )
-    facts = _probe(settings, found)
+    facts = _probe(runtime, found)
     if facts["expected"] is None:
         raise AuditError(
             "the image does not list what must be in it",
@@ -62,7 +63,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
             hint="`envbuild audit` reads only images that envbuild built",
         )
     note("reading the image's files")
-    tree, binaries = _tree(settings, found)
+    tree, binaries = _tree(runtime, found)
     installed = hold_to_records(tree)
     facts |= {
         "compilers": tree.compilers,
@@ -88,13 +89,12 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     return Audit(image=image, digest=found.digest, checks=checks, facts=facts)
 
 
-def _probe(settings: Settings, image: Image) -> dict[str, Any]:
+def _probe(runtime: Runtime, image: Image) -> dict[str, Any]:
     probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_bytes()
     word = uuid.uuid4().hex
     hint = "`envbuild audit` reads only images that envbuild built"
     # The image's own entry point has no say: it would run instead.
-    ran = run_guest(
-        settings,
+    ran = runtime.confined(
         "audit",
         image,
         ["-", word],
@@ -118,9 +118,9 @@ def _probe(settings: Settings, image: Image) -> dict[str, Any]:
         ) from None
 
 
-def _tree(settings: Settings, image: Image) -> tuple[Tree, Files]:
+def _tree(runtime: Runtime, image: Image) -> tuple[Tree, Files]:
     try:
-        with export(settings, image, seconds=_EXPORT_S) as stream, reader() as binaries:
+        with runtime.export(image, seconds=_EXPORT_S) as stream, reader() as binaries:
             return read_tree(stream, binaries.take), binaries.files
     except TarError as error:
         raise AuditError(f"the image's files cannot be read: {error}", where=image.reference) from None

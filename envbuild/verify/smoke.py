@@ -100,9 +100,15 @@ def run_smoke(
             if isinstance(request.target, HostTarget):
                 started = on_host(request.target.python, call)
             else:
-                assert seen.image is not None  # noqa: S101 - a look at an image has it
+                assert seen.image and seen.runtime  # noqa: PT018, S101 - a look at an image has both
                 started = in_container(
-                    seen.image, call, held, device=device, settings=settings, timeout_s=request.timeout_s
+                    seen.runtime,
+                    seen.image,
+                    call,
+                    held,
+                    device=device,
+                    settings=settings,
+                    timeout_s=request.timeout_s,
                 )
         except HostError as error:  # a verdict about this host, to be kept as evidence like any other
             collected.refused = f"{error.what}{': ' + error.hint if error.hint else ''}"

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.engine.guest import guest, look_up, start_line
 from envbuild.engine.image import Image
 from envbuild.errors import SmokeError
 from envbuild.evidence.report import Device
 from envbuild.host import facts
-from envbuild.run.container import READ_COMPAT, Container, run_flags
+from envbuild.run.container import READ_COMPAT, Container
+from envbuild.run.runtime import Runtime, runtime_for
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
 from envbuild.util.names import shown
@@ -40,11 +40,12 @@ def show(settings: Settings, image: str, proof: Iterable[Use], device: Device) -
         HostError: there is no such image, or something that the container asks for is missing on this machine.
 
     """
-    found = look_up(settings, image)  # one image for all of them, whatever the tag names meanwhile
+    runtime = runtime_for(settings, image)
+    found = runtime.look_up(image)  # one image for all of them, whatever the tag names meanwhile
     return [
         Shown(name=use.name, run=use.run, outcome="unproven", reason="it needs a GPU, and this host has none")
         if use.gpu and device == "cpu"
-        else _run(settings, found, use, device)
+        else _run(settings, runtime, found, use, device)
         for use in proof
     ]
 
@@ -60,15 +61,15 @@ def raise_for(shown: Sequence[Shown], image: str) -> None:
             )
 
 
-def _run(settings: Settings, image: Image, use: Use, device: Device) -> Shown:
+def _run(settings: Settings, runtime: Runtime, image: Image, use: Use, device: Device) -> Shown:
     # Loopback is enough for its ranks, and what is fetched as it runs proves nothing of the image.
-    container = Container(image=image.id, gpus="all" if device == "cuda" else "none", network="none", infiniband="off")
-    flags, _ = run_flags(facts(settings), container)
-    command, flags = ["-c", READ_COMPAT + use.run], [*flags, "--init", "--entrypoint", "sh"]
-    with guest(settings, "proof", image.id, command, flags=flags, seconds=LIMIT_S) as name:
+    gpus = "all" if device == "cuda" else "none"
+    container = Container(image=image.id, gpus=gpus, network="none", infiniband="off", init=True)
+    command = ["-c", READ_COMPAT + use.run]
+    with runtime.guest("proof", image, facts(settings), container, command, entrypoint="sh", seconds=LIMIT_S) as guest:
         # What both of its streams say, in the order in which it says it.
-        line = ["sh", "-c", 'exec "$@" 2>&1', "sh", *start_line(settings, name)]
-        ran = bounded(line, seconds=LIMIT_S, limit=_OUTPUT_LIMIT)
+        line = ["sh", "-c", 'exec "$@" 2>&1', "sh", *guest.line.command]
+        ran = bounded(line, seconds=LIMIT_S, limit=_OUTPUT_LIMIT, env=guest.line.environ)
     if not ran.fault and ran.code == 0:
         return Shown(name=use.name, run=use.run, outcome="passed")
     lines = ran.out[-_LAST:].decode("utf-8", "replace").splitlines()

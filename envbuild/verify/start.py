@@ -16,6 +16,7 @@ from envbuild.verify.target import PYTHON_IN_IMAGE
 
 if TYPE_CHECKING:
     from envbuild.engine.image import Image
+    from envbuild.run.runtime import Runtime
     from envbuild.settings import Settings
 
 # What an environment may set for its own tests: with it the suite would run less than it says, or assert nothing.
@@ -77,25 +78,32 @@ def on_host(python: Path, call: Call) -> Started:
 
 
 def in_container(
-    image: "Image", call: Call, held: contextlib.ExitStack, *, device: Device, settings: "Settings", timeout_s: float
+    runtime: "Runtime",
+    image: "Image",
+    call: Call,
+    held: contextlib.ExitStack,
+    *,
+    device: Device,
+    settings: "Settings",
+    timeout_s: float,
 ) -> Started:
     """Start the suite in a container of `image`, which goes when `held` closes.
 
     Args:
+        runtime: runs it.
         image: what runs.
         call: how the suite is called.
         held: takes the container.
         device: `cuda` gives it every GPU and the host's network, `cpu` none of either.
-        settings: say where the engine is.
+        settings: say where this machine's facts are read.
         timeout_s: seconds after which the container may go, whatever became of this process.
 
     Raises:
-        HostError: the engine cannot make the container.
+        HostError: the runtime cannot make the container.
 
     """
-    from envbuild.engine.guest import guest, remove, start_line
     from envbuild.host import facts
-    from envbuild.run.container import READ_COMPAT, Container, Mount, run_flags
+    from envbuild.run.container import READ_COMPAT, Container, Mount
 
     container = Container(
         image=image.id,
@@ -116,25 +124,25 @@ def in_container(
         # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
         network="host" if device == "cuda" else "none",
     )
-    flags, _ = run_flags(facts(settings), container)
     command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
-    made = guest(settings, "smoke", image.id, command, flags=[*flags, "--entrypoint", "sh"], seconds=timeout_s)
-    name = held.enter_context(made)
+    made = runtime.guest("smoke", image, facts(settings), container, command, entrypoint="sh", seconds=timeout_s)
+    guest = held.enter_context(made)
     process = subprocess.Popen(
-        guarded(start_line(settings, name)),
+        guarded(guest.line.command, env=guest.line.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=guest.line.environ,
         text=True,
         errors="replace",
         start_new_session=True,
     )
 
     def end() -> None:
-        remove(settings, name)
+        guest.remove()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
-        process.kill()
+            process.wait(timeout=0.0 if process.poll() is not None else 1.0)
+        end_group(process, first=signal.SIGTERM, patience=10.0)
 
     return Started(process=process, remove=end)

@@ -1,6 +1,6 @@
 """Where the suite runs: an image or an interpreter of this host, and the first look at it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from envbuild.verify.expectation import EXPECTED_IN_IMAGE, EXPECTED_LIMIT, shape
 
 if TYPE_CHECKING:
     from envbuild.engine.image import Image
+    from envbuild.run.runtime import Runtime
     from envbuild.settings import Settings
 
 PYTHON_IN_IMAGE = 'exec "$(command -v python3 || command -v python)" "$@"'
@@ -34,7 +35,7 @@ class HostTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTarget:
-    """An image that the engine holds."""
+    """An image: the engine's, or a file or folder that Apptainer runs."""
 
     reference: str
 
@@ -44,26 +45,35 @@ class Seen:
     """A target after a look at it: its Python, and what it carries."""
 
     stated: Mapping[str, Any]
-    """What a report says of it: `{"kind": "image", "reference", "digest", "interpreter"}` or `{"kind": "host", "interpreter"}`."""
+    """What a report says of it: `{"kind": "image", "reference", "digest", "digest_from", "runtime", "interpreter"}` or
+    `{"kind": "host", "interpreter"}`."""
     python: tuple[int, int]
     expected: Mapping[str, Any] | None = None
     image: "Image | None" = None
     """What the tag named at the time of the look; this is what runs."""
+    runtime: "Runtime | None" = None
+    """What runs it."""
 
 
-def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
+def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[[str], None] = lambda _: None) -> Seen:
     """Ask the target for its Python and, if it is an image, for the expectation it carries.
 
+    Args:
+        target: what is asked.
+        settings: say where the engine and the cache are.
+        note: takes a line about what takes its time: an archive is unpacked.
+
     Raises:
-        HostError: there is no such interpreter or image, or no engine that answers.
+        HostError: there is no such interpreter or image, or nothing that runs it.
         SmokeError: the image has no Python.
 
     """
     from envbuild.engine.client import last_line
-    from envbuild.engine.guest import look_up, run_guest
+    from envbuild.run.runtime import runtime_for
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
     image: Image | None = None
+    runtime: Runtime | None = None
     if isinstance(target, HostTarget):
         try:
             ran = bounded([str(target.python), "-c", probe], seconds=_LOOK_S, limit=EXPECTED_LIMIT)
@@ -72,9 +82,9 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
         stated: dict[str, Any] = {"kind": "host"}
         where = where_of({**stated, "interpreter": target.python})
     else:
-        image = look_up(settings, target.reference)
-        ran = run_guest(
-            settings,
+        runtime = runtime_for(settings, target.reference)
+        image = runtime.look_up(target.reference, note)
+        ran = runtime.confined(
             "look",
             image,
             ["-c", PYTHON_IN_IMAGE, "sh", "-c", probe],
@@ -82,7 +92,13 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
             seconds=_LOOK_S,
             limit=EXPECTED_LIMIT,
         )
-        stated = {"kind": "image", "reference": target.reference, "digest": image.digest}
+        stated = {
+            "kind": "image",
+            "reference": target.reference,
+            "digest": image.digest,
+            "digest_from": image.confirmed_by,
+            "runtime": runtime.describe(),
+        }
         where = f"{target.reference} ({image.digest})"
     if ran.fault:
         raise SmokeError(f"its Python {ran.fault}", where=where)
@@ -92,7 +108,9 @@ def look(target: HostTarget | ImageTarget, settings: "Settings") -> Seen:
         python, executable, expected = read_look(ran.out)
     except ValueError as error:
         raise SmokeError(f"the output of its Python cannot be read: {error}", where=where) from None
-    return Seen(stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image)
+    return Seen(
+        stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image, runtime=runtime
+    )
 
 
 def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:

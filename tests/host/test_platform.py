@@ -8,7 +8,8 @@ import pytest
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.errors import HostError
 from envbuild.matrix.cell import Cell
-from envbuild.pipeline.platform import require_platform, require_runnable
+from envbuild.pipeline.platform import require_platform
+from envbuild.run.docker import require_runnable
 from envbuild.settings import Settings
 
 VERSIONS = {"cuda": "13.0", "python": "3.11", "torch": "2.11.0+cu130"}
@@ -68,7 +69,7 @@ def test_a_cell_of_another_processor_is_refused_and_both_are_named(engine, proce
 def test_an_engine_that_emulates_the_processor_builds_and_runs_it(engine):
     client = engine(processor="x86_64", listed="linux/amd64*, linux/arm64", image="arm64")
     require_platform(client, ARM)
-    require_runnable(client, "envbuild:one")
+    require_runnable(client, client.image("envbuild:one"))
 
 
 def test_a_builder_of_that_processor_is_of_no_use_where_the_image_cannot_be_audited(engine):
@@ -82,8 +83,12 @@ def test_a_builder_that_is_gone_is_named(engine):
         require_platform(engine(processor="x86_64", listed="linux/amd64", builder="gone"), ARM)
 
 
+def runnable(client):
+    require_runnable(client, client.image("envbuild:one"))
+
+
 def test_an_image_of_another_processor_does_not_run(engine):
-    require_runnable(engine(processor="aarch64", listed="linux/arm64", image="arm64"), "envbuild:one")
+    runnable(engine(processor="aarch64", listed="linux/arm64", image="arm64"))
     with pytest.raises(HostError, match="is for linux/arm64, and this engine runs images for linux/amd64") as caught:
-        require_runnable(engine(processor="x86_64", listed="linux/amd64", image="arm64"), "envbuild:one")
+        runnable(engine(processor="x86_64", listed="linux/amd64", image="arm64"))
     assert caught.value.exit_code == 8

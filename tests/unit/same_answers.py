@@ -49,7 +49,7 @@ def random_request(matrix: Matrix, chance: random.Random) -> Request:
     )
 
 
-def answered(matrix: Matrix, request: Request) -> object:
+def answer_of(matrix: Matrix, request: Request) -> object:
     """Return all that a user could see of the answer to a request."""
     try:
         found: Solution = solve(matrix, request, evidence_refs())
@@ -74,10 +74,10 @@ def compare(requests: int, seed: int) -> dict[str, int]:
     search = order.best
     for _ in range(requests):
         request = random_request(kept, chance)
-        answer = answered(kept, request)
+        answer = answer_of(kept, request)
         order.best = lambda *_: None
         try:
-            thorough = answered(checked, request)
+            thorough = answer_of(checked, request)
         finally:
             order.best = search
         assert answer == thorough, request

@@ -2,11 +2,11 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.container import READ_COMPAT, run_flags
+from envbuild.run.launch.containers import Containers, containers_of
 from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER
@@ -116,27 +116,6 @@ def _deepspeed(job: Job) -> list[str]:
     ]
 
 
-def _keeper(job: Job, rank: int, settings: Settings, flags: Sequence[str]) -> list[str]:
-    # The container lives as long as its standard input is open: it ends with this process, however that ends.
-    return [
-        *settings.engine_command, "run", "--rm", "--pull", "never", "--interactive", "--name", _container_name(job, rank), *flags,
-        "--entrypoint", "sh", job.container.image, "-c", "cat >/dev/null",
-    ]  # fmt: skip
-
-
-def _container_name(job: Job, rank: int) -> str:
-    return f"{job.name}-{rank}"
-
-
-def _inside(job: Job, rank: int, settings: Settings, command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` in a host's container, with the job's variables."""
-    return [
-        *settings.engine_command, "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-        *(["--workdir", job.container.workdir] if job.container.workdir else []), _container_name(job, rank),
-        "sh", "-c", f"{READ_COMPAT}. {FOLDER}/environment; exec " + '"$@"', "sh", *command,
-    ]  # fmt: skip
-
-
 def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPlan, list[str]]:
     """Return the commands of the launch, and notes for the user. Starts nothing.
 
@@ -151,10 +130,10 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
             where="--hostfile",
             hint="give every host the same slots, or use --launcher deepspeed",
         )
-    # Values reach the containers through standard input, so the command lines name no variable.
-    flags, notes = run_flags(host, replace(job.container, environment=()))
+    made = containers_of(job, host, settings)
+    notes = list(made.notes)
     if job.launcher == "srun":
-        return LaunchPlan(starts=(_srun(job, settings, flags),)), notes
+        return LaunchPlan(starts=(_srun(job, made),)), notes
     local = [is_local(node.name) for node in job.nodes]
 
     def on(rank: int, command: Sequence[str], about: str, stdin: str | None = None) -> LaunchStep:
@@ -162,17 +141,14 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
         return LaunchStep(node=name, command=_on(name, command, local=local[rank]), about=about, stdin=stdin)
 
     ranks = range(len(job.nodes))
-    keepers = tuple(on(rank, _keeper(job, rank, settings, flags), "the container, until this ends") for rank in ranks)
-    shells = [
-        [*settings.engine_command, "exec", "--interactive", _container_name(job, rank), "sh", "-s"] for rank in ranks
-    ]
+    keepers = tuple(on(rank, made.keeper(rank), "the container, until this ends") for rank in ranks)
+    shells = [made.shell(rank) for rank in ranks]
     if job.launcher == "torchrun":
         return LaunchPlan(
             keepers=keepers,
             setups=tuple(on(rank, shells[rank], "the job's variables", "a script that sets them") for rank in ranks),
             starts=tuple(
-                on(rank, _inside(job, rank, settings, _torchrun(job, str(rank))), "the ranks of this host")
-                for rank in ranks
+                on(rank, made.inside(rank, _torchrun(job, str(rank))), "the ranks of this host") for rank in ranks
             ),
         ), notes
     fed = "the job's variables, key and hostfile; then every container's public host key"
@@ -180,19 +156,17 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
     return LaunchPlan(
         keepers=keepers,
         setups=tuple(on(rank, shells[rank], "sshd with its own host key", fed) for rank in ranks),
-        starts=(on(0, _inside(job, 0, settings, launcher), "the launcher, in the first container"),),
+        starts=(on(0, made.inside(0, launcher), "the launcher, in the first container"),),
     ), notes
 
 
-def _srun(job: Job, settings: Settings, flags: Sequence[str]) -> LaunchStep:
+def _srun(job: Job, made: Containers) -> LaunchStep:
     inner = shlex.join(_torchrun(job, "RANK")).replace("--node-rank=RANK", '--node-rank="$SLURM_NODEID"')
-    names = [word for item in job.container.environment for word in ("--env", item.partition("=")[0])]
     return LaunchStep(
         node="here",
         command=(
             "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),
-            "--export=ALL", "--kill-on-bad-exit=1", *settings.engine_command, "run", "--rm", "--pull", "never", *flags,
-            "--env", "SLURM_NODEID", *names, job.container.image, "sh", "-c", "exec " + inner,
+            "--export=ALL", "--kill-on-bad-exit=1", *made.once("exec " + inner),
         ),
         about="one container per host; Slurm starts them and ends them together",
     )  # fmt: skip

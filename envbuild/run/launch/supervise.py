@@ -31,7 +31,9 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
     for program in dict.fromkeys(step.command[0] for step in plan.steps):
         _require(program)
     if job.launcher == "srun":
-        environment = {**os.environ, **variables(job.container)}
+        own = variables(job.container)
+        # Apptainer takes a container's variables from those of this form; Docker's line names them
+        environment = {**os.environ, **own, **{f"APPTAINERENV_{name}": value for name, value in own.items()}}
         return subprocess.run(plan.starts[0].command, env=environment, check=False).returncode
     with _keepers(plan.keepers) as keepers:
         script = variables_script(job, variables(job.container))
@@ -53,7 +55,10 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
         return _run_together(plan.starts)
 
 
+_STARTING = ("No such container", "is not running", "no instance found")
+"""What Docker and Apptainer write while a container is not there yet."""
 _PROGRAMS = {
+    "apptainer": "install it: https://apptainer.org/docs/admin/main/installation.html",
     "docker": "run scripts/install-engine",
     "srun": "launch from a login node of Slurm, or use another --launcher",
     "ssh": "sudo apt-get install openssh-client",
@@ -136,7 +141,8 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
             raise HostError(
                 f"no container could be started: {_first_line(output)}",
                 where=step.node,
-                hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull",
+                hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
+                "`apptainer --version`, with the .sif or the sandbox at the same path",
             )
         ran = subprocess.run(step.command, input=script, capture_output=True, text=True, check=False)
         if ran.returncode == 0:
@@ -147,13 +153,13 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
                 where=step.node,
                 hint="add openssh-server to the image's packages, or use --launcher torchrun, which needs no login",
             )
-        if ran.returncode == 255:  # ssh's own failure
+        starting = any(text in ran.stderr for text in _STARTING)
+        if ran.returncode == 255 and not starting:  # ssh's own failure
             raise HostError(
                 f"the host cannot be reached: {_first_line(ran.stderr)}",
                 where=step.node,
-                hint=f"`ssh {step.node} docker info` must work from here without a password",
+                hint=f"`ssh {step.node} true` must work from here without a password",
             )
-        starting = "No such container" in ran.stderr or "is not running" in ran.stderr
         if not starting or time.monotonic() > end:
             raise HostError(
                 f"the container did not get ready: {_first_line(ran.stderr)}",

@@ -1,0 +1,213 @@
+"""An image that is a file or a folder: an OCI archive or layout, a .sif, a sandbox. What Apptainer runs, and of which digest."""
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from envbuild.engine import apptainer
+from envbuild.engine.archive import Archive, Held, ImageError, Layout
+from envbuild.engine.image import Image, Label, image_of
+from envbuild.errors import HostError, UsageError
+from envbuild.settings import Settings
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.foreign_tar import TarError
+from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
+
+Kind = Literal["archive", "layout", "sif", "sandbox"]
+
+_FORMS = "name an OCI archive (FILE.oci.tar), an OCI layout, a .sif or a sandbox"
+_SIF: Kind = "sif"
+_ARCHIVE: Kind = "archive"
+_ENDS = (".tar", ".sif")
+_LABEL_LIMIT = 1 << 20
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def is_path(text: str) -> bool:
+    """Whether an argument names a file or a folder, and not an image of the engine.
+
+    A name in the engine starts with no dot, no slash and no tilde, and ends with no slash. One may end with `.tar` or
+    `.sif`: then the file must be there.
+    """
+    if text.startswith(("/", "./", "../", "~/")) or text in {".", ".."} or text.endswith("/"):
+        return True
+    return text.endswith(_ENDS) and Path(text).is_file()
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return what kind of image lies at `path`; None where it is none."""
+    try:
+        folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError:
+        return None
+    if not folder:
+        return {".sif": _SIF, ".tar": _ARCHIVE}.get(path.suffix)
+    if (path / "oci-layout").is_file():
+        return "layout"
+    return "sandbox" if (path / ".singularity.d").is_dir() else None
+
+
+def look_up(settings: Settings, reference: str, *, note: Callable[[str], None] = lambda _: None) -> Image:
+    """Return the image that a path names, ready to run: an archive or a layout is unpacked once, each blob checked.
+
+    Args:
+        settings: say where the cache is, which keeps what was unpacked.
+        reference: the path.
+        note: takes a line about what takes its time.
+
+    Raises:
+        UsageError: there is no image at that path.
+        LockError: a blob is not what its digest says, or what is stated of the image cannot be read.
+        HostError: Apptainer is missing or failed.
+
+    """
+    path = Path(reference).expanduser().absolute()
+    match kind_of(path):
+        case "archive" | "layout" as kind:
+            return _unpacked(settings, reference, path, kind, note)
+        case "sif" | "sandbox" as kind:
+            apptainer.program()
+            return _labelled(reference, path, kind)
+        case None:
+            what = "holds no image" if path.exists() else "does not exist"
+            raise UsageError(f"{shown(str(path))} {what}", where=shown(reference), hint=_FORMS)
+
+
+def open_image(path: Path, kind: Kind) -> Archive:
+    """Open an archive or a layout.
+
+    Raises:
+        ImageError: it cannot be read.
+
+    """
+    try:
+        return Archive(path) if kind == "archive" else Layout(path)
+    except (TarError, OSError) as error:
+        raise ImageError(f"the image cannot be read: {shown(str(error))}", where=shown(str(path))) from None
+
+
+def label_of(archive: Archive, held: Held) -> Label:
+    """Return what is stated of the image that an archive holds, from its checked blobs.
+
+    Raises:
+        ImageError: its configuration is of another shape.
+
+    """
+    config = archive.json(held.manifest.config)
+    if not isinstance(config, dict):
+        raise ImageError("the image's configuration is no table")
+    kept = {key: config[key] for key in ("config", "os", "architecture") if key in config}
+    return Label(digest=held.digest, size=sum(each.size for each in held.manifest.layers), config=kept)
+
+
+def make_sandbox(archive: Archive, target: Path, own: Path) -> Label:
+    """Unpack an image into the sandbox `target`, each blob compared with its digest, and label it.
+
+    Args:
+        archive: the image.
+        target: the folder that is made.
+        own: a folder of ours on the same disk, with room for the packed and the unpacked image.
+
+    Raises:
+        LockError: a blob is not what its digest says.
+        HostError: Apptainer is missing or failed, or there is no room.
+
+    """
+    apptainer.program()
+    layout = own / "layout"
+    try:
+        layout.mkdir()
+        held = archive.copy_to(layout)
+        label = label_of(archive, held)
+        apptainer.build(target, f"oci:{layout}", scratch=own, sandbox=True)
+        apptainer.add_label(target, label.model_dump_json())
+    except OSError as error:
+        raise HostError(f"the image cannot be unpacked: {error.strerror or error}", where=str(own)) from None
+    return label
+
+
+def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: Callable[[str], None]) -> Image:
+    archive = open_image(path, kind)
+    try:
+        held = archive.image()
+        label = label_of(archive, held)
+    except ImageError as error:
+        raise ImageError(error.what, where=shown(reference)) from None
+    hexes = held.digest.removeprefix("sha256:")
+    if not _HEX.fullmatch(hexes):
+        raise ImageError("its digest is no sha256", where=shown(reference))
+    store = settings.cache_dir / "sandboxes"
+    place = store / hexes
+    if not place.is_dir():
+        note(f"unpacking {held.digest} into {place}")
+        store.mkdir(parents=True, exist_ok=True)
+        with scratch("sandbox", store) as own:
+            try:
+                make_sandbox(archive, own / "root", own)
+            except ImageError as error:
+                raise ImageError(
+                    error.what,
+                    where=shown(reference),
+                    hint="the file was damaged or changed on its way: fetch it again",
+                ) from None
+            with contextlib.suppress(OSError):  # another run may have been quicker
+                (own / "root").rename(place)
+    return _image(label, reference, place, "blobs")
+
+
+def _labelled(reference: str, path: Path, kind: Kind) -> Image:
+    try:
+        labels: dict[str, Any] = (
+            apptainer.labels_of_sandbox(path) if kind == "sandbox" else apptainer.labels_of_sif(path)
+        )
+        text = labels.get(apptainer.LABEL)
+        if not isinstance(text, str):
+            raise UsageError(
+                "it does not say which OCI image it was made from",
+                where=shown(reference),
+                hint="make it with `envbuild image --output FILE.sif` or from an OCI archive, which states a digest",
+            )
+        label = Label.model_validate(parse_json(text, limit=_LABEL_LIMIT))
+    except ValidationError:
+        raise ImageError(f"its label {apptainer.LABEL} is of another shape", where=shown(reference)) from None
+    except (ValueError, OSError) as error:
+        raise ImageError(f"its labels cannot be read: {shown(str(error))}", where=shown(reference)) from None
+    return _image(label, reference, path, "label")
+
+
+def _image(label: Label, reference: str, place: Path, confirmed_by: Literal["blobs", "label"]) -> Image:
+    try:
+        return image_of(label, reference=reference, place=place, confirmed_by=confirmed_by)
+    except ValueError as error:
+        raise ImageError(
+            f"the image's configuration is of another shape: {shown(str(error))}", where=shown(reference)
+        ) from None
+
+
+def write(archive_path: Path, target: Path) -> None:
+    """Write an image out of an OCI archive to `target`: `FILE.oci.tar` as it is, `FILE.sif`, or else a sandbox.
+
+    Raises:
+        LockError: a blob is not what its digest says.
+        HostError: Apptainer is missing or failed, or there is no room.
+
+    """
+    with scratch("output", target.parent) as own:
+        if target.suffix == ".tar":
+            made = own / "image.tar"
+            os.rename(archive_path, made)  # noqa: PTH104
+        else:
+            made = own / "root"
+            make_sandbox(Archive(archive_path), made, own)
+            if target.suffix == ".sif":
+                sif = own / "image.sif"
+                apptainer.build(sif, str(made), scratch=own, sandbox=False)
+                made = sif
+        made.rename(target)

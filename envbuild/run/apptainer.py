@@ -1,0 +1,261 @@
+"""Apptainer as a runtime: sandboxes and .sif files, without an engine, without a network and mostly without root.
+
+A container sees no folder of the host but those that are mounted: its home and its /tmp are folders of envbuild's cache, or of
+the run where a guest is made. Its image is read-only. Root gives up every right: an image may be untrusted.
+"""
+
+import contextlib
+import csv
+import io
+import os
+import platform
+import re
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from envbuild.engine import apptainer, unpacked
+from envbuild.engine.image import Image
+from envbuild.errors import HostError, UsageError
+from envbuild.host import HostFacts
+from envbuild.matrix.cell import DEBIAN_ARCH
+from envbuild.run.container import Container, Mount, wanted_gpus, wants_infiniband
+from envbuild.run.runtime import Guest, Line, Note
+from envbuild.settings import Settings
+from envbuild.util.names import shown
+from envbuild.util.processes import ProcessResult, Stream, bounded, streamed
+from envbuild.util.scratch import scratch
+
+_ALWAYS = (
+    # Nothing of the host: its home, /tmp and devices, its variables, its processes.
+    *("--contain", "--cleanenv", "--pid"),
+    # Values of variables are taken as they are, and not by a shell.
+    "--no-eval",
+)
+# As Docker's containers have it: CUDA's and MPI's libraries take large stacks, RDMA locks memory. Both as far as this host lets.
+_LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
+_MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
+"""What a sandbox has in its root and the image has not."""
+_NOT_STARTED = 255
+"""Apptainer's exit code for its own failures."""
+_NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
+_FATAL = re.compile(r"^(?:\x1b\[[0-9;]*m)*FATAL\s*:", re.MULTILINE)
+
+
+def _bind(mount: Mount) -> list[str]:
+    """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes."""
+    fields = [
+        "type=bind",
+        f"source={mount.source}",
+        f"destination={mount.target}",
+        *(["ro"] if mount.read_only else []),
+    ]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(fields)
+    return ["--mount", out.getvalue()]
+
+
+def _variables(container: Container) -> dict[str, str]:
+    """Return the variables that Apptainer takes out of its environment: none of their values is on a command line."""
+    found = {}
+    for item in container.environment:
+        name, equals, value = item.partition("=")
+        if equals or name in os.environ:
+            found[f"APPTAINERENV_{name}"] = value if equals else os.environ[name]
+    return found
+
+
+def container_flags(
+    host: HostFacts, container: Container, *, folder: Path
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the flags of `apptainer run`, the variables that it reads, and notes for the user.
+
+    Args:
+        host: this machine.
+        container: what is asked of the container.
+        folder: holds `home` and `work`, which the container sees as its home and above its /tmp.
+
+    Raises:
+        HostError: the container asks for something that this machine does not have.
+        UsageError: it asks for something that Apptainer cannot give.
+
+    """
+    notes: list[str] = []
+    flags = [*_ALWAYS, *(["--no-privs"] if os.geteuid() == 0 else [])]
+    flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
+    variables = _variables(container)
+    gpus = wanted_gpus(host, container.gpus)
+    if gpus is not None:
+        flags.append("--nv")  # the driver's libraries, as ldconfig finds them, and its devices
+        if gpus != "all":
+            variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = gpus
+    if container.network == "none":
+        flags += ["--net", "--network", "none"]
+    elif container.network != "host":
+        raise UsageError(
+            f"Apptainer has no network {container.network!r}", where="--network", hint="write host or none"
+        )
+    mounts = list(container.mounts)
+    if wants_infiniband(host, container.infiniband):
+        mounts.append(Mount(source=Path("/dev/infiniband"), target="/dev/infiniband"))
+        if not _locks_memory():
+            notes.append("this host limits locked memory: RDMA can fail to register memory (ulimit -l)")
+    for mount in mounts:
+        flags += _bind(mount)
+    if container.workdir:
+        flags += ["--cwd", container.workdir]
+    return flags, variables, notes
+
+
+def _locks_memory() -> bool:
+    return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
+
+
+def shared_place(reference: str) -> str:
+    """Return the .sif or the sandbox that every host of a launch runs.
+
+    Raises:
+        UsageError: it is an archive or a layout, which would have to be unpacked on each host, or no image.
+
+    """
+    path = Path(reference).expanduser().absolute()
+    if unpacked.kind_of(path) not in {"sif", "sandbox"}:
+        raise UsageError(
+            f"{shown(str(path))} is no .sif and no sandbox",
+            where=shown(reference),
+            hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
+        )
+    return str(path)
+
+
+def place_of(image: Image) -> str:
+    """Return the folder or file that Apptainer runs."""
+    assert image.place is not None  # noqa: S101 - `look_up` of this runtime gives it
+    return str(image.place)
+
+
+class ApptainerRuntime:
+    """The command `apptainer` of this host."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def describe(self) -> str:
+        """Return its name and version."""
+        return f"apptainer {apptainer.version()}"
+
+    def look_up(self, reference: str, note: Note = lambda _: None) -> Image:
+        """Return the image that a path names, unpacked; see `unpacked.look_up`."""
+        return unpacked.look_up(self.settings, reference, note=note)
+
+    def require_runnable(self, image: Image) -> None:
+        """Check that the image is for this processor.
+
+        Raises:
+            HostError: it is not.
+
+        """
+        here = f"linux/{DEBIAN_ARCH.get(platform.machine(), platform.machine())}"
+        if image.platform not in {"", here}:
+            raise HostError(
+                f"the image is for {image.platform}, and this machine is {here}",
+                where=shown(image.reference),
+                hint="run it on a machine of that kind, or choose a cell for this one with --arch",
+            )
+
+    def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
+        """Return the `apptainer run` line; see `Runtime.line`. Its home and /tmp are folders of the cache, and stay."""
+        del terminal  # Apptainer takes the one that is there
+        apptainer.program()
+        image = self.look_up(container.image)
+        folder = self.settings.cache_dir / "apptainer"
+        _make(folder)
+        flags, variables, notes = container_flags(host, container, folder=folder)
+        words = ["run", *flags, place_of(image), *command]
+        return Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
+
+    def confined(
+        self,
+        purpose: str,
+        image: Image,
+        command: Sequence[str],
+        *,
+        entrypoint: str,
+        seconds: float,
+        limit: int,
+        stdin: bytes = b"",
+    ) -> ProcessResult:
+        """Run `command` in a guest without a network, rights or folders of the host; see `Runtime.confined`.
+
+        Its memory has no separate bound: Apptainer sets one only through systemd.
+        """
+        container = Container(image=image.id, gpus="none", network="none", workdir="/", infiniband="off")
+        with self.guest(
+            purpose, image, HostFacts(), container, command, entrypoint=entrypoint, seconds=seconds
+        ) as made:
+            result = bounded(made.line.command, seconds=seconds, limit=limit, stdin=stdin, env=made.line.environ)
+        words = result.err.decode("utf-8", "replace")
+        if result.code == _NOT_STARTED and not result.fault and _FATAL.search(words) and not _NO_PROGRAM.search(words):
+            raise HostError(
+                f"Apptainer could not start a container: {apptainer.last_words(words)}",
+                where=shown(image.reference),
+                hint="`envbuild doctor` says what it needs; without root it needs user namespaces",
+            )
+        return result
+
+    @contextlib.contextmanager
+    def guest(
+        self,
+        purpose: str,
+        image: Image,
+        host: HostFacts,
+        container: Container,
+        command: Sequence[str],
+        *,
+        entrypoint: str,
+        seconds: float,
+    ) -> Iterator[Guest]:
+        """Make folders for one run in a container; see `Runtime.guest`."""
+        del seconds
+        with scratch(purpose) as folder:
+            _make(folder)
+            flags, variables, notes = container_flags(host, container, folder=folder)
+            words = ["exec", *flags, place_of(image), entrypoint, *command]
+            line = Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
+            yield Guest(line=line, remove=lambda: None)  # its processes are the line's own, and end with them
+
+    @contextlib.contextmanager
+    def export(self, image: Image, *, seconds: float) -> Iterator[Stream]:
+        """Yield the image's file system as one tar; a .sif is unpacked for it. See `Runtime.export`."""
+        with contextlib.ExitStack() as held:
+            root = Path(place_of(image))
+            if not root.is_dir():
+                own = held.enter_context(scratch("export"))
+                apptainer.unpack_sif(root, own / "root")
+                root = own / "root"
+            names = sorted(entry.name for entry in root.iterdir() if entry.name not in _MADE)
+            # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
+            command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
+            try:
+                with streamed(command, seconds=seconds) as stream:
+                    yield stream
+            except subprocess.CalledProcessError as error:
+                result = bytes(error.stderr).decode("utf-8", "replace")
+                why = shown((result.strip().splitlines() or [signal.strsignal(error.returncode) or "it ended"])[-1])
+                raise HostError(f"the image's files cannot be read: {why}", where=shown(image.reference)) from None
+
+
+def _make(folder: Path) -> None:
+    for name in ("home", "work"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def limited(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the line of an `apptainer` command under the limits that training needs, as far as the host gives them."""
+    return ("sh", "-c", _LIMITS, "sh", "apptainer", *words)
+
+
+def _base() -> dict[str, str]:
+    return apptainer.own_environment()

@@ -1,0 +1,149 @@
+"""The container of each host of a launch: how it is kept, and how a command gets into it, with Docker and with Apptainer."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from envbuild.engine.unpacked import is_path
+from envbuild.errors import UsageError
+from envbuild.host import HostFacts
+from envbuild.run.apptainer import container_flags, limited, shared_place
+from envbuild.run.container import READ_COMPAT, run_flags
+from envbuild.run.launch.job import Job
+from envbuild.run.launch.scripts import FOLDER
+from envbuild.settings import Settings
+
+
+class Containers(Protocol):
+    """The containers of a job, one per host. Nothing is started here."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+
+    def keeper(self, rank: int) -> list[str]:
+        """Return the line that keeps a container as long as its standard input is open, however that ends."""
+
+    def shell(self, rank: int) -> list[str]:
+        """Return the line that runs a shell in a container, which reads a script."""
+
+    def inside(self, rank: int, command: Sequence[str]) -> list[str]:
+        """Return the line that runs `command` in a container, with the job's variables."""
+
+    def once(self, script: str) -> list[str]:
+        """Return the line that Slurm starts on every host: a container for `script`, with the job's variables."""
+
+
+def containers_of(job: Job, host: HostFacts, settings: Settings) -> Containers:
+    """Return the containers of a job: of Apptainer where its image is a file or a folder, or else of the engine.
+
+    Raises:
+        UsageError: Apptainer does not start what the job asks for.
+        HostError: they ask for something that is missing on this machine.
+
+    """
+    return _Apptainer(job, host, settings) if is_path(job.container.image) else _Docker(job, host, settings)
+
+
+def _program(job: Job, command: Sequence[str]) -> list[str]:
+    del job
+    return ["sh", "-c", f"{READ_COMPAT}. {FOLDER}/environment; exec " + '"$@"', "sh", *command]
+
+
+@dataclass
+class _Docker:
+    job: Job
+    host: HostFacts
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        # Values reach the containers through standard input, so the command lines name no variable.
+        self._flags, notes = run_flags(self.host, replace(self.job.container, environment=()))
+        self.notes = tuple(notes)
+
+    def keeper(self, rank: int) -> list[str]:
+        return [
+            *self.settings.engine_command, "run", "--rm", "--pull", "never", "--interactive", "--name", self._name(rank),
+            *self._flags, "--entrypoint", "sh", self.job.container.image, "-c", "cat >/dev/null",
+        ]  # fmt: skip
+
+    def shell(self, rank: int) -> list[str]:
+        return [*self.settings.engine_command, "exec", "--interactive", self._name(rank), "sh", "-s"]
+
+    def inside(self, rank: int, command: Sequence[str]) -> list[str]:
+        folder = self.job.container.workdir
+        return [
+            *self.settings.engine_command, "exec", "--env", "OMPI_ALLOW_RUN_AS_ROOT=1",
+            "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", *(["--workdir", folder] if folder else []), self._name(rank),
+            *_program(self.job, command),
+        ]  # fmt: skip
+
+    def once(self, script: str) -> list[str]:
+        names = [word for item in self.job.container.environment for word in ("--env", item.partition("=")[0])]
+        return [
+            *self.settings.engine_command, "run", "--rm", "--pull", "never", *self._flags, "--env", "SLURM_NODEID", *names,
+            self.job.container.image, "sh", "-c", script,
+        ]  # fmt: skip
+
+    def _name(self, rank: int) -> str:
+        return f"{self.job.name}-{rank}"
+
+
+@dataclass
+class _Apptainer:
+    job: Job
+    host: HostFacts
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        if self.job.launcher not in {"torchrun", "srun"}:
+            raise UsageError(
+                f"{self.job.launcher} logs in from container to container, which takes Docker",
+                where="--launcher",
+                hint="use --launcher torchrun or srun with an image that Apptainer runs",
+            )
+        self._place = shared_place(self.job.container.image)
+        self._folder = self.settings.cache_dir / "apptainer"
+        # the folder is the command's, not the instance's
+        container = replace(self.job.container, environment=(), workdir=None)
+        self._flags, _, notes = container_flags(self.host, container, folder=self._folder)
+        if any(flag == "--nv" for flag in self._flags) and self.job.container.gpus not in {"auto", "all"}:
+            raise UsageError(
+                "a launch with Apptainer gives every host all of its GPUs",
+                where="--gpus",
+                hint="leave --gpus out, and give the slots in the hostfile; CUDA_VISIBLE_DEVICES chooses: --env",
+            )
+        self.notes = tuple(notes)
+
+    def _limited(self, words: Sequence[str]) -> str:
+        folders = shlex.join([str(self._folder / name) for name in ("home", "work")])
+        return f"mkdir -p {folders} && {shlex.join(limited(words))}"
+
+    def keeper(self, rank: int) -> list[str]:
+        name = self._name(rank)
+        # an instance has its own process namespace, and no flag for it
+        flags = [flag for flag in self._flags if flag != "--pid"]
+        start = ["instance", "start", *flags, "--scratch", FOLDER, self._place, name]
+        stop = f"apptainer instance stop --timeout 2 {shlex.quote(name)} >/dev/null 2>&1"
+        return ["sh", "-c", f"{self._limited(start)} >/dev/null && cat >/dev/null; {stop}"]
+
+    def shell(self, rank: int) -> list[str]:
+        return [*self._exec(rank), "sh", "-s"]
+
+    def inside(self, rank: int, command: Sequence[str]) -> list[str]:
+        return [*self._exec(rank), *_program(self.job, command)]
+
+    def once(self, script: str) -> list[str]:
+        folder = ["--cwd", self.job.container.workdir] if self.job.container.workdir else []
+        words = ["run", *self._flags, *folder, self._place, "sh", "-c", script]
+        return ["sh", "-c", f'export APPTAINERENV_SLURM_NODEID="$SLURM_NODEID"; {self._limited(words)}']
+
+    def _exec(self, rank: int) -> list[str]:
+        root = ["--no-privs"] if os.geteuid() == 0 else []
+        folder = ["--cwd", self.job.container.workdir] if self.job.container.workdir else []
+        return ["apptainer", "exec", "--cleanenv", "--no-eval", *root, *folder, f"instance://{self._name(rank)}"]
+
+    def _name(self, rank: int) -> str:
+        return f"{self.job.name}-{rank}"
