@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-host test-integration test-full fuzz kills lint docs bench clean help
+.PHONY: image test test-unit test-host test-integration test-full answers fuzz kills lint docs bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -23,6 +23,10 @@ test-integration: $(VENV)/ready engine registry ## The real engine, the real reg
 
 test-full: $(VENV)/ready engine registry ## Both CUDA cells, the headline's stages, the benchmark: hours
 	$(PYTEST) tests/integration -m full --durations=30
+
+REQUESTS ?= 10000
+answers: $(VENV)/ready ## The quick way against the thorough one: make answers REQUESTS=10000 SEED=1 (20 minutes on 2 cores)
+	PYTHONPATH=tests/unit $(VENV)/bin/python tests/unit/same_answers.py --requests $(REQUESTS) --seed $(SEED)
 
 RUNS ?= 2000000
 SEED ?= 1

@@ -6,7 +6,7 @@ A verdict is on a contradiction between versions. `right` and `wrong` are findin
 contradiction that it does not find. `corrected` is a finding that was wrong when it was judged, and `withdrawn` one that
 was right; neither is made any longer, and they count as wrong and right. `set` is `tuned` for repositories that the check
 was improved on, `before` for those that were judged first and led to corrections then, `after` for those that were judged
-after these corrections. Of several versions of a file with the same finding, one is listed. `by_text` marks those found by
+after these corrections, `last` for those judged after the correction that `after` led to. Of several versions of a file with the same finding, one is listed. `by_text` marks those found by
 reading lines that name versions, without the check: of these it counts how many it finds.
 """
 

@@ -69,6 +69,7 @@ EXCLUDED = {
     "scripts/plain_words.py": "the list itself",
     "tests/unit/test_plain_words.py": "its examples",
     "LICENSE": "another's text",
+    "envbuild/plan/compiled_dockerfile.py": "made from dockerfiles/Dockerfile.j2",
     "dockerfiles/": "its files are copied into images: a changed comment is another digest",
     "smoke_tests/": "its files are copied into images, and evidence names their hash",
     "patches/": "diffs of other projects' files; a patch's hash is in the locks",
@@ -81,7 +82,7 @@ EXCLUDED = {
 # Not yet rewritten. It shrinks to nothing: what has none of the words any more is an error here.
 NOT_YET: tuple[str, ...] = ()
 
-_SUFFIXES = {".py", ".md", ".toml", ".j2", ".js", ".css", ".html", ".yml", ".yaml", ".sh", ""}
+_SUFFIXES = {".py", ".md", ".toml", ".j2", ".js", ".css", ".html", ".yml", ".yaml", ".sh", ".bash", ""}
 _ALLOWANCE = re.compile(r"plain-words: allow (?P<words>[a-z' ]+(?:, [a-z' ]+)*) - \S")
 # What may stand between the words of a phrase: blanks, or a line's end with the next line's comment sign.
 _GAP = r"(?:[^\S\n]+|[^\S\n]*\n[^\S\n]*(?:(?:#|//|\*)[^\S\n]*)?)"

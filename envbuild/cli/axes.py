@@ -1,16 +1,15 @@
 """One flag per axis, made from the axis files, and the request that the flags make."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.complete import complete_stack, completing
 from envbuild.components import COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
+from envbuild.matrix.headers import axis_headers
 from envbuild.paths import data_dir
 
 # What people ask for first; the axes that are not named here follow.
@@ -29,22 +28,8 @@ def keyword(axis: str) -> str:
 
 @cache
 def _headers() -> tuple[tuple[str, str, str], ...]:
-    """Return (name, title, use) of every axis.
-
-    Only the head of each file is read: the command line needs the names before it knows whether it needs the matrix.
-    """
-    import tomli
-
-    found = []
-    for path in sorted(data_dir("matrices").glob("*.toml")):
-        head = re.split(r"^\[\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
-        try:
-            axis = tomli.loads(head).get("axis")
-        except tomli.TOMLDecodeError:
-            continue  # the loader names the mistake when the matrix is read
-        if axis and "name" in axis:
-            found.append((str(axis["name"]), str(axis.get("title", axis["name"])), str(axis.get("use", ""))))
-    return tuple(sorted(found, key=lambda header: axis_order(header[0])))
+    """Return (name, title, use) of every axis, as people look for them."""
+    return tuple(sorted(axis_headers(), key=lambda header: axis_order(header[0])))
 
 
 def axis_names() -> frozenset[str]:

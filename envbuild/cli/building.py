@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.cli.output import note, printed
@@ -50,5 +51,7 @@ class TestCount:
             self._total = event["total"] if isinstance(event.get("total"), int) else 0
         elif event["event"] == "test":
             self._done += 1
+        elif event["event"] == "log" and printed.work:
+            printed.work.show_log(Path(event["path"]))
         if printed.work and self._total:
             printed.work.progress(min(self._done, self._total), self._total)

@@ -131,8 +131,8 @@ def _seconds(age: str | None) -> float:
 
 
 def _listed(found: "Contents", kinds: list[dict[str, Any]]) -> str:
+    from envbuild.cli.quantities import size_text
     from envbuild.cli.show import table
-    from envbuild.cli.work import size_text
 
     rows: list[tuple[str, ...]] = [("kind", "size", "entries", "in use", "what it is")]
     rows += [
@@ -152,8 +152,8 @@ def _listed(found: "Contents", kinds: list[dict[str, Any]]) -> str:
 
 
 def _pruned(done: "Pruned", *, dry_run: bool) -> str:
+    from envbuild.cli.quantities import size_text
     from envbuild.cli.show import table
-    from envbuild.cli.work import size_text
 
     counts: dict[str, list[int]] = {}
     for entry in done.removed:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.errors import UsageError
 from envbuild.util.names import Digest, checked, shown
@@ -24,10 +24,16 @@ class ResolvedRequest:
     """A request, resolved: the cell and what it is made of."""
 
     matrix: "Matrix"
-    settings: "Settings"
     solution: "Solution"
     inputs: "Inputs"
     stack: "Stack | None"
+
+    @cached_property
+    def settings(self) -> "Settings":
+        """The settings of this machine, read when they are first asked for: a render without a lock needs none."""
+        from envbuild.settings import load_settings
+
+        return load_settings()
 
 
 def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,11 +94,10 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     from envbuild.lock.inputs import inputs_of
     from envbuild.lock.model import COMPAT
     from envbuild.matrix.load import load_matrix
-    from envbuild.settings import load_settings
     from envbuild.solver.solve import solve
     from envbuild.stacks.load import load_stack, stack_of_lock
 
-    matrix, settings = load_matrix(), load_settings()
+    matrix = load_matrix()
     pinned = None
     if lock_file is not None:
         from envbuild.lock.files import read_lock
@@ -110,7 +115,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
     # a lock with cuda-compat is for every host; that one without it is for this driver is checked with the rest
     compat = True if pinned and pinned.source(COMPAT) else None
     inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source, compat=compat)
-    return ResolvedRequest(matrix=matrix, settings=settings, solution=solution, inputs=inputs, stack=stack)
+    return ResolvedRequest(matrix=matrix, solution=solution, inputs=inputs, stack=stack)
 
 
 def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from envbuild.paths import data_dir
 
 if TYPE_CHECKING:
+    import click
     from click.shell_completion import CompletionItem
 
-Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+Complete = Callable[["click.Context", "click.Parameter", str], "list[CompletionItem]"]
 
 _WORDS = {"asked": ("auto", "none"), "default": ("auto", "none"), "always": ("auto",)}
 """What an axis takes besides its releases, by its use."""
@@ -54,13 +53,13 @@ def _order(release: dict[str, Any]) -> tuple[bool, bool, list[int]]:
 def completing(axis: str) -> Complete:
     """Return what completes the value of the flag of `axis`."""
 
-    def complete(_context: click.Context, _option: click.Parameter, begun: str) -> "list[CompletionItem]":
+    def complete(_context: "click.Context", _option: "click.Parameter", begun: str) -> "list[CompletionItem]":
         return list(_beginning(values_of(axis), begun))
 
     return complete
 
 
-def complete_stack(_context: click.Context, _option: click.Parameter, begun: str) -> "list[CompletionItem]":
+def complete_stack(_context: "click.Context", _option: "click.Parameter", begun: str) -> "list[CompletionItem]":
     """Complete `--stack`: a stack by its name, or a file."""
     from click.shell_completion import CompletionItem
 
@@ -69,7 +68,7 @@ def complete_stack(_context: click.Context, _option: click.Parameter, begun: str
     return found or [CompletionItem(begun, type="file")]
 
 
-def complete_axis(_context: click.Context, _argument: click.Parameter, begun: str) -> "list[CompletionItem]":
+def complete_axis(_context: "click.Context", _argument: "click.Parameter", begun: str) -> "list[CompletionItem]":
     """Complete the name of an axis."""
     from envbuild.cli.axes import axis_names
 

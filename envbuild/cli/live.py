@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live as RichLive
 from rich.text import Text
 
-from envbuild.cli.work import Running, State, about, amount_text, duration
+from envbuild.cli.quantities import about, amount_text, duration
+from envbuild.cli.work import Running, State
 from envbuild.engine.details import Amount
 from envbuild.util.text import for_people
 
@@ -21,7 +22,10 @@ _WIDE = 80
 """Columns from which there is room for a bar."""
 _ROOM = 4
 """Columns that stay free at the right: a terminal writes `^C` where the cursor is."""
-_NARROWEST = 20
+_HELPER_S = 2.0
+"""Seconds after which a stage that ends at once as a rule is worth a line."""
+_WIDEST = 100
+"""Columns that are used at most: an eye finds what belongs to a title next to it."""
 
 Line = tuple[str, str]
 """A text and its style."""
@@ -29,12 +33,14 @@ Line = tuple[str, str]
 
 def lines_of(state: State, now: float, *, width: int, height: int, unicode: bool = True) -> list[Line]:
     """Return the view, at most `height` - 1 lines of fewer than `width` columns each."""
-    room = max(width - _ROOM, _NARROWEST if width > _NARROWEST else 1)
+    room = max(min(width - _ROOM, _WIDEST), 1)
     spin = _SPIN if unicode else _PLAIN_SPIN
     mark = spin[int(now * 5) % len(spin)]
     found: list[Line] = []
     most = max(1, height - 2)
     for running in state.running.values():
+        if running.helper and now - running.begun < _HELPER_S:
+            continue
         found.append((_head(running, now, mark, room, unicode=unicode), "bold"))
         if running.line:
             found.append((fitted(f"    {running.line.strip()}", room, unicode=unicode), "dim"))
@@ -75,12 +81,14 @@ def _whole(state: State, now: float, mark: str, room: int) -> str:
         if left is not None and left > 0:
             words.append(about(left))
         if not state.running:
+            while len(words) > 2 and cell_len(state.activity) + sum(map(len, words)) + 9 > room:
+                words.pop()  # what is done now is worth more than an estimate
             end = "  " + ", ".join(words)
             return fitted(f" {mark} {state.activity or 'working'}", max(1, room - cell_len(end))) + end
         return "   " + ", ".join(words)
     amount = f"{amount_text(state.activity_amount)}, " if state.activity_amount else ""
     activity = state.activity or "working"
-    end = f"  {amount}{passed}"
+    end = f"  {amount}{duration(now - state.activity_begun)}"
     return fitted(f" {mark} {activity}", max(1, room - cell_len(end))) + end
 
 

@@ -103,10 +103,15 @@ def try_pairs(
 
 
 @click.command("trials")
+@click.option("--held", is_flag=True, help="Count the pairs that are in a cell, and those of them that were tried.")
 @json_option
-def list_trials(as_json: bool) -> None:
+def list_trials(held: bool, as_json: bool) -> None:
     """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
+
+    if held:
+        _list_held(as_json=as_json)
+        return
     from envbuild.evidence.trials import committed_trials, counted
 
     found = counted(committed_trials())
@@ -121,6 +126,28 @@ def list_trials(as_json: bool) -> None:
         rows: list[tuple[str, ...]] = [("component", "with", "kind", "pairs", "passed", "failed", "not decided")]
         rows += [(*key, str(sum(counts.values())), *map(str, counts.values())) for key, counts in found.items()]
         return table(rows, indent="")
+
+    emit(answer, as_json=as_json, human=human)
+
+
+def _list_held(*, as_json: bool) -> None:
+    from envbuild.cli.show import table
+    from envbuild.curate.trials.pairs import shares
+    from envbuild.evidence.refs import committed_trials
+    from envbuild.matrix.load import load_matrix
+
+    found = list(shares(load_matrix(), committed_trials()))
+    held, tried = sum(each.held for each in found), sum(each.tried for each in found)
+    answer = {
+        "held": held,
+        "tried": tried,
+        "pairs": [{k: getattr(each, k) for k in ("component", "other", "held", "tried", "failed")} for each in found],
+    }
+
+    def human() -> str:
+        rows: list[tuple[str, ...]] = [("component", "with", "in a cell", "tried", "failed")]
+        rows += [(e.component, e.other, str(e.held), str(e.tried), str(e.failed)) for e in found]
+        return table(rows, indent="") + f"\n\n{tried} of {held} pairs that are in a cell were tried"
 
     emit(answer, as_json=as_json, human=human)
 

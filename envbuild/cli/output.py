@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.util.text import for_people, outgoing, printable
 
 if TYPE_CHECKING:

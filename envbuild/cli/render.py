@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options
 from envbuild.cli.output import emit, json_option, show_notices
 
@@ -42,7 +41,8 @@ def render(
     from envbuild.plan.plan import plan_of
 
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
-    show_notices(asked.settings)
+    if lock_file is not None or not unlocked:  # names and versions alone depend on nothing of this machine
+        show_notices(asked.settings)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
     text = _text(plan, form)
     emit(
@@ -82,8 +82,12 @@ def _text(plan: "Plan", form: str) -> str:
 
 def _locked(asked: ResolvedRequest, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":
     from envbuild.lock.files import Locked, read_lock
+
+    if unlocked and lock_file is None:
+        from envbuild.lock.unlocked import unlocked as without_hashes
+
+        return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
     from envbuild.lock.find import check_fits, find_lock, incomplete, needed, require_complete
-    from envbuild.lock.make import unlocked as without_hashes
 
     provided: tuple[str, ...] = ()
     if form == "shell":
@@ -96,8 +100,6 @@ def _locked(asked: ResolvedRequest, lock_file: Path | None, *, form: str, unlock
         if not unlocked:
             require_complete(named.lock, str(lock_file), provided)
         return named
-    if unlocked:
-        return Locked(lock=without_hashes(asked.matrix, asked.inputs), pylocks={})
     found = find_lock(asked.settings, asked.inputs)
     if found is None:
         raise incomplete(needed(asked.inputs, asked.settings), f"cell {asked.solution.cell.id}, which has no lock")

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from envbuild.cli import declared as click
 from envbuild.cli.axes import axis_options, axis_order, request_from
 from envbuild.cli.output import emit, json_option, progress_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from envbuild.evidence.claims import Claim
     from envbuild.evidence.pairs import PairStanding
@@ -181,7 +180,11 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
     """Return what is known of the cell. With a lock, a record of another one is stale."""
     from envbuild.evidence.claims import claim_of
     from envbuild.evidence.refs import committed_evidence, committed_trials
-    from envbuild.verify.suite import suite_of
+
+    def suite_of(axes: "Collection[str]") -> str:
+        from envbuild.verify.suite import suite_of as of
+
+        return of(axes)
 
     return claim_of(
         solution.cell,

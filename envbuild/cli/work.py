@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from envbuild.cli.quantities import about, amount_text, duration
 from envbuild.engine.details import Amount, Details, part_of
 from envbuild.util.text import for_people, outgoing
 
@@ -50,6 +51,8 @@ class Running:
     line: str = ""
     amount: Amount | None = None
     shown: float = 0.0
+    helper: bool = False
+    """Whether it is a stage that ends at once as a rule: lists, recipes, tools."""
 
 
 @dataclass
@@ -58,6 +61,7 @@ class State:
 
     begun: float
     activity: str = ""
+    activity_begun: float = 0.0
     activity_amount: Amount | None = None
     parts: dict[str, tuple[str, float | None]] = field(default_factory=dict)
     """Title and estimate of each part that is counted, by name."""
@@ -100,10 +104,14 @@ class Work(Details):
         self.mode: Mode = mode
         self._verbose, self._clock = verbose, clock
         self._state = State(begun=clock())
-        self._lock, self._ended = threading.RLock(), threading.Event()
-        self._view: View = (
-            _Json(self._state, clock) if mode == "json" else _Plain(clock) if mode != "quiet" else _Quiet()
-        )
+        self._state.activity_begun = self._state.begun
+        self._lock, self._ended, self._wake = threading.RLock(), threading.Event(), threading.Event()
+        self._view: View = _Quiet()
+        if mode == "json":
+            self._view = _Json(self._state, clock)
+        elif mode != "quiet":
+            self._view = _Plain(clock, begins=mode == "plain")
+        self._drawing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -118,28 +126,34 @@ class Work(Details):
 
     def close(self) -> None:
         """Take the view away; what comes later is printed line by line."""
-        from envbuild.util.processes import uninterrupted
-
         if self._ended.is_set():
             return
+        self._ended.set()
+        self._wake.set()
+        with self._lock:
+            drawing = self._drawing
+        if not drawing:
+            return  # nothing to take away, and no reason to load more
+        from envbuild.util.processes import uninterrupted
+
         with uninterrupted():  # a second Ctrl-C would leave half a view
-            self._ended.set()
-            if self._thread.is_alive():
-                self._thread.join()
+            self._thread.join()
             with self._lock, contextlib.suppress(OSError):  # a terminal that went away must not cost the answer
                 self._view.close()
-                if self.mode == "live":
-                    self._view = _Plain(self._clock)
+                self._view = _Plain(self._clock)
 
     def _run(self) -> None:
-        if self.mode == "live" and self._ended.wait(_LIVE_AFTER_S):
-            return
         if self.mode == "live":
+            self._wake.wait(_LIVE_AFTER_S)
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                self._drawing = True
             from envbuild.cli.live import Live
 
             with self._lock:
                 self._view = Live()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a terminal that went away, a stream that was closed
             while not self._ended.wait(_REDRAWN_S if self.mode == "live" else 1.0):
                 with self._lock:
                     self._view.tick(self._state, self._clock())
@@ -149,7 +163,8 @@ class Work(Details):
     def note(self, text: str, style: str = "") -> None:
         """Take a line of advice, or about what is done next."""
         with self._lock:
-            self._state.activity, self._state.activity_amount = for_people(text).partition("\n")[0], None
+            self._begin(text)
+            self._state.activity_amount = None
             self._view.show_line(text, style)
 
     def show_line(self, text: str, style: str = "") -> None:
@@ -160,7 +175,11 @@ class Work(Details):
     def activity(self, text: str) -> None:
         """Take what is done now, without a line that stays."""
         with self._lock:
-            self._state.activity = for_people(text).partition("\n")[0]
+            self._begin(text)
+
+    def _begin(self, activity: str) -> None:
+        self._state.activity = for_people(activity).partition("\n")[0]
+        self._state.activity_begun = self._clock()
 
     def progress(self, done: int, total: int) -> None:
         """Take how many of the tests are done."""
@@ -173,9 +192,16 @@ class Work(Details):
         """Take the parts of a build: name, title, and the seconds that each took before, where that is known."""
         with self._lock:
             self._state.parts = {name: (title, estimate) for name, title, estimate in parts}
+        self._wake.set()  # a build takes long
 
     def log(self, path: Path) -> None:
-        """Take the path of a log."""
+        """Take the path of a log, which is there when a build begins."""
+        with self._lock:
+            self._begin("preparing inputs")
+            self.show_log(path)
+
+    def show_log(self, path: Path) -> None:
+        """Show the path of a log."""
         with self._lock:
             self._view.event("log", {"path": str(path)}, f"log: {path}", "")
 
@@ -190,13 +216,14 @@ class Work(Details):
         title, estimate = state.parts.get(name, (_TITLES.get(name, name), None))
         if what == "started":
             if name not in state.running and name not in state.finished:
-                state.running[name] = Running(title=title, begun=now, estimate=estimate)
+                helper = not counted and name not in _TITLES
+                state.running[name] = Running(title=title, begun=now, estimate=estimate, helper=helper)
                 self._ended_or_begun(name, title, what, counted, 0.0)
             return
         if what in {"done", "cached"} and (stage != name or name in state.finished):
             return  # a wheel is compiled in one stage and lies in another, which ends the part
         running = state.running.pop(name, None)
-        if counted:
+        if counted and what not in {"failed", "stopped"}:
             state.finished.add(name)
         self._ended_or_begun(name, title, what, counted, now - running.begun if running else 0.0)
 
@@ -208,7 +235,8 @@ class Work(Details):
         slow = name in _TITLES and (what == "started" or seconds >= 1)
         if counted or slow or what in {"failed", "stopped"}:
             took = f" ({duration(seconds)})" if seconds >= 0.5 or what == "done" else ""
-            count = f"{len(state.finished)} of {len(state.parts)}  " if counted and what != "started" else ""
+            ended = name in state.finished
+            count = f"{len(state.finished)} of {len(state.parts)}  " if ended else ""
             text = f"{count}{title}: {_WORDS.get(what, what)}{took}"
         self._view.event("stage", values, text, style)
 
@@ -254,8 +282,8 @@ class _Quiet:
 class _Plain:
     """Prints lines; after a while of silence, one about what goes on."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._last = clock, clock()
+    def __init__(self, clock: Callable[[], float], *, begins: bool = True) -> None:
+        self._clock, self._last, self._begins = clock, clock(), begins
 
     def show_line(self, text: str, style: str) -> None:
         """Print it."""
@@ -265,8 +293,7 @@ class _Plain:
 
     def event(self, name: str, values: Mapping[str, Any], text: str, style: str) -> None:
         """Print the text of it."""
-        del name, values
-        if text:
+        if text and (self._begins or name != "stage" or values.get("state") != "started"):
             self.show_line(f"  {text}", style)
 
     def tick(self, state: State, now: float) -> None:
@@ -320,7 +347,7 @@ def going_on(state: State, now: float) -> Sequence[str]:
     if found:
         return found
     amount = f" ({amount_text(state.activity_amount)})" if state.activity_amount else ""
-    return [f"{state.activity or 'still working'}{amount}: {duration(now - state.begun)} since the start"]
+    return [f"{state.activity or 'still working'}{amount}: {duration(now - state.activity_begun)} so far"]
 
 
 def _remaining(running: Running, now: float) -> list[str]:
@@ -328,38 +355,3 @@ def _remaining(running: Running, now: float) -> list[str]:
         return []
     left = running.estimate - (now - running.begun)
     return [about(left)] if left > 0 else ["longer than last time"]
-
-
-def about(seconds: float) -> str:
-    """Return an estimate in words: `about 5 min left`."""
-    if seconds < 60:
-        return f"about {max(5, round(seconds / 5) * 5)} s left"
-    if seconds < 5400:
-        return f"about {round(seconds / 60)} min left"
-    return f"about {seconds / 3600:.1f} h left"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people write it: `8 s`, `3:05`, `1:02:03`."""
-    whole = round(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes as people write it: `812 MB`, `1.2 GB`."""
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}" if count < 10 * one else f"{count / one:.0f} {unit}"
-    return f"{count} B"
-
-
-def amount_text(amount: Amount) -> str:
-    """Return how far something is: `23/58`, `12 of 62 tests`, `812 MB of 2.1 GB`."""
-    if amount.unit == "steps":
-        return f"[{amount.done}/{amount.total}]"
-    if amount.unit == "tests":
-        return f"{amount.done} of {amount.total} tests"
-    return size_text(amount.done) + (f" of {size_text(amount.total)}" if amount.total else "")

@@ -153,6 +153,7 @@ class HostSources:
         folders: where it lies below the source; every C++ file there counts.
         includes: folders that its build adds to the search for headers.
         flags_in: the files in which its build states compiler flags.
+        cxx_flags: the function there that gives the flags of C++ files, where .cu files get another standard.
         instead: a file -> the releases of torch with which its build takes it, and the file that it takes it for. Of the
             two, a build compiles one.
 
@@ -161,6 +162,7 @@ class HostSources:
     folders: tuple[str, ...]
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
+    cxx_flags: str | None = None
     instead: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _NONE_INSTEAD)
 
 

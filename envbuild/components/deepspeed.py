@@ -16,6 +16,7 @@ class DeepSpeed(Component):
         folders=("csrc/adam", "csrc/utils"),
         includes=("csrc/includes", "csrc/adam"),
         flags_in=("op_builder/builder.py",),
+        cxx_flags="cxx_args",
     )
     upstream = Upstream(
         distribution="deepspeed", to_fill_in=("whether its requirements changed (requirements/requirements.txt)",)

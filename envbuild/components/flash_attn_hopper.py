@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from pydantic import Field
-
 from envbuild.components.base import (
     DOWNLOADED,
     Component,
@@ -15,7 +13,7 @@ from envbuild.components.base import (
     Wheel,
     commit_of,
 )
-from envbuild.util.model import Model
+from envbuild.util.model import Field, Model
 
 _URL = "https://github.com/Dao-AILab/flash-attention.git"
 

@@ -1,9 +1,7 @@
 """The MPI of launchers and of mpi4py: the OS' package, or Open MPI compiled from its release."""
 
-from pydantic import Field
-
 from envbuild.components.base import Component, Download, Sources, View
-from envbuild.util.model import Model
+from envbuild.util.model import Field, Model
 
 
 class MpiFacts(Model):

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from envbuild.components.base import Component, View
 from envbuild.util.model import Model
 
@@ -39,6 +37,8 @@ class Torch(Component):
         if release.facts.index != "pypi":
             return f"torch=={release.version}", release.facts.index
         # PyPI's files carry no local label: 2.11.0 is the cu130 build.
+        from packaging.version import InvalidVersion, Version
+
         try:
             version = Version(release.version).public
         except InvalidVersion:

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from envbuild.matrix.model import FACTS, AxisFile, PackagesFile, RuleFile
-from envbuild.util.model import NoFacts
+from envbuild.util.model import Model, NoFacts
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def _of(model: type[BaseModel], title: str) -> dict[str, Any]:
+def _of(model: type[Model], title: str) -> dict[str, Any]:
     return {"$schema": DIALECT, **model.model_json_schema(by_alias=True), "title": title}
 
 

@@ -43,8 +43,8 @@ def program() -> str:
 
 def version() -> str:
     """Return the version of the command, such as `1.4.5`; `unknown` where it does not say."""
-    said = bounded([program(), "--version"], seconds=_LOOK_S, limit=1 << 16)
-    found = re.search(rb"version ([0-9][\w.+-]{0,40})", said.out)
+    result = bounded([program(), "--version"], seconds=_LOOK_S, limit=1 << 16)
+    found = re.search(rb"version ([0-9][\w.+-]{0,40})", result.out)
     return found[1].decode() if found else "unknown"
 
 
@@ -75,11 +75,11 @@ def build(target: Path, source: str, *, scratch: Path, sandbox: bool) -> None:
         HostError: Apptainer is missing, or it failed.
 
     """
-    said: deque[str] = deque(maxlen=_KEPT_LINES)
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
     command = [program(), "build", *(["--sandbox"] if sandbox else []), str(target), source]
-    if followed(command, feed=said.append, env=own_environment(scratch), stdout=True):
+    if followed(command, feed=lines.append, env=own_environment(scratch), stdout=True):
         raise HostError(
-            f"Apptainer could not unpack the image: {last_words(''.join(said))}",
+            f"Apptainer could not unpack the image: {last_words(''.join(lines))}",
             where=str(target),
             hint="it needs room for the unpacked image, and user namespaces where you are not root; `envbuild doctor` looks",
         )
@@ -100,7 +100,7 @@ def unpack_sif(path: Path, target: Path) -> None:
     found = _FILE_SYSTEM.search(_listed(path))
     if found is None:
         raise ValueError("it has no squashfs file system")
-    said: deque[str] = deque(maxlen=_KEPT_LINES)
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
     command = [
         "unsquashfs",
         "-no-progress",
@@ -111,8 +111,8 @@ def unpack_sif(path: Path, target: Path) -> None:
         str(target),
         str(path),
     ]
-    if followed(command, feed=said.append, stdout=True):
-        raise HostError(f"the .sif could not be unpacked: {last_words(''.join(said))}", where=str(path))
+    if followed(command, feed=lines.append, stdout=True):
+        raise HostError(f"the .sif could not be unpacked: {last_words(''.join(lines))}", where=str(path))
 
 
 def _listed(path: Path) -> bytes:
@@ -128,9 +128,9 @@ def _listed(path: Path) -> bytes:
     return listed.out
 
 
-def last_words(said: str) -> str:
-    """Return the last line that Apptainer said, fit for a terminal."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+def last_words(output: str) -> str:
+    """Return the last line that Apptainer printed, fit for a terminal."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return shown(lines[-1]) if lines else "it gave no reason"
 

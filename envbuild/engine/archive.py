@@ -263,7 +263,7 @@ class Archive:
             yield stream
 
     def copy_to(self, folder: Path) -> "Held":
-        """Write the image as an OCI layout into an empty folder, each blob held against its digest; return which image it is.
+        """Write the image as an OCI layout into an empty folder, each blob compared with its digest; return which image it is.
 
         Raises:
             ImageError: a blob is damaged or missing, or of another shape.

@@ -18,9 +18,11 @@ from envbuild.engine.details import Details, part_of
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
 from envbuild.engine.leftovers import clear
+from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.site import jobs, secrets
+from envbuild.engine.stored import write_listing
 from envbuild.errors import BuildError
 from envbuild.lock.model import Root
 from envbuild.matrix.cell import DEBIAN_ARCH
@@ -33,7 +35,7 @@ from envbuild.util.scratch import scratch
 
 # zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
 # times newer than the lock's date are cut to it and the digest follows from the content alone.
-_EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
 # Bytes of a log's end that are searched for a cause.
 _LOG_END = 2**20
@@ -256,23 +258,43 @@ class Builder:
             self.note(f"the kept wheel of {axis} is damaged ({fault}); making it again")
 
     def _make_image(self, tag: str) -> Built:
-        """Build the image, load it and tag it."""
+        """Build the image, have it in the engine, unpacked, and tag it."""
+        made = self._into_store(tag) if self.client.builds_into_store() else None
+        return made or self._through_archive(tag)
+
+    def _into_store(self, tag: str) -> Built | None:
+        """Build the image where the engine keeps its images; None where its builder cannot do that."""
+        # a name that only this build has: what has it afterwards is what was built now
+        with own_tag(self.client, EXPORTED) as name:
+            self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}")
+            image = self.client.find_image(name)
+            if image is None or image.manifest is None:
+                return None
+            with scratch("image", self._cache("builds")) as folder:
+                write_listing(folder / "image.tar", image.manifest, tag)
+                self._load(folder / "image.tar", tag)
+        return Built(tag=tag, digest=image.digest, size=self.client.image(tag).size)
+
+    def _through_archive(self, tag: str) -> Built:
+        """Build the image anywhere, download it and load it."""
         with scratch("image", self._cache("builds")) as folder:
             archive = folder / "image.tar"
-            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{_EXPORT}")
-            digest = metadata["image"]["containerimage.digest"]
-            with self._timed("load"):
-                try:
-                    self.client.load(archive)
-                except EngineError as error:
-                    refused = BuildError(
-                        "the engine did not take the image", where=tag, hint=error.output.strip()[-300:]
-                    )
-                    raise disk_or(self.settings, self.log, refused) from None
+            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}")
+            self._load(archive, tag)
+        digest = metadata["image"]["containerimage.digest"]
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
 
+    def _load(self, archive: Path, tag: str) -> None:
+        with self._timed("load"):
+            try:
+                self.client.load(archive)
+            except EngineError as error:
+                hint = error.output.strip()[-300:]
+                refused = BuildError("the engine did not take the image", where=tag, hint=hint)
+                raise disk_or(self.settings, self.log, refused) from None
+
     def _bake(self, target: str, output: str) -> dict[str, Any]:
-        """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata."""
+        """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata, if it has any."""
         definition = json.loads(bake(self.plan))
         for item in definition["target"].values():
             item.pop("tags", None)  # the output names the image as it was asked for
@@ -284,7 +306,7 @@ class Builder:
         file = self._private / "bake.json"
         file.write_text(json.dumps(definition), encoding="utf-8")
         watch = self._watch
-        watch.exports = target == "image"
+        watch.exports, watch.stored = target == "image", False
         before = {name: (stage.seconds, stage.cached) for name, stage in watch.stages.items()}
         made = None
         try:
@@ -297,8 +319,8 @@ class Builder:
                 watch=watch,
             )
         finally:
-            watch.ended(well=made is not None)
-        if made is None:
+            watch.ended(well=made is not None or watch.stored)
+        if made is None and not watch.stored:
             raise stage_failure(self.settings, watch, target, self.log)
         took = {}
         for name, stage in watch.stages.items():
@@ -306,4 +328,4 @@ class Builder:
             if stage.seconds > seconds and stage.cached == cached and (watch.exports or name != "export"):
                 took[name] = stage.seconds - seconds  # all of its steps ran
         self._keep_times(took)
-        return made
+        return made or {}

@@ -45,6 +45,9 @@ class Kind:
 KINDS = (
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
     Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
+    Kind(
+        name="compiled", about="the matrix in a form that loads quickly", entries=rf"[a-z]+-{_HASH}\.json", type="file"
+    ),
     Kind(name="files", about="downloads, by hash", entries=_HASH),
     Kind(name="git", about="git objects and source trees"),
     Kind(name="locks", about="locks made here", entries="[A-Za-z0-9][A-Za-z0-9._+-]{0,300}", made_again=False),

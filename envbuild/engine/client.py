@@ -13,14 +13,12 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field
-
 from envbuild.engine.image import LIMIT, Image, parse_image_facts
+from envbuild.engine.machine import Machine, State
 from envbuild.engine.progress import Watch
 from envbuild.errors import HostError
 from envbuild.settings import Settings
@@ -44,6 +42,9 @@ _OUTPUT_LINES = 400
 _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
 
 
+_NOT_UNPACKED = "Error unpacking image"
+"""How the engine prints that an image which it loaded cannot be run."""
+
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Docker's name of an architecture, by the kernel's."""
 
@@ -59,24 +60,6 @@ class EngineError(HostError):
 
 class NoImageError(HostError):
     """The engine has no such image."""
-
-
-class State(BaseModel):
-    """How a container ended."""
-
-    code: int = Field(0, alias="ExitCode")
-    error: str = Field("", alias="Error")
-    out_of_memory: bool = Field(False, alias="OOMKilled")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine that the engine runs on, which need not be this one."""
-
-    cores: int
-    memory_gib: float
-    platform: str = ""
-    """As Docker names it, e.g. linux/amd64; empty where the engine does not say."""
 
 
 def last_words(output: str) -> str:
@@ -169,8 +152,8 @@ class EngineClient:
 
     def version(self) -> str:
         """Return the engine's version, such as `28.5.2`; `unknown` where it does not say."""
-        said = self._ask("version", "--format", "{{.Server.Version}}", seconds=_QUICK_S)
-        found = said.out.decode("utf-8", "replace").strip()
+        result = self._ask("version", "--format", "{{.Server.Version}}", seconds=_QUICK_S)
+        found = result.out.decode("utf-8", "replace").strip()
         return found if re.fullmatch(r"[0-9][\w.+~-]{0,40}", found) else "unknown"
 
     def platforms(self, builder: str | None = None) -> tuple[str, ...]:
@@ -193,10 +176,16 @@ class EngineClient:
         lines = re.findall(r"^Platforms:(.*)$", ran.out.decode("utf-8", "replace"), re.MULTILINE)
         return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
+    def builds_into_store(self) -> bool:
+        """Return whether the builder is the engine's own, which puts an image where the engine keeps its images."""
+        named = [self.settings.builder] if self.settings.builder else []
+        ran = self._ask("buildx", "inspect", *named, seconds=_QUICK_S)
+        return re.search(rb"^Driver: +docker$", ran.out, re.MULTILINE) is not None
+
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch
     ) -> dict[str, Any] | None:
-        """Build one target of a bake file; return buildx's metadata, or None where it failed: `watch` knows why.
+        """Build one target of a bake file; return buildx's metadata, or None where there is none: `watch` knows why.
 
         Args:
             file: the bake file.
@@ -277,7 +266,10 @@ class EngineClient:
     def tags(self, repository: str) -> list[str]:
         """Return the names `repository:tag` that the engine has; none where it does not answer."""
         words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
-        return self._ask(*words, seconds=_QUICK_S).out.decode("utf-8", "replace").splitlines()
+        try:
+            return self._ask(*words, seconds=_QUICK_S).out.decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
 
     def tag(self, image: str, name: str) -> None:
         """Give an image a name.
@@ -302,13 +294,15 @@ class EngineClient:
             self._ask("image", "rm", "--", name, seconds=_QUICK_S)
 
     def load(self, archive: Path) -> None:
-        """Take the images of an archive into the engine.
+        """Take the images of an archive into the engine, unpacked where they are for its platform.
 
         Raises:
-            EngineError: it does not take them.
+            EngineError: it does not take or unpack them.
 
         """
-        self._follow("image", "load", "--quiet", "--input", str(archive))
+        output = self._follow("image", "load", "--quiet", "--input", str(archive))
+        if _NOT_UNPACKED in output:  # the command itself ends well then
+            raise EngineError("the engine does not unpack the image", output=output)
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image to an archive.

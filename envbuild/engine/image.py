@@ -20,7 +20,9 @@ class _Config(BaseModel):
 
 
 class _Descriptor(BaseModel):
+    media_type: str = Field("", alias="mediaType", max_length=128)
     digest: Digest
+    size: int = Field(0, ge=0)
 
 
 class _Inspected(BaseModel):
@@ -31,6 +33,16 @@ class _Inspected(BaseModel):
     repo_digests: list[str] | None = Field(None, alias="RepoDigests")
     os: str = Field("", alias="Os", max_length=64)
     architecture: str = Field("", alias="Architecture", max_length=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredManifest:
+    """The manifest of an image, as an index lists it."""
+
+    media_type: str
+    digest: str
+    size: int
+    """Bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +66,12 @@ class Image:
     """`repository@digest` of each registry that the engine knows it from."""
     platform: str = ""
     """The platform that it is for, e.g. linux/arm64; empty where it states none."""
+    manifest: StoredManifest | None = None
+    """The image's manifest, where the engine describes it: Docker does since 28."""
     place: Path | None = None
     """The folder or the .sif that a runtime without an engine runs; None for an image of the engine."""
-    vouched: Literal["engine", "blobs", "label"] = "engine"
-    """Where the digest comes from: the engine's store; blobs that were held against it as they were unpacked here; a label of the
+    confirmed_by: Literal["engine", "blobs", "label"] = "engine"
+    """Where the digest comes from: the engine's store; blobs that were compared with it as they were unpacked here; a label of the
     sandbox or .sif, which whoever made it wrote."""
 
 
@@ -76,17 +90,21 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    stored = facts.descriptor
     config = facts.config or _Config.model_validate({})
     return Image(
         reference=reference,
         id=facts.id,
-        digest=facts.descriptor.digest if facts.descriptor else facts.id,
+        digest=stored.digest if stored else facts.id,
         size=facts.size,
         labels=config.labels or {},
         volumes=tuple(sorted(config.volumes or ())),
         environment=tuple(config.environment or ()),
         repo_digests=tuple(facts.repo_digests or ()),
         platform=f"{facts.os or 'linux'}/{facts.architecture}" if facts.architecture else "",
+        manifest=StoredManifest(media_type=stored.media_type, digest=stored.digest, size=stored.size)
+        if stored and stored.media_type and stored.size
+        else None,
     )
 
 
@@ -106,14 +124,14 @@ class Label(BaseModel):
     config: dict[str, Any] = {}
 
 
-def image_of(label: Label, *, reference: str, place: Path, vouched: Literal["blobs", "label"]) -> Image:
+def image_of(label: Label, *, reference: str, place: Path, confirmed_by: Literal["blobs", "label"]) -> Image:
     """Return the image that a folder or a .sif holds.
 
     Args:
         label: its digest and its configuration.
         reference: what the user named.
         place: the folder or the .sif.
-        vouched: where the digest comes from.
+        confirmed_by: where the digest comes from.
 
     Raises:
         ValueError: the configuration has another shape.
@@ -136,5 +154,5 @@ def image_of(label: Label, *, reference: str, place: Path, vouched: Literal["blo
         repo_digests=(),
         platform=f"{stated.os or 'linux'}/{stated.architecture}" if stated.architecture else "",
         place=place,
-        vouched=vouched,
+        confirmed_by=confirmed_by,
     )

@@ -7,7 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from envbuild.engine.client import EngineClient
 from envbuild.engine.guest import remove_left
+from envbuild.engine.own_tags import remove_left_tags
 from envbuild.settings import Settings
 from envbuild.util.scratch import sweep
 
@@ -15,7 +17,7 @@ _OBJECT_S = 600.0
 
 
 def clear(settings: Settings) -> None:
-    """Remove what dead runs of this user left in `$TMPDIR`, in the cache, and of containers in the engine.
+    """Remove what dead runs of this user left in `$TMPDIR`, in the cache, and of containers and tags in the engine.
 
     What cannot be removed, or may belong to a living run, stays.
     """
@@ -24,6 +26,7 @@ def clear(settings: Settings) -> None:
         sweep(place)
     _packs(settings.cache_dir / "git" / "objects.git")
     remove_left(settings)
+    remove_left_tags(EngineClient(settings))
 
 
 def _folders(cache: Path) -> list[Path]:

@@ -29,6 +29,10 @@ _CANCELLED = re.compile(r"context cancell?ed\s*$")
 _NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|Processing)\b|^\s*\+ ")
 
 
+# Docker up to 28 asks the exporter into its store for an unpacking that rewritten times rule out, whatever the build asked
+# for. BuildKit refuses at the very end: the image is complete then, and has its name.
+_STORED = 'exporter option "rewrite-timestamp" conflicts with "unpack"'
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 # Bytes of a line after which no more are waited for.
@@ -111,6 +115,8 @@ class Watch:
     _ended: set[str] = field(default_factory=set)
     _unended: dict[tuple[str, int], bytes] = field(default_factory=dict)
     failed: str | None = None
+    stored: bool = False
+    """Whether the build ended with an image that is in the engine's store and not unpacked."""
 
     def feed(self, line: str) -> None:
         """Take one line of the stream; a line that is no JSON is buildx's own message."""
@@ -119,7 +125,7 @@ class Watch:
         except (ValueError, RecursionError):  # a number of 5000 digits is a ValueError, too
             event = None
         if not isinstance(event, dict):
-            if line.strip():
+            if line.strip() and not (self.stored and _STORED in line):
                 self.log.write(_clean(line) + "\n")
                 if line.startswith("ERROR"):
                     self._err(line.strip())
@@ -144,6 +150,8 @@ class Watch:
 
     def _vertex(self, vertex: dict[str, Any], stage: str, *, last: bool) -> None:
         digest, error = vertex["digest"], vertex.get("error")
+        if stage == "export" and error == _STORED:
+            self.stored, error = True, None
         if vertex.get("completed") or error:
             self._ended.add(digest)
             self._end_lines(digest)

@@ -1,11 +1,9 @@
 """Image -> the same image again: rebuild from the lock in the image, and compare byte by byte."""
 
-import contextlib
 import errno
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,22 +13,19 @@ from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
+from envbuild.engine.own_tags import REBUILT, own_tag
 from envbuild.errors import DataError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.stacks.load import stack_of_lock
-from envbuild.util.maker import Maker
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
 _IN_IMAGE = "/opt/envbuild"
 # `pylock.SET.toml`; a set's name is a SafeName.
 _LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.toml", re.ASCII)
-_AGAIN = "envbuild-reproduce"
-"""Repository of the rebuilds; the tag says which run made one."""
-_LASTS_S = 2 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,31 +140,12 @@ def reproduce(
     builder = Builder(
         client=client, plan=plan, on_change=on_change, note=note, details=details or Details(), cache=False
     )
-    with _own_tag(client) as tag:
+    with own_tag(client, REBUILT) as tag:
         built: Built = builder.build(tag)
         if built.digest != digest:
             note("another digest: comparing the files of both images")
         differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
     return Reproduction(digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
-
-
-@contextlib.contextmanager
-def _own_tag(client: EngineClient) -> Iterator[str]:
-    """Yield a tag that no other run has; it goes at the end, and so do those of runs that SIGKILL ended."""
-    remove_left_tags(client)
-    tag = f"{_AGAIN}:{Maker.here(seconds=_LASTS_S)}-{uuid.uuid4().hex[:6]}"
-    try:
-        yield tag
-    finally:
-        client.untag(tag)
-
-
-def remove_left_tags(client: EngineClient) -> None:
-    """Remove the tags of runs whose makers are gone."""
-    for tag in client.tags(_AGAIN):
-        maker = Maker.parse(tag.removeprefix(f"{_AGAIN}:").rpartition("-")[0])
-        if maker is not None and maker.gone:
-            client.untag(tag)
 
 
 def compare(

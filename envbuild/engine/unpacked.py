@@ -108,7 +108,7 @@ def label_of(archive: Archive, held: Held) -> Label:
 
 
 def make_sandbox(archive: Archive, target: Path, own: Path) -> Label:
-    """Unpack an image into the sandbox `target`, each blob held against its digest, and label it.
+    """Unpack an image into the sandbox `target`, each blob compared with its digest, and label it.
 
     Args:
         archive: the image.
@@ -182,9 +182,9 @@ def _labelled(reference: str, path: Path, kind: Kind) -> Image:
     return _image(label, reference, path, "label")
 
 
-def _image(label: Label, reference: str, place: Path, vouched: Literal["blobs", "label"]) -> Image:
+def _image(label: Label, reference: str, place: Path, confirmed_by: Literal["blobs", "label"]) -> Image:
     try:
-        return image_of(label, reference=reference, place=place, vouched=vouched)
+        return image_of(label, reference=reference, place=place, confirmed_by=confirmed_by)
     except ValueError as error:
         raise ImageError(
             f"the image's configuration is of another shape: {shown(str(error))}", where=shown(reference)

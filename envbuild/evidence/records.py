@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from envbuild.errors import DataError, HostError
 from envbuild.evidence.report import Level
 from envbuild.util.bounded import read_text
+from envbuild.util.model import Model
 from envbuild.util.names import shown
 
 SCHEMA = 1
@@ -25,11 +24,7 @@ _LEVELS = tuple(level.value for level in Level)
 """A run that ends below `step` trains nothing, and proves less than one that took a step."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
-
-
-class Gpu(_Model):
+class Gpu(Model):
     """One kind of GPU of the machine."""
 
     name: str
@@ -38,7 +33,7 @@ class Gpu(_Model):
     count: int
 
 
-class TestRecord(_Model):
+class TestRecord(Model):
     """How one test ended."""
 
     id: str
@@ -50,7 +45,7 @@ class TestRecord(_Model):
     tables: list[dict[str, Any]] = []
 
 
-class Evidence(_Model):
+class Evidence(Model):
     """What ran, where, on what, and how it went."""
 
     schema_version: Literal[1] = 1
@@ -204,6 +199,8 @@ def _read(path: Path, *, named: Path) -> Evidence:
     except OSError as error:
         raise DataError(f"this evidence record does not load: {error.strerror}", where=str(path)) from None
     except ValueError as error:  # of UTF-8, of JSON, of a number with thousands of digits, of half a surrogate pair
+        from pydantic import ValidationError
+
         first = (
             error.errors(include_url=False, include_input=False)[0]["msg"]
             if isinstance(error, ValidationError)

@@ -4,6 +4,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from envbuild.components import SOFTWARE
+from envbuild.evidence.kept import records_of
 from envbuild.evidence.place import altered_of, place_of
 from envbuild.paths import data_dir
 from envbuild.solver.proof import EvidenceRef, Level
@@ -21,9 +22,9 @@ def committed_evidence() -> tuple["Evidence", ...]:
         DataError: a record was edited.
 
     """
-    from envbuild.evidence.records import load_evidence
+    from envbuild.evidence.records import Evidence, load_evidence
 
-    return load_evidence(data_dir("matrices") / "evidence")
+    return records_of(data_dir("matrices") / "evidence", "*.json", Evidence, load_evidence)
 
 
 @cache
@@ -64,4 +65,4 @@ def committed_trials() -> "Ledger":
     """
     from envbuild.evidence import trials
 
-    return trials.Ledger(trials.committed_trials())
+    return trials.committed_ledger()

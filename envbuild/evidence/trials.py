@@ -4,25 +4,25 @@ One file per component in `matrices/trials`, a record a line. Records are added 
 rest of its line.
 """
 
+import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
-
 from envbuild.errors import DataError, HostError
+from envbuild.evidence.kept import key_of_files
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import public_version
 from envbuild.paths import data_dir
+from envbuild.util import compiled
 from envbuild.util.bounded import read_text
-from envbuild.util.model import Model
+from envbuild.util.model import AfterValidator, Field, Model, model_validator, plain
 from envbuild.util.names import Line, SafeName, Sha256, Version, shown
 
 Kind = Literal["metadata", "names", "libraries", "headers", "sources"]
@@ -39,7 +39,7 @@ def _two(pair: dict[str, str]) -> dict[str, str]:
 class Trial(Model):
     """One trial."""
 
-    id: str = Field("", pattern=r"^([0-9a-f]{16})?$")
+    id: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")
     """The first digits of the sha256 over the rest; a rule cites it as `trial:ID`."""
     date: dt.date
     kind: Kind
@@ -92,6 +92,8 @@ def read_trials(path: Path) -> tuple[Trial, ...]:
         DataError: a line is no record, or was edited.
 
     """
+    from pydantic import ValidationError
+
     found = []
     number = 0
     try:
@@ -147,6 +149,8 @@ def add_trial(trial: Trial, folder: Path) -> Trial:
         HostError: the file cannot be written.
 
     """
+    import fcntl
+
     trial = trial.sealed()
     path = folder / f"{next(iter(trial.pair))}.jsonl"
     try:
@@ -183,6 +187,10 @@ def _same(axis: AxisName, tried: str, version: str) -> bool:
     """Return whether a trial with `tried` speaks for `version`: of torch, one patch of a minor release for the others."""
     if axis != "torch":
         return tried == version.partition("+")[0]
+    texts = tried.partition("+")[0].split("."), version.partition("+")[0].split(".")
+    if all(part.isdecimal() and part.isascii() for parts in texts for part in parts):  # the usual case, without PEP 440
+        first, second = ([*map(int, parts)][:2] for parts in texts)
+        return first == second
     one, other = public_version(tried), public_version(version)
     if one is None or other is None or other.is_prerelease:  # an image's own build is no release
         return False
@@ -200,6 +208,10 @@ def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], di
     return found
 
 
+_Pair = tuple[dict[AxisName, str], dict[Kind, int]]
+"""Two releases, and the number of the last trial of each kind."""
+
+
 class Ledger:
     """Trials by pair.
 
@@ -209,25 +221,60 @@ class Ledger:
     """
 
     def __init__(self, trials: Iterable[Trial]) -> None:
-        self._by_pair: dict[tuple[tuple[str, str], ...], dict[Kind, Trial]] = {}
-        self._by_axes: dict[frozenset[str], list[dict[Kind, Trial]]] = {}
-        for trial in trials:
-            key = tuple(trial.pair.items())
-            if key not in self._by_pair:
-                self._by_pair[key] = {}
-                self._by_axes.setdefault(frozenset(trial.pair), []).append(self._by_pair[key])
-            self._by_pair[key][trial.kind] = trial
+        self._trials: Callable[[int], Trial] = (kept := tuple(trials)).__getitem__
+        by_pair: dict[tuple[tuple[str, str], ...], dict[Kind, int]] = {}
+        for number, trial in enumerate(kept):
+            by_pair.setdefault(tuple(trial.pair.items()), {})[trial.kind] = number
+        self._by_axes: dict[frozenset[str], list[_Pair]] = {}
+        for pair, kinds in by_pair.items():
+            self._by_axes.setdefault(frozenset(dict(pair)), []).append((dict(pair), kinds))
+
+    @classmethod
+    def kept(cls, lines: list[bytes]) -> "Ledger":
+        """Return a ledger from its compiled form, `plain`; a trial is read when it is asked for."""
+        made = cls(())
+        made._trials = lambda number: Trial.from_plain(lines[number + 1])
+        for entries in json.loads(lines[0]):
+            made._by_axes[frozenset(entries[0][0])] = entries
+        return made
+
+    def plain(self, trials: Iterable[Trial]) -> list[Any]:
+        """Return what `kept` makes it from again: the index, then each of the trials that it was made of."""
+        return [list(self._by_axes.values()), *map(plain, trials)]
 
     def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
         """Return the last trial of this kind of exactly these releases."""
-        return self._by_pair.get(tuple(pair.items()), {}).get(kind)
+        for known, kinds in self._by_axes.get(frozenset(pair), ()):
+            if list(known.items()) == list(pair.items()) and kind in kinds:
+                return self._trials(kinds[kind])
+        return None
 
     def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
         """Return what is known of two releases, as a cell states them; None where they were not tried."""
-        for kinds in self._by_axes.get(frozenset(versions), ()):
-            trials = tuple(kinds[kind] for kind in KINDS if kind in kinds)
-            if all(_same(axis, trials[0].pair[axis], version) for axis, version in versions.items()):
+        for known, kinds in self._by_axes.get(frozenset(versions), ()):
+            if all(_same(axis, known[axis], version) for axis, version in versions.items()):
+                trials = tuple(self._trials(kinds[kind]) for kind in KINDS if kind in kinds)
                 verdicts = [trial.verdict for trial in trials]
                 worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
                 return Tried(verdict=worst, kinds=tuple(t.kind for t in trials), trials=trials)
         return None
+
+
+@cache
+def committed_ledger() -> Ledger:
+    """Return the ledger of this installation's trials, from its compiled form where there is one.
+
+    Raises:
+        DataError: a trial was edited.
+
+    """
+    key = key_of_files(trials_folder(), "*.jsonl")
+    lines = compiled.read("ledger", key) if key else None
+    if lines is not None:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            return Ledger.kept(lines)
+    trials = load_trials(trials_folder())
+    ledger = Ledger(trials)
+    if key:
+        compiled.keep("ledger", key, ledger.plain(trials))
+    return ledger

@@ -8,7 +8,6 @@ from envbuild.errors import DataError, LockError
 from envbuild.lock.model import Lock, PythonSet
 from envbuild.util.below import OutsideError, read_below, read_file
 from envbuild.util.names import shown
-from envbuild.util.scratch import scratch
 
 _LARGEST_LOCK = 16 * 2**20
 _LARGEST_PYLOCK = 32 * 2**20
@@ -32,6 +31,8 @@ def write_lock(locked: Locked, folder: Path) -> Path:
 
     Every file is complete on the disk before the first takes its place.
     """
+    from envbuild.util.scratch import scratch
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock.json"
     texts = {folder / f"pylock.{name}.toml": text for name, text in locked.pylocks.items()}

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError
@@ -11,8 +12,10 @@ from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import COMPAT, Lock, Missing
 from envbuild.paths import data_dir
-from envbuild.settings import Settings
 from envbuild.stacks.parts import digest_of
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
 
 
 def lock_name(inputs: Inputs) -> str:
@@ -33,18 +36,18 @@ def lock_name(inputs: Inputs) -> str:
     return "-".join([*parts, hashlib.sha256(asked.encode()).hexdigest()[:6]])
 
 
-def own_lock(settings: Settings, inputs: Inputs) -> Path:
+def own_lock(settings: "Settings", inputs: Inputs) -> Path:
     """Return the folder of the lock that this machine made of a cell, whether there is one or not."""
     return settings.cache_dir / "locks" / lock_name(inputs)
 
 
-def _candidates(settings: Settings, inputs: Inputs) -> Iterator[Path]:
+def _candidates(settings: "Settings", inputs: Inputs) -> Iterator[Path]:
     # This machine's own first: it was made where the committed one no longer built, or where there was none.
     yield own_lock(settings, inputs)
     yield data_dir("matrices") / "locks" / lock_name(inputs)
 
 
-def find_lock(settings: Settings, inputs: Inputs) -> tuple[Locked, Path] | None:
+def find_lock(settings: "Settings", inputs: Inputs) -> tuple[Locked, Path] | None:
     """Return the lock of exactly these inputs and its folder, a complete one if there is any, or None when there is none.
 
     Raises:
@@ -126,7 +129,7 @@ def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = Fa
     )
 
 
-def needed(inputs: Inputs, settings: Settings) -> tuple[Missing, ...]:
+def needed(inputs: Inputs, settings: "Settings") -> tuple[Missing, ...]:
     """Return what a lock of `inputs` must pin and where each hash is to be had, for a cell that has no lock."""
     index = urlsplit(settings.index_url).hostname or settings.index_url
     found = [

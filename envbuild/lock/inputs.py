@@ -1,12 +1,8 @@
 """What a cell is made of, by name: requirements, sources, images, OS packages. Pure; `make` puts a hash on each."""
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, components_in
 from envbuild.components.base import Sdist, Tree, Wheel
@@ -146,7 +142,7 @@ def inputs_of(
     # what is compiled by itself comes before Python, and what a wheel's build takes after it
     files = [
         [
-            FileSource(name=file.name, url=file.url, sha256=file.sha256)
+            FileSource.trusted(name=file.name, url=file.url, sha256=file.sha256)
             for axis, each in sources.items()
             for file in each.files
             if (axis in compiled) == of_wheels
@@ -186,8 +182,8 @@ def inputs_of(
         final = base.builder if flavor == "devel" else base.runtime or base.builder
         digests = base.digests if cell.arch == X86_64 else {}
         images = [
-            BaseImage(stage="base", reference=final, digest=digests.get(final)),
-            BaseImage(stage="devel", reference=base.builder, digest=digests.get(base.builder)),
+            BaseImage.trusted(stage="base", reference=final, digest=digests.get(final)),
+            BaseImage.trusted(stage="devel", reference=base.builder, digest=digests.get(base.builder)),
         ]
     runtime = {*_RUNTIME_PACKAGES, *(stack.system if stack else ())}
     if own_python and base.kind != "ngc":
@@ -225,6 +221,9 @@ def inputs_of(
 
 
 def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     return canonicalize_name(Requirement(requirement).name)
 
 
@@ -234,10 +233,10 @@ def _managed_python(matrix: Matrix, cell: Cell) -> FileSource:
     if cell.arch != X86_64:
         other = facts.aarch64
         assert other is not None, "test_arch holds the data to it"  # noqa: S101
-        return FileSource(name="python", url=other.managed, sha256=other.sha256)
+        return FileSource.trusted(name="python", url=other.managed, sha256=other.sha256)
     assert facts.managed is not None, "rules python-source-* refuse the others"  # noqa: S101
     assert facts.sha256 is not None  # noqa: S101
-    return FileSource(name="python", url=facts.managed, sha256=facts.sha256)
+    return FileSource.trusted(name="python", url=facts.managed, sha256=facts.sha256)
 
 
 def _check_stack(matrix: Matrix, stack: Stack) -> None:
@@ -282,6 +281,8 @@ def _check_stack(matrix: Matrix, stack: Stack) -> None:
                 hint=f"pin it under [stated]: {AXIS_OF_DISTRIBUTION[name]}",
             )
     rules = {rule.id for rule in matrix.rules} | set(findings_catalog())
+    import difflib
+
     for correction in stack.corrections:
         if correction.rule not in rules:
             raise DataError(

@@ -3,14 +3,11 @@
 Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
 """
 
-import datetime as dt
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.components.base import Sdist
@@ -32,68 +29,21 @@ from envbuild.lock.model import (
     Root,
 )
 from envbuild.lock.sdists import requires_dist, sdist_url
-from envbuild.matrix.cell import DEBIAN_ARCH, X86_64
+from envbuild.lock.unlocked import root_epoch, unlocked, uv_wheel
+from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.matrix.load import Matrix
-from envbuild.paths import data_dir
-from envbuild.settings import Settings
 from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
-from envbuild.util.toml import read_toml
+
+if TYPE_CHECKING:
+    from envbuild.settings import Settings
+
+__all__ = ["OsSide", "make_lock", "unlocked", "uv_wheel"]
 
 Note = Callable[[str], None]
 
 
-def uv_wheel(arch: str = X86_64) -> FileSource:
-    """Return the pinned uv wheel that installs inside the build on `arch`."""
-    data = read_toml(data_dir("dockerfiles") / "uv.toml")
-    data = data if arch == X86_64 else data[arch]
-    return FileSource(name="uv", url=data["url"], sha256=data["sha256"])
-
-
-def unlocked(matrix: Matrix, inputs: Inputs) -> Lock:
-    """Return a lock that names every input and knows no hash but uv's; no network, no clock."""
-    return Lock(
-        cell=dict(inputs.cell.versions),
-        commits=dict(inputs.cell.commits),
-        matrix=matrix.digest,
-        flavor=inputs.flavor,
-        stack=inputs.stack.name if inputs.stack else None,
-        stack_digest=digest_of(inputs.stack) if inputs.stack else None,
-        te_source=inputs.te_source,
-        components=tuple(c.axis for c in inputs.components),
-        # The newest release in the cell: a date that follows from the data alone.
-        epoch=_newest(matrix, inputs),
-        uv=uv_wheel(inputs.cell.arch),
-        images=inputs.images,
-        root=Root(suite=inputs.root_suite, epoch=_root_epoch(matrix, inputs)) if inputs.root_suite else None,
-        os=(OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder)),
-        python=tuple(PythonSet(name=g.name, requirements=g.requirements, index=g.index) for g in inputs.python),
-        sources=tuple(GitSource(name=t.name, url=t.url, commit=t.commit) for t in inputs.trees),
-        files=(
-            *(FileSource(name=s.name, url=sdist_url(s)) for s in inputs.sdists),
-            *inputs.files,
-            *((likely_file(matrix, inputs.compat, inputs.cell.arch),) if inputs.compat else ()),
-        ),
-        missing=(Missing(what="everything but names and versions", host="-", why="rendered without a lock"),),
-    )
-
-
-def _root_epoch(matrix: Matrix, inputs: Inputs) -> int:
-    released = matrix.release("os", inputs.cell.versions["os"]).date
-    return _midnight(released) if released else 0
-
-
-def _midnight(day: dt.date) -> int:
-    return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp())
-
-
-def _newest(matrix: Matrix, inputs: Inputs) -> int:
-    dates = [matrix.release(axis, v).date for axis, v in inputs.cell.versions.items() if matrix.has(axis, v)]
-    newest = max((d for d in dates if d), default=dt.date(2020, 1, 1))
-    return _midnight(newest)
-
-
-def make_lock(settings: Settings, matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
+def make_lock(settings: "Settings", matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
     """Pin every input of a cell.
 
     What cannot be reached is listed in the lock's `missing`, each with the host that holds it; everything else is pinned.
@@ -123,7 +73,7 @@ class OsSide:
     os: tuple[OsSet, ...]
 
 
-def current_os(settings: Settings, matrix: Matrix, inputs: Inputs) -> OsSide:
+def current_os(settings: "Settings", matrix: Matrix, inputs: Inputs) -> OsSide:
     """Return the OS side as the archive has it now.
 
     Raises:
@@ -137,7 +87,7 @@ def current_os(settings: Settings, matrix: Matrix, inputs: Inputs) -> OsSide:
 
 
 class _Maker:
-    def __init__(self, settings: Settings, matrix: Matrix, inputs: Inputs, note: Note, epoch: int) -> None:
+    def __init__(self, settings: "Settings", matrix: Matrix, inputs: Inputs, note: Note, epoch: int) -> None:
         self.settings = settings
         self.matrix = matrix
         self.inputs = inputs
@@ -224,7 +174,7 @@ class _Maker:
             OsSet(name="runtime", wanted=inputs.os_runtime, packages=runtime, renewed=renewed),
             OsSet(name="builder", wanted=inputs.os_builder, packages=builder, renewed=renewed),
         )
-        root = Root(suite=suite, epoch=_root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
+        root = Root(suite=suite, epoch=root_epoch(self.matrix, inputs), packages=base) if inputs.root_suite else None
         return root, sets
 
     def _os(self) -> tuple[Root | None, tuple[OsSet, ...]]:
@@ -242,7 +192,7 @@ class _Maker:
             bases = [image.stage for image in inputs.images] or ["base"]
             self._miss("os", f"OS packages on {suite}: {wanted}", error, urlsplit(mirror).hostname or suite, *bases)
             sets = (OsSet(name="runtime", wanted=inputs.os_runtime), OsSet(name="builder", wanted=inputs.os_builder))
-            return (Root(suite=suite, epoch=_root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
+            return (Root(suite=suite, epoch=root_epoch(self.matrix, inputs)) if inputs.root_suite else None), sets
 
     def _sdist(self, sdist: Sdist) -> FileSource:
         from envbuild.lock.index import files_of
@@ -360,6 +310,9 @@ class _Maker:
         from envbuild.net.download import download
 
         extra: list[str] = []
+        from packaging.requirements import Requirement
+        from packaging.utils import canonicalize_name
+
         own = {canonicalize_name(c.distribution) for c in self.inputs.components}
         for file in files:
             if file.sha256 is None:

@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, Field, model_validator
-
 from envbuild.components import AXIS_OF_DISTRIBUTION
 from envbuild.matrix.cell import DEBIAN_ARCH, Cell
-from envbuild.util.model import Model
+from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import (
     ArchivePath,
     Commit,
@@ -42,6 +39,8 @@ _MANY = 10_000
 
 
 def _check_requirement(value: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         parsed = Requirement(value)
     except InvalidRequirement as error:
@@ -356,7 +355,8 @@ class Lock(Model):
 
     def os_set(self, name: str) -> OsSet:
         """Return the OS packages that the stage `name` adds."""
-        return next((s for s in self.os if s.name == name), OsSet.model_validate({"name": name, "wanted": ()}))
+        found = next((s for s in self.os if s.name == name), None)
+        return found or OsSet.model_validate({"name": name, "wanted": ()})
 
     def source(self, name: str) -> GitSource | FileSource | None:
         """Return the source `name`, or None."""

@@ -1,9 +1,7 @@
 """What a driver means for a cell: every feature, minor-version compatibility, a compat package, or no start at all."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING, Literal
 
 from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
@@ -11,6 +9,9 @@ from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 Verdict = Literal["full", "minor-version", "needs-compat", "refused"]
 
@@ -48,13 +49,15 @@ class Compat:
         return f"/usr/local/cuda-{self.cuda}/compat"
 
 
-def parse_driver(text: str) -> Version:
+def parse_driver(text: str) -> "Version":
     """Return a driver version for comparing; 560.28.03 and 560.28.3 are the same.
 
     Raises:
         UsageError: `text` is not a driver version.
 
     """
+    from packaging.version import InvalidVersion, Version
+
     try:
         return Version(text)
     except InvalidVersion:
@@ -81,6 +84,8 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
     driver = driver or cell.versions.get("driver")
     if driver is None:
         return None
+    from packaging.version import Version
+
     found = parse_driver(driver)
     release = matrix.release("cuda", cell.versions["cuda"])
     cuda = release.version
@@ -142,6 +147,8 @@ def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str 
     toolkit = torch.toolkit if isinstance(torch, TorchFacts) else None
     if toolkit in facts.driver_full:
         return toolkit, facts.driver_full[toolkit]
+    from packaging.version import Version
+
     newest = max(facts.driver_full.items(), key=lambda item: Version(item[1]), default=None)
     return newest if newest is not None else (cell.versions["cuda"], None)
 
@@ -152,6 +159,8 @@ def compat_of(matrix: Matrix, cell: Cell) -> Compat | None:
     facts = release.facts
     if not isinstance(facts, CudaFacts) or facts.driver_minor is None or not facts.compat_branches:
         return None
+    from packaging.version import Version
+
     newest = max(facts.driver_full.values(), key=Version)
     return Compat(
         cuda=release.version,
@@ -185,7 +194,8 @@ def needs_compat(release: Release, driver: str) -> bool:
     facts, found = release.facts, version_key(driver)
     if not isinstance(facts, CudaFacts) or facts.driver_minor is None or found is None:
         return False
-    return found < Version(facts.driver_minor)
+    lowest = version_key(facts.driver_minor)
+    return lowest is not None and found < lowest
 
 
 def _gpu(matrix: Matrix, cell: Cell) -> Release | None:
@@ -193,7 +203,7 @@ def _gpu(matrix: Matrix, cell: Cell) -> Release | None:
     return matrix.release("gpu", gpu) if gpu else None
 
 
-def _unknown(gpu: Release, found: Version) -> str | None:
+def _unknown(gpu: Release, found: "Version") -> str | None:
     """Return why a driver does not know a GPU, or None when nothing says so."""
     facts = gpu.facts
     if not isinstance(facts, GpuFacts):

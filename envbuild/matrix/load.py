@@ -1,18 +1,19 @@
 """Reading `matrices/`: one pass, every mistake named with its file and key."""
 
-import hashlib
+import contextlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from envbuild.errors import DataError
+from envbuild.matrix.headers import data_files
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
-from envbuild.util.bounded import read_file
-from envbuild.util.model import NoFacts
+from envbuild.util import compiled
+from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
 RULES_FILE = "rules.toml"
@@ -27,7 +28,7 @@ class Matrix:
     releases: dict[AxisName, tuple[Release, ...]]
     rules: tuple[Rule, ...]
     digest: str
-    packages: PackagesFile = field(default_factory=PackagesFile)
+    packages: PackagesFile = field(default_factory=PackagesFile.trusted)
     """Bounds on distributions that are no axis, and names on PyPI that belong to other projects."""
 
     @cached_property
@@ -41,15 +42,6 @@ class Matrix:
     def has(self, axis: AxisName, version: str) -> bool:
         """Return whether `axis` lists `version`."""
         return (axis, version) in self._by_version
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise DataError(
-            f"the data file cannot be read: {error.strerror}", where=str(path), hint="correct the file"
-        ) from None
 
 
 def _load_axis(path: Path) -> AxisFile:
@@ -67,7 +59,7 @@ def _load_axis(path: Path) -> AxisFile:
             if release.facts is None:  # an axis whose facts have required fields says so here
                 facts_type.model_validate({})
         releases = tuple(r if r.facts is not None else r.model_copy(update={"facts": facts_type()}) for r in releases)
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error
     return file.model_copy(update={"release": releases})
 
@@ -128,21 +120,80 @@ def load_matrix(folder: Path | None = None) -> Matrix:
 
 @cache
 def _load(folder: Path) -> Matrix:
-    digest = hashlib.sha256()
+    """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
+    bodies, found = data_files(folder)
+    digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
+    kept = compiled.read("matrix", key)
+    if kept is not None:
+        with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+            return _with_key(_from_plain(kept, digest), key)
+    matrix = _checked(folder, bodies, digest)
+    compiled.keep("matrix", key, _plain(matrix))
+    return _with_key(matrix, key)
+
+
+def _with_key(matrix: Matrix, key: str) -> Matrix:
+    # no field: a copy with other rules is another matrix, and has no kept form
+    vars(matrix)["_key"] = key
+    return matrix
+
+
+def kept_key(matrix: Matrix) -> str | None:
+    """Return the key of the files that `load_matrix` read this very matrix from; None for one made otherwise."""
+    found: str | None = vars(matrix).get("_key")
+    return found
+
+
+def _plain(matrix: Matrix) -> list[Any]:
+    """Return the axes and packages and an index in one value, then each release and each rule."""
+    return [
+        {
+            "axes": [plain(axis) for axis in matrix.axes.values()],
+            "releases": {name: [release.version for release in each] for name, each in matrix.releases.items()},
+            "packages": plain(matrix.packages),
+        },
+        *(plain(release) for each in matrix.releases.values() for release in each),
+        *(plain(rule) for rule in matrix.rules),
+    ]
+
+
+def _from_plain(kept: list[bytes], digest: str) -> Matrix:
+    head = json.loads(kept[0])
+    lines = iter(kept[1:])
+    by_version: dict[tuple[AxisName, str], Release] = {}
+    releases = {}
+    for name, versions in head["releases"].items():
+        facts = FACTS.get(name, NoFacts)
+        found = []
+        for version in versions:
+            by_version[name, version] = release = Release.from_plain(next(lines), facts=facts)
+            found.append(release)
+        releases[name] = tuple(found)
+    matrix = Matrix(
+        axes={axis["name"]: Axis.from_plain(axis) for axis in head["axes"]},
+        releases=releases,
+        rules=tuple(map(Rule.from_plain, lines)),
+        digest=digest,
+        packages=PackagesFile.from_plain(head["packages"]),
+    )
+    vars(matrix)["_by_version"] = by_version  # as the property would make it, which reads every release for that
+    return matrix
+
+
+def _checked(folder: Path, paths: Iterable[Path], digest: str) -> Matrix:
     files: dict[Path, AxisFile] = {}
     rules: list[tuple[Path, Rule]] = []
     packages = PackagesFile()
-    for path in sorted(folder.glob("*.toml")):
-        digest.update(path.name.encode() + b"\0" + _bytes(path) + b"\0")
+    for path in paths:
         if path.name == RULES_FILE:
             try:
                 rules += [(path, rule) for rule in RuleFile.model_validate(read_toml(path)).rule]
-            except ValidationError as error:
+            except ValueError as error:
                 raise explain_validation(error, path) from error
         elif path.name == PACKAGES_FILE:
             try:
                 packages = PackagesFile.model_validate(read_toml(path))
-            except ValidationError as error:
+            except ValueError as error:
                 raise explain_validation(error, path) from error
         else:
             files[path] = _load_axis(path)
@@ -156,6 +207,6 @@ def _load(folder: Path) -> Matrix:
         axes={f.axis.name: f.axis for f in files.values()},
         releases={f.axis.name: f.release for f in files.values()},
         rules=tuple(rule for _, rule in rules),
-        digest="sha256:" + digest.hexdigest(),
+        digest=digest,
         packages=packages,
     )

@@ -8,17 +8,15 @@ import datetime as dt
 import re
 from typing import Annotated, Any, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, Field, model_validator
-
 from envbuild.components import COMPONENTS
-from envbuild.util.model import Model, NoFacts
+from envbuild.util.model import AfterValidator, Field, Model, NoFacts, model_validator
+from envbuild.util.patterns import pattern
 
 AxisName = str
 Spec = str | tuple[str, ...]
 """A constraint on one axis: PEP 440 specifiers (`>=12.1,<13`), a prefix (`12.6`), names, or a list of alternatives."""
 
-_SOURCE = re.compile(
+_SOURCE = pattern(
     r"""^(?:
         https?://\S+                       # a page
       | [A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[^\s:]+(?::\S+)?   # owner/repo@ref:path
@@ -48,6 +46,8 @@ Source = Annotated[str, AfterValidator(_check_source)]
 
 
 def _check_specifiers(value: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     try:
         SpecifierSet(value)
     except InvalidSpecifier:

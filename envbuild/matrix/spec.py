@@ -1,19 +1,21 @@
 """What a constraint on an axis matches: PEP 440 for versions, names and globs (`ngc-*`, `!ngc-*`), prefixes for commits."""
 
-import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING
 
 from envbuild.errors import UsageError
 from envbuild.matrix.model import Axis, Release, Spec
 from envbuild.util.names import is_one_line, shown
+from envbuild.util.patterns import pattern
 
-_COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
-_BARE = re.compile(r"^\d[\w.]*$")
-_PREFIX = re.compile(r"^\d+(\.\d+)*$")
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+_COMMIT = pattern(r"^[0-9a-f]{7,40}$")
+_BARE = pattern(r"^\d[\w.]*$")
+_PREFIX = pattern(r"^\d+(\.\d+)*$")
 
 
 # Far more than a version or a specifier has, and fewer digits than Python makes a number of.
@@ -22,8 +24,10 @@ _KEPT = 50_000  # a matrix has some thousand versions; a recipe may state any nu
 
 
 @lru_cache(_KEPT)
-def version_key(version: str) -> Version | None:
+def version_key(version: str) -> "Version | None":
     """Return `version` as a PEP 440 version, or None for a name such as `cpu`."""
+    from packaging.version import InvalidVersion, Version
+
     try:
         return Version(version) if len(version) <= LONGEST_SPEC else None
     except InvalidVersion:
@@ -31,8 +35,10 @@ def version_key(version: str) -> Version | None:
 
 
 @lru_cache(_KEPT)
-def specifiers(text: str) -> SpecifierSet:
+def specifiers(text: str) -> "SpecifierSet":
     """Return `text` as PEP 440 specifiers; a bare version is a prefix. Raises InvalidSpecifier."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     if not text:
         raise InvalidSpecifier("an empty text is not a specifier")  # packaging takes it for every version
     if len(text) > LONGEST_SPEC:
@@ -44,8 +50,10 @@ def specifiers(text: str) -> SpecifierSet:
 
 
 @lru_cache(_KEPT)
-def public_version(version: str) -> Version | None:
+def public_version(version: str) -> "Version | None":
     """Return `version` without its local label, or None for a name."""
+    from packaging.version import Version
+
     parsed = version_key(version)
     return Version(parsed.public) if parsed is not None and parsed.local else parsed
 
@@ -66,6 +74,8 @@ def _matches_one(axis: Axis, text: str, release: Release) -> bool:
     version = public_version(release.version)
     if version is None or "+" in text:
         return False
+    from packaging.specifiers import InvalidSpecifier
+
     try:
         return any(specifiers(part.strip()).contains(version) for part in text.split("||"))
     except InvalidSpecifier:  # a name, such as `cpu` on the axis cuda; `check_spec` refuses what is nothing at all
@@ -106,6 +116,9 @@ def check_spec(axis: Axis, text: str, origin: str = "") -> None:
     check_text(axis.name, text, origin)
     if axis.scheme == "name" or "+" in text or _COMMIT.match(text):
         return
+    from packaging.specifiers import InvalidSpecifier
+    from packaging.version import InvalidVersion
+
     for part in text.split("||"):
         try:
             specifiers(part.strip())

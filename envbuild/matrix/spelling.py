@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 from envbuild.matrix.model import Axis, GpuFacts, Release
+from envbuild.util.patterns import pattern
 
-_TAG = re.compile(r"(?:[A-Za-z]+[_-])?[vV]?(?=\d)")
+_TAG = pattern(r"(?:[A-Za-z]+[_-])?[vV]?(?=\d)")
 """What stands before the version in a git tag: `v2.6`, `core_v0.12.3`, `release_v2.12`."""
-_CUDA = re.compile(r"cu(?:da)?[ _-]?(\d{1,2})\.?(\d)(?:\.\d+)?", re.IGNORECASE)
+_CUDA = pattern(r"cu(?:da)?[ _-]?(\d{1,2})\.?(\d)(?:\.\d+)?", re.IGNORECASE)
 """A variant as torch's wheels, PyTorch's indexes and people write it: `cu126`, `cuda12.6`, `CUDA 12.6.3`."""
-_PYTHON = re.compile(r"(?:py|cp|python) ?3\.?(\d{1,2})", re.IGNORECASE)
-_ARCH = re.compile(r"(?:sm|compute)?[_ ]?(\d{2,3})[af]?", re.IGNORECASE)
+_PYTHON = pattern(r"(?:py|cp|python) ?3\.?(\d{1,2})", re.IGNORECASE)
+_ARCH = pattern(r"(?:sm|compute)?[_ ]?(\d{2,3})[af]?", re.IGNORECASE)
 """`sm_90`, `sm_90a`, `compute_100f`, `90`: what is specific to an architecture or a family runs on the same GPU."""
-_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)[af]?", re.IGNORECASE)
-_NOISE = re.compile(
+_CAPABILITY = pattern(r"(\d{1,2})\.(\d)[af]?", re.IGNORECASE)
+_NOISE = pattern(
     r"nvidia|geforce|tesla|generation|laptop|mobile|gpu|super|d|server|workstation|edition|max|q|blackwell"
     r"|pcie|sxm\d?|nvl|hbm\d?e?|\d+gb",
     re.IGNORECASE,

@@ -14,8 +14,6 @@ from envbuild.stacks.parts import patches_of, tools_of
 
 def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
     """Return the texts that the build reads, by name; those below `lock/` go into the image."""
-    from envbuild.lock.python import requirements_text
-
     lock = locked.lock
     lists: dict[str, str] = {}
     for os_set in lock.os:
@@ -23,9 +21,12 @@ def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
         lines += [f"# {p.name}={p.version} {p.sha256}" for p in os_set.renewed]
         lists[f"os.{os_set.name}.txt"] = "".join(f"{line}\n" for line in lines)
     for python_set in lock.python:
-        lists[f"python.{python_set.name}.txt"] = (
-            requirements_text(python_set) if python_set.packages else "".join(f"{r}\n" for r in python_set.requirements)
-        )
+        if python_set.packages:
+            from envbuild.lock.python import requirements_text
+
+            lists[f"python.{python_set.name}.txt"] = requirements_text(python_set)
+        else:
+            lists[f"python.{python_set.name}.txt"] = "".join(f"{r}\n" for r in python_set.requirements)
     lists["lock/lock.json"] = lock.model_dump_json(indent=1, exclude_defaults=True) + "\n"
     lists["lock/expected.json"] = json.dumps(expected(lock, inputs, view), indent=1, sort_keys=True) + "\n"
     for patch in patches_of(inputs.stack) if inputs.stack else ():

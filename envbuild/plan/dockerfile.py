@@ -1,6 +1,8 @@
 """Plan -> Dockerfile and bake file."""
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,6 +15,17 @@ from envbuild.util import quote
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+
+_COMPILED = "Dockerfile.j2"
+_HEAD = """'''dockerfiles/Dockerfile.j2 as Python. Written by scripts/compile_template.py: do not edit.
+
+Long because Jinja writes a line for each piece of the template.
+'''
+# mypy: ignore-errors
+from envbuild.plan.template_runtime import {names}
+
+OF = "{sha256}"
+"""
 
 _SEARCHED = ("PATH", "LD_LIBRARY_PATH")
 OF_CONTAINERS = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
@@ -57,7 +70,6 @@ def _finalize(value: object) -> object:
 @cache
 def _templates() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     env = Environment(
         loader=FileSystemLoader(data_dir("dockerfiles")),
@@ -70,6 +82,13 @@ def _templates() -> "Environment":
         autoescape=True,
         finalize=_finalize,
     )
+
+    env.filters |= _filters()
+    return env
+
+
+def _filters() -> "dict[str, Callable[..., str]]":
+    from markupsafe import Markup
 
     def quoting(function: Callable[..., str]) -> Callable[..., Markup]:
         return lambda *values: Markup(function(*values))  # noqa: S704
@@ -86,8 +105,7 @@ def _templates() -> "Environment":
         "heredoc": _heredoc,
         "pattern": quote.sed_pattern,
     }
-    env.filters |= {name: quoting(function) for name, function in filters.items()}
-    return env
+    return {name: quoting(function) for name, function in filters.items()}
 
 
 def rendered(template: str, **values: object) -> str:
@@ -98,6 +116,10 @@ def rendered(template: str, **values: object) -> str:
 
     """
     try:
+        if template == _COMPILED and getattr(values["plan"], "stack", None) is None:
+            text = _by_compiled(values)
+            if text is not None:
+                return text
         return _templates().get_template(template).render(**values)
     except ValueError as error:
         raise LockError(
@@ -105,6 +127,31 @@ def rendered(template: str, **values: object) -> str:
             where=template,
             hint="do not build it; ask where the lock or the stack comes from",
         ) from error
+
+
+def _by_compiled(values: dict[str, object]) -> str | None:
+    """Return the text of Dockerfile.j2 by its compiled form; None where that is of another template."""
+    from envbuild.plan import compiled_dockerfile as compiled
+    from envbuild.plan.template_runtime import Context, Environment
+
+    source = (data_dir("dockerfiles") / _COMPILED).read_bytes()
+    if hashlib.sha256(source).hexdigest() != compiled.OF:
+        return None
+    environment = Environment(_filters(), _finalize)
+    return "".join(compiled.root(Context(values), environment=environment))  # type: ignore[no-untyped-call]
+
+
+def compiled_source() -> str:
+    """Return Dockerfile.j2 as a Python module, for `envbuild/plan/compiled_dockerfile.py`."""
+    source = (data_dir("dockerfiles") / _COMPILED).read_bytes()
+    from envbuild.plan import template_runtime
+
+    code = str(_templates().compile(source.decode(), name=_COMPILED, raw=True))
+    runtime, _, body = code.partition("\n")
+    names = set(re.findall(r"\w+", runtime)) & set(template_runtime.__all__)
+    return _HEAD.format(sha256=hashlib.sha256(source).hexdigest(), names=", ".join(sorted(names))) + body.replace(
+        "environment=environment):", "*, environment):", 1
+    )
 
 
 def dockerfile(plan: Plan) -> str:

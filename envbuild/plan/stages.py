@@ -242,11 +242,11 @@ def _compiler(lock: Lock) -> Any:
 
 def _tools(lock: Lock, wanted: Iterable[str] = ()) -> Any:
     """Return what builds a wheel; `wanted` are the requirements of one component beyond what every one takes."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     found = lock.python_set("tools")
     if found is None or not found.packages:
         return sorted(found.requirements) if found else None
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     names = {*_WHEEL_TOOLS, *(canonicalize_name(Requirement(each).name) for each in wanted)}
     return {p.name: p.version for p in found.packages if p.name in names}

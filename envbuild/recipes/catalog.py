@@ -3,11 +3,9 @@
 from functools import cache
 from typing import Literal
 
-from pydantic import Field, ValidationError
-
 from envbuild.matrix.model import AxisName, Source, Spec
 from envbuild.paths import data_dir
-from envbuild.util.model import Model
+from envbuild.util.model import Field, Model
 from envbuild.util.toml import explain_validation, read_toml
 
 
@@ -64,7 +62,7 @@ def findings_catalog() -> dict[str, FindingRule]:
     path = data_dir("matrices") / "recipes" / "findings.toml"
     try:
         return {rule.id: rule for rule in _Findings.model_validate(read_toml(path)).finding}
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error
 
 
@@ -74,7 +72,7 @@ def variables() -> dict[str, Variable]:
     path = data_dir("matrices") / "recipes" / "variables.toml"
     try:
         return {variable.name: variable for variable in _Variables.model_validate(read_toml(path)).variable}
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error
 
 
@@ -84,5 +82,5 @@ def companions() -> dict[str, Companion]:
     path = data_dir("matrices") / "recipes" / "companions.toml"
     try:
         return {each.name: each for each in _Companions.model_validate(read_toml(path)).companion}
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error

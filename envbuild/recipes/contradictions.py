@@ -10,6 +10,7 @@ from envbuild.matrix.cell import Pin
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.spec import matches
 from envbuild.recipes.catalog import findings_catalog
+from envbuild.recipes.compiled import compiles
 from envbuild.recipes.findings import RecipeFinding, finding_of
 from envbuild.recipes.held import Held, StatementKey, is_cpu, names_a_guarded_release, pin_of
 from envbuild.recipes.model import ARCHITECTURES, Recipe, Statement, is_known_with
@@ -121,8 +122,11 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
 
     Transformer Engine from source uses whatever cuDNN it finds. Megatron-LM's packages ask for a Transformer Engine in
     their extra `dev` alone (megatron-core 0.14.0, 0.15.3 and 0.16.1 on PyPI), and its source tree asks for none. An nvcc
-    alone says nothing of the cuDNN of a torch.
+    alone says nothing of the cuDNN of a torch, and where nothing is compiled it says nothing of torch's CUDA either: the
+    wheel has its own.
     """
+    if _toolkit_next_to_torch(members) and not compiles(recipe):
+        return False
     rules = {step.rule for step in conflict.steps if step.pin is None}
     own_cudnn = any(s.axis == "nvcc" or (s.axis == "te" and s.source) for s in members)
     if own_cudnn and any(rule.startswith("te-cudnn") for rule in rules):
@@ -130,6 +134,15 @@ def _binds(recipe: Recipe, conflict: Conflict, members: Sequence[Statement]) -> 
     from_tree = any(s.axis == "megatron" and s.source for s in members)
     asks_for_te = not from_tree and _WITH_DEV.search(recipe.text) is not None
     return asks_for_te or not any(rule.startswith("mcore-te") for rule in rules)
+
+
+def _toolkit_next_to_torch(members: Sequence[Statement]) -> bool:
+    """Return whether the members are a toolkit on disk and an installed torch, with what that torch needs, and no more."""
+    return (
+        any(s.axis == "nvcc" and not s.path for s in members)
+        and any(s.axis in {"torch", "cuda"} and s.installed for s in members)
+        and {s.axis for s in members} <= {"nvcc", "torch", "cuda", "python"}
+    )
 
 
 def _is_for_one(statement: Statement) -> bool:

@@ -1,7 +1,7 @@
 """Apptainer as a runtime: sandboxes and .sif files, without an engine, without a network and mostly without root.
 
 A container sees no folder of the host but those that are mounted: its home and its /tmp are folders of envbuild's cache, or of
-the run where a guest is made. Its image is read-only. Root gives up every right: an image may be anybody's.
+the run where a guest is made. Its image is read-only. Root gives up every right: an image may be untrusted.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev
 _MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
 """What a sandbox has in its root and the image has not."""
 _NOT_STARTED = 255
-"""Apptainer's exit code for a failure of its own."""
+"""Apptainer's exit code for its own failures."""
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
 _FATAL = re.compile(r"^(?:\x1b\[[0-9;]*m)*FATAL\s*:", re.MULTILINE)
 
@@ -58,7 +58,7 @@ def _bind(mount: Mount) -> list[str]:
 
 
 def _variables(container: Container) -> dict[str, str]:
-    """Return the variables that Apptainer takes out of its own environment: none of their values is on a command line."""
+    """Return the variables that Apptainer takes out of its environment: none of their values is on a command line."""
     found = {}
     for item in container.environment:
         name, equals, value = item.partition("=")
@@ -78,7 +78,7 @@ def container_flags(
         folder: holds `home` and `work`, which the container sees as its home and above its /tmp.
 
     Raises:
-        HostError: the container asks for something that this machine lacks.
+        HostError: the container asks for something that this machine does not have.
         UsageError: it asks for something that Apptainer cannot give.
 
     """
@@ -189,21 +189,21 @@ class ApptainerRuntime:
     ) -> ProcessResult:
         """Run `command` in a guest without a network, rights or folders of the host; see `Runtime.confined`.
 
-        Its memory has no bound of its own: Apptainer sets one only through systemd.
+        Its memory has no separate bound: Apptainer sets one only through systemd.
         """
         container = Container(image=image.id, gpus="none", network="none", workdir="/", infiniband="off")
         with self.guest(
             purpose, image, HostFacts(), container, command, entrypoint=entrypoint, seconds=seconds
         ) as made:
-            said = bounded(made.line.command, seconds=seconds, limit=limit, stdin=stdin, env=made.line.environ)
-        words = said.err.decode("utf-8", "replace")
-        if said.code == _NOT_STARTED and not said.fault and _FATAL.search(words) and not _NO_PROGRAM.search(words):
+            result = bounded(made.line.command, seconds=seconds, limit=limit, stdin=stdin, env=made.line.environ)
+        words = result.err.decode("utf-8", "replace")
+        if result.code == _NOT_STARTED and not result.fault and _FATAL.search(words) and not _NO_PROGRAM.search(words):
             raise HostError(
                 f"Apptainer could not start a container: {apptainer.last_words(words)}",
                 where=shown(image.reference),
                 hint="`envbuild doctor` says what it needs; without root it needs user namespaces",
             )
-        return said
+        return result
 
     @contextlib.contextmanager
     def guest(
@@ -242,8 +242,8 @@ class ApptainerRuntime:
                 with streamed(command, seconds=seconds) as stream:
                     yield stream
             except subprocess.CalledProcessError as error:
-                said = bytes(error.stderr).decode("utf-8", "replace")
-                why = shown((said.strip().splitlines() or [signal.strsignal(error.returncode) or "it ended"])[-1])
+                result = bytes(error.stderr).decode("utf-8", "replace")
+                why = shown((result.strip().splitlines() or [signal.strsignal(error.returncode) or "it ended"])[-1])
                 raise HostError(f"the image's files cannot be read: {why}", where=shown(image.reference)) from None
 
 

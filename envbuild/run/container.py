@@ -247,7 +247,7 @@ _SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", r
 
 
 def hidden(word: str) -> str:
-    """Return a word of a command line, the value of a variable with a telling name hidden."""
+    """Return a word of a command line, the value of a variable whose name looks secret hidden."""
     return _SECRET.sub(r"\1=***", word)
 
 

@@ -35,7 +35,7 @@ class Line:
         return dict(os.environ if self.base is None else self.base) | dict(self.environment)
 
     def shown(self) -> str:
-        """Return the line for people: quoted for the shell, values of variables with telling names hidden."""
+        """Return the line for people: quoted for the shell, values of variables whose names look secret hidden."""
         pairs = [f"{name}={value}" for name, value in sorted(self.environment.items())]
         return shlex.join([*(hidden(pair) for pair in pairs), *(hidden(word) for word in self.command)])
 
@@ -76,7 +76,7 @@ class Runtime(Protocol):
         """Return the line that runs `command` for a user; `terminal` says whether a person sits at both ends.
 
         Raises:
-            HostError: the container asks for something that this machine lacks.
+            HostError: the container asks for something that this machine does not have.
 
         """
 
@@ -91,7 +91,7 @@ class Runtime(Protocol):
         limit: int,
         stdin: bytes = b"",
     ) -> ProcessResult:
-        """Run `command` without a network or rights, within bounds, and return what it said; `fault` tells of a bound it broke.
+        """Run `command` without a network or rights, within bounds, and return its result; `fault` names a bound it broke.
 
         Raises:
             HostError: it could not be started.
@@ -112,7 +112,7 @@ class Runtime(Protocol):
         """Make a container of `image` that will run `command` for `seconds` at most.
 
         Raises:
-            HostError: it could not be made, or asks for something that this machine lacks.
+            HostError: it could not be made, or asks for something that this machine does not have.
 
         """
 

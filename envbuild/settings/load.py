@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from envbuild.errors import DataError, HostError
 from envbuild.settings.machine import from_machine, split_value
 from envbuild.settings.model import Settings
-from envbuild.settings.places import default_cache, exists, home_of, is_writable, xdg_folder
+from envbuild.settings.places import default_cache, exists, is_writable
+from envbuild.util.homes import home_of, xdg_folder
 from envbuild.util.names import shown
 from envbuild.util.text import redact
 from envbuild.util.toml import read_toml

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.settings.model import LIST_KEYS
-from envbuild.settings.places import home_of, xdg_folder
 from envbuild.settings.values import is_url
 from envbuild.util.bounded import read_file, read_text
+from envbuild.util.homes import home_of, xdg_folder
 
 # Each setting -> the variables that other tools read the same thing from, strongest first.
 _MACHINE_VARIABLES: dict[str, tuple[str, ...]] = {

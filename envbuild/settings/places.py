@@ -1,11 +1,12 @@
-"""Where a user's files are: the home, the folders of the XDG specification, the cache."""
+"""Where a user's cache lies."""
 
 import contextlib
 import os
-import pwd
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from envbuild.util.homes import xdg_folder
 
 
 def exists(file: Path) -> bool:
@@ -14,26 +15,6 @@ def exists(file: Path) -> bool:
         return file.exists()
     except OSError:  # a home that this user may not even look into
         return False
-
-
-def home_of(env: Mapping[str, str]) -> Path | None:
-    """Return the home that HOME names, else the account; None where neither names one."""
-    text = env.get("HOME")
-    if not text:
-        try:
-            text = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container run under a number that no account has
-            return None
-    return Path(text) if Path(text).is_absolute() else None
-
-
-def xdg_folder(env: Mapping[str, str], variable: str, below_home: str) -> Path | None:
-    """Return the folder that `variable` names, else the one below the home; None where there is no home."""
-    text = env.get(variable, "")
-    if Path(text).is_absolute():  # the XDG specification has relative values ignored
-        return Path(text)
-    home = home_of(env)
-    return home / below_home if home else None
 
 
 def is_writable(folder: Path) -> bool:

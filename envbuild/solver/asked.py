@@ -1,6 +1,5 @@
 """A request read against the matrix: which values each pin leaves, and what the pins let in by naming it."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,6 +49,8 @@ class ReadRequest:
 
 
 def _near(word: str, choices: Sequence[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(word, choices, n=4, cutoff=0.4)
     return ", ".join(close or list(choices)[-6:])
 

@@ -8,12 +8,10 @@ set". Sets are integers used as bit masks, so thousands of clauses propagate in 
 import datetime as dt
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
-
-from packaging.version import Version
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
@@ -38,12 +36,21 @@ class Cause:
     rule: Rule | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Clause:
     """At least one of the axes has its value in its mask."""
 
-    literals: tuple[tuple[int, int], ...]
-    cause: Cause
+    __slots__ = ("_cause", "literals")
+
+    def __init__(self, literals: Sequence[tuple[int, int]], cause: "Cause | Callable[[], Cause]") -> None:
+        self.literals = literals
+        self._cause = cause
+
+    @property
+    def cause(self) -> "Cause":
+        """Where it comes from; of a compiled form that was kept, found out when it is asked for."""
+        if not isinstance(self._cause, Cause):
+            self._cause = self._cause()
+        return self._cause
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -58,7 +65,7 @@ def bits(mask: int) -> Iterator[int]:
 class TestedTogether:
     """A tested-with rule, compiled: the releases that it names on each axis of its `when`."""
 
-    literals: tuple[tuple[int, int], ...]
+    literals: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +164,8 @@ def _ordered(axis: Axis, releases: Sequence[Release]) -> list[Release]:
     if axis.dated:
         return sorted(releases, key=lambda r: r.date or dt.date.min)
     if axis.open:
+        from packaging.version import Version
+
         return sorted(releases, key=lambda r: version_key(r.version) or Version("0"))
     return list(releases) if axis.scheme == "pep440" else list(reversed(releases))
 
@@ -308,9 +317,16 @@ def compile_matrix(matrix: Matrix, extra: Mapping[AxisName, Release] | None = No
     """
     kept: Clauses | None = vars(matrix).get("_clauses")
     if kept is None:
-        kept = _compile(matrix, {}, None)
+        from envbuild.solver.compiled import kept_clauses
+
+        kept = kept_clauses(matrix, compile_from_data)
         vars(matrix)["_clauses"] = kept
     return _compile(matrix, extra, kept) if extra else kept
+
+
+def compile_from_data(matrix: Matrix) -> Clauses:
+    """Compile `matrix` from its releases and rules, whatever is kept of it."""
+    return _compile(matrix, {}, None)
 
 
 def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | None) -> Clauses:

@@ -5,28 +5,49 @@ A matrix states many constraints on axes of many releases; testing each pair wou
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-
-from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
-from packaging.version import Version
+from typing import TYPE_CHECKING
 
 from envbuild.matrix.model import Axis, Release, Spec
 from envbuild.matrix.spec import is_commit, matches, names_of, public_version, specifiers
+
+if TYPE_CHECKING:
+    from packaging.specifiers import Specifier, SpecifierSet
+    from packaging.version import Version
 
 
 class AxisMasks:
     """The releases of one axis, indexed for constraints; a mask has the bits of their places in `values`."""
 
-    def __init__(self, axis: Axis, values: Sequence[Release | None]) -> None:
+    def __init__(
+        self,
+        axis: Axis,
+        values: Sequence[Release | None],
+        known: tuple[dict[str, int], dict[str, int]] | None = None,
+    ) -> None:
         self._axis = axis
         self._values = values
-        self._all = 0
+        self._all = (1 << len(values)) - 2
         self._named: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+        self._versions: list[Version] = []
+        self._upto: list[int] = []
+        if known is None:
+            self._index()
+        else:  # the index is made for the first text that is not among them
+            self._named, self._kept = known
+
+    @property
+    def known(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The masks of names, and those of the texts that were asked for."""
+        return self._named, self._kept
+
+    def _index(self) -> None:
+        axis, values, self._named = self._axis, self._values, {}
         by_version: dict[Version, int] = {}
         for place, release in enumerate(values):
             if release is None:
                 continue
             bit = 1 << place
-            self._all |= bit
             for name in names_of(release):
                 self._named[name] = self._named.get(name, 0) | bit
             version = public_version(release.version) if axis.scheme == "pep440" else None
@@ -37,7 +58,6 @@ class AxisMasks:
         self._upto = [0]
         for version in self._versions:
             self._upto.append(self._upto[-1] | by_version[version])
-        self._kept: dict[str, int] = {}
 
     def mask(self, spec: Spec) -> int:
         """Return the releases that `spec` matches."""
@@ -65,6 +85,10 @@ class AxisMasks:
         found = self._named.get(text, 0)
         if "+" in text:
             return found
+        from packaging.specifiers import InvalidSpecifier
+
+        if not self._upto:
+            self._index()
         try:
             for part in text.split("||"):
                 found |= self._set(specifiers(part.strip()))
@@ -72,7 +96,7 @@ class AxisMasks:
             return self._named.get(text, 0)
         return found
 
-    def _set(self, wanted: SpecifierSet) -> int:
+    def _set(self, wanted: "SpecifierSet") -> int:
         found = self._upto[-1]
         for one in wanted:
             found &= self._one(one)
@@ -81,7 +105,9 @@ class AxisMasks:
     def _between(self, low: int, high: int) -> int:
         return self._upto[max(low, high)] & ~self._upto[low]
 
-    def _one(self, wanted: Specifier) -> int:
+    def _one(self, wanted: "Specifier") -> int:
+        from packaging.version import Version
+
         versions = self._versions
         sign, text = str(wanted.operator), str(wanted.version)
         if sign in {"==", "!="} and text.endswith(".*"):
@@ -110,7 +136,10 @@ class AxisMasks:
         outside = self._between(0, first) if sign == "<" else self._between(max(first, end), len(versions))
         return near | outside
 
-    def _prefix(self, prefix: Version, wanted: Specifier) -> int:
+    def _prefix(self, prefix: "Version", wanted: "Specifier") -> int:
+        from packaging.specifiers import Specifier
+        from packaging.version import Version
+
         if prefix.is_prerelease or prefix.is_postrelease:
             equal = Specifier(f"=={wanted.version}", prereleases=True)
             return self._tried(equal, range(len(self._versions)))
@@ -118,7 +147,7 @@ class AxisMasks:
         high = Version(f"{prefix.epoch}!{_bumped(prefix.release)}.dev0")
         return self._between(bisect_left(self._versions, low), bisect_left(self._versions, high))
 
-    def _tried(self, wanted: Specifier, places: range) -> int:
+    def _tried(self, wanted: "Specifier", places: range) -> int:
         found = 0
         for place in places:
             if wanted.contains(self._versions[place], prereleases=True):

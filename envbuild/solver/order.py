@@ -8,8 +8,8 @@ The order, each step deciding only among the cells that the steps before leave e
    without a GPU, run in part;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
-4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every patch
-   of a minor release is of the month of its last one (`season`);
+4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every
+   patch of a minor release is of the month of its last one (`season`);
 5. tags: the fewest releases that are a commit without a tag;
 6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
    minor release the last patch is taken;
@@ -23,14 +23,19 @@ preferred in 8, so the order is total and the answer is one cell.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from envbuild.matrix.driver import needs_compat
 from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import UNUSED, Clauses, bits
-from envbuild.solver.program import Program
-from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of
+from envbuild.solver.compiled import days_of
+from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of, ranked
 from envbuild.solver.propagation import propagate
+from envbuild.solver.search import Goal, best
 from envbuild.solver.season import months_of, untagged_of
+
+if TYPE_CHECKING:
+    from envbuild.solver.program import Program
 
 _NEWEST = (
     "what the driver starts by itself, then as many default components as possible, then{} the newest, then an OS' own "
@@ -70,11 +75,8 @@ def _pairs(axes: Iterable[int], counted: Sequence[bool]) -> Iterator[tuple[int, 
     return itertools.combinations(sorted(a for a in axes if counted[a]), 2)
 
 
-def _dates(compiled: Clauses, axis: int) -> list[int]:
-    """Return each value's date as a day number; an undated release, or none, is as old as the axis' oldest."""
-    known = [r.date.toordinal() for r in compiled.values[axis] if r is not None and r.date is not None]
-    oldest = min(known, default=0)
-    return [r.date.toordinal() if r is not None and r.date is not None else oldest for r in compiled.values[axis]]
+def _dates(compiled: Clauses, axis: int) -> Sequence[int]:
+    return days_of(compiled.matrix, compiled.names[axis], compiled.values[axis])
 
 
 def _months(compiled: Clauses, axis: int) -> Sequence[int | None]:
@@ -138,7 +140,7 @@ def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequen
     )
 
 
-def add_order(program: Program, asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> None:
+def add_order(program: "Program", asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> None:
     """Add the stated order to `program` as minimisation, priorities 101 downwards."""
     compiled, domains = program.compiled, program.domains
     prefer = asked.request.prefer
@@ -169,7 +171,7 @@ def add_order(program: Program, asked: ReadRequest, evidence: Sequence[EvidenceR
         program.minimize(90 - step, program.cost(i, range(0, -len(compiled.values[i]), -1)))
 
 
-def _add_pairs(program: Program, *, dated: bool) -> None:
+def _add_pairs(program: "Program", *, dated: bool) -> None:
     compiled = program.compiled
     counted = _pair_axes(compiled)
     causes: dict[tuple[int, int], list[int | None]] = {}
@@ -197,7 +199,7 @@ def _add_pairs(program: Program, *, dated: bool) -> None:
         program.minimize(priority, literals)
 
 
-def _add_compat(program: Program) -> None:
+def _add_compat(program: "Program") -> None:
     """Count a cell that needs the cuda-compat package, whatever else it has."""
     driver = program.compiled.number.get("driver")
     atoms = []
@@ -208,7 +210,7 @@ def _add_compat(program: Program) -> None:
     program.minimize(101, [(atom, 1) for atom in atoms])
 
 
-def _add_season(program: Program) -> None:
+def _add_season(program: "Program") -> None:
     """Minimise the months between the oldest and the newest release: a sum over the gaps that lie between them."""
     compiled, backend = program.compiled, program.backend
     fixed: set[int] = set()
@@ -240,7 +242,7 @@ def _add_season(program: Program) -> None:
 
 
 def _chain(
-    program: Program,
+    program: "Program",
     months: Sequence[int],
     causes: Mapping[int, Sequence[Sequence[int]]],
     fixed: set[int],
@@ -264,7 +266,37 @@ def best_values(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: li
     """Return the best cell within `domains` (value index per axis), or None when there is none."""
     if any(not domain for domain in domains) or propagate(asked.compiled, domains) is not None:
         return None
+    return best(asked.compiled, goal_of(asked, evidence, domains), domains) or by_clingo(asked, evidence, domains)
+
+
+def by_clingo(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: list[int]) -> list[int] | None:
+    """Return the best cell within propagated `domains`, or None when there is none; complete, whatever it takes."""
+    from envbuild.solver.program import Program
+
     with Program(asked.compiled, domains) as program:
         program.all_clauses()
         add_order(program, asked, evidence)
     return program.solve()
+
+
+def goal_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: Sequence[int]) -> Goal:
+    """Return what `search` compares cells by: the same steps as `add_order`."""
+    compiled = asked.compiled
+    proven = asked.request.prefer != "newest"
+    counted = _pair_axes(compiled)
+    dated = [i for i, axis in enumerate(compiled.axes) if axis.dated]
+    driver = compiled.number.get("driver")
+    tested = []
+    for together in compiled.tested:
+        pairs = set(_pairs((axis for axis, _ in together.literals), counted))
+        with_date = {(a, b) for a, b in pairs if compiled.axes[a].dated or compiled.axes[b].dated}
+        tested.append((together.literals, (frozenset(with_date if proven else ()), frozenset(pairs - with_date))))
+    return Goal(
+        compat=tuple(_compat_masks(compiled, 0 if driver is None else domains[driver])),
+        proofs=tuple(ranked(asked, evidence)) if proven else (),
+        tested=tuple(tested),
+        months=tuple((i, _months(compiled, i)) for i in dated) if proven else (),
+        untagged=tuple((i, _untagged(compiled, i)) for i in dated) if proven else (),
+        ages=tuple((i, [max(days) - day for day in days]) for i in dated if (days := _dates(compiled, i))),
+        preference=tuple(preference_order(compiled)),
+    )

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from envbuild.components import SOFTWARE
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED
-from envbuild.solver.program import Program
+
+if TYPE_CHECKING:
+    from envbuild.solver.program import Program
 
 
 class Proof(StrEnum):
@@ -121,23 +123,31 @@ def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int]) -> int:
     return _HERE if here is not None and _all_hold(here, values) else _RANK_OF_LEVEL[ref.level]
 
 
-def add_evidence(program: Program, asked: ReadRequest, evidence: Sequence[EvidenceRef], priority: int) -> None:
-    """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`."""
-    wanted: dict[int, set[Masks]] = {}
+def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[int, Masks]]:
+    """Return each rank that a record gives, with what a cell must have for it; the highest rank first, each once."""
+    found: set[tuple[int, Masks]] = set()
     for ref in evidence:
         masks = _masks(asked, ref)
         if masks is None:
             continue
-        wanted.setdefault(_RANK_OF_LEVEL[ref.level], set()).add(masks)
+        found.add((_RANK_OF_LEVEL[ref.level], masks))
         here = _masks_here(asked, ref)
         if here is not None:
-            wanted.setdefault(_HERE, set()).add(masks + here)
+            found.add((_HERE, masks + here))
+    return sorted(found, key=lambda one: (-one[0], one[1]))
+
+
+def add_evidence(program: "Program", asked: ReadRequest, evidence: Sequence[EvidenceRef], priority: int) -> None:
+    """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`."""
+    wanted: dict[int, list[Masks]] = {}
+    for rank, masks in ranked(asked, evidence):
+        wanted.setdefault(rank, []).append(masks)
     above: int | None = None
     literals = []
     for rank in range(_HERE, 0, -1):
         shown = []
         always = False
-        for masks in sorted(wanted.get(rank, ())):
+        for masks in wanted.get(rank, ()):
             parts = [program.inside(axis, mask) for axis, mask in masks]
             if any(part is None for part in parts):
                 continue

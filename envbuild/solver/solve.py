@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import NoCellError
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.solver.asked import ReadRequest, read_request
-from envbuild.solver.clauses import Clauses, bits
-from envbuild.solver.conflict import explain_conflict
+from envbuild.solver.clauses import Clauses, bits, compile_matrix
 from envbuild.solver.order import Score, best_values, month_of, score_of
-from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef, rank_of
-from envbuild.solver.sentences import ConflictStep
+
+if TYPE_CHECKING:
+    from envbuild.solver.sentences import ConflictStep
 
 NOT_ASKED = "not requested (--AXIS auto adds a version that fits)"
 """Why an axis of use `asked` is left out."""
@@ -54,6 +55,8 @@ def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()
     domains = asked.compiled.domains(asked.pinned())
     values = best_values(asked, evidence, domains)
     if values is None:
+        from envbuild.solver.conflict import explain_conflict
+
         conflict = explain_conflict(asked, evidence)
         raise NoCellError(
             conflict.text(),
@@ -68,7 +71,7 @@ def _solution(
 ) -> Solution:
     compiled = asked.compiled
     cell = compiled.cell(values)
-    applied = [rule for rule in asked.compiled.matrix.rules if rule_applies(compiled, rule, values)]
+    applied = _applied(compiled, values)
     tested = tuple(rule for rule in applied if rule.kind == "tested-with")
     score = score_of(asked, evidence, values)
     proofs = tuple(ref for ref in evidence if score.evidence and rank_of(asked, ref, values) == -score.evidence)
@@ -84,6 +87,19 @@ def _solution(
         score=score,
         added=asked.added,
     )
+
+
+def _applied(compiled: Clauses, values: Sequence[int]) -> list[Rule]:
+    rules = compiled.matrix.rules
+    when: Sequence[tuple[Any, ...]] | None = vars(compiled.matrix).get("_when")
+    # a request with a release that the matrix does not have moves the places of the others
+    if when is None or compiled.values is not compile_matrix(compiled.matrix).values:
+        return [rule for rule in rules if rule_applies(compiled, rule, values)]
+    return [
+        rule
+        for rule, (component, *masks) in zip(rules, when, strict=True)
+        if (component < 0 or values[component]) and all(mask >> values[axis] & 1 for axis, mask in masks)
+    ]
 
 
 def rule_applies(compiled: Clauses, rule: Rule, values: Sequence[int]) -> bool:
@@ -181,6 +197,9 @@ def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
 
 def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str:
     """Say in a sentence or two why a default axis could not be in the cell."""
+    from envbuild.solver.conflict import explain_conflict
+    from envbuild.solver.program import solvable
+
     compiled = asked.compiled
     name = compiled.names[axis]
     kept = tuple(
@@ -197,7 +216,7 @@ def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str
     return _NOTHING_FITS
 
 
-def _gist(compiled: Clauses, name: AxisName, steps: Sequence[ConflictStep]) -> str:
+def _gist(compiled: Clauses, name: AxisName, steps: "Sequence[ConflictStep]") -> str:
     """Return the rule that keeps the newest releases of an axis out, and the conclusion.
 
     The last step of a conflict is about what the others left, often an image that was not requested.
@@ -209,13 +228,13 @@ def _gist(compiled: Clauses, name: AxisName, steps: Sequence[ConflictStep]) -> s
     taken = compiled.real[axis] & ~sum(1 << value for value in compiled.guards.get(axis, ()))
     rules = {rule.id: rule for rule in compiled.matrix.rules}
 
-    def concerns(step: ConflictStep) -> int:
+    def concerns(step: "ConflictStep") -> int:
         rule = rules.get(step.rule)
         if rule is None or name not in step.axes:
             return 0
         return (compiled.mask(axis, rule.when.get(name, "any")) & taken).bit_length()
 
-    def is_of(step: ConflictStep) -> bool:
+    def is_of(step: "ConflictStep") -> bool:
         rule = rules.get(step.rule)
         return rule is not None and name in rule.when
 

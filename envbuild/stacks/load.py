@@ -3,8 +3,6 @@
 import errno
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from envbuild.errors import UsageError
 from envbuild.paths import data_dir
 from envbuild.stacks.model import Stack
@@ -60,7 +58,7 @@ def load_stack(name_or_file: str) -> Stack:
         raise UsageError(what, where="--stack", hint=hint)
     try:
         stack = Stack.model_validate(read_toml(path))
-    except ValidationError as error:
+    except ValueError as error:
         raise explain_validation(error, path) from error
     if pin:
         stack = _at(stack, pin)

@@ -4,12 +4,8 @@ import re
 from collections import Counter
 from typing import Annotated, Literal, Self
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, Field, model_validator
-
 from envbuild.matrix.model import AxisName, Source
-from envbuild.util.model import Model
+from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import shown
 
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
@@ -35,6 +31,8 @@ Constraint = Annotated[str, Field(pattern=r"\S"), AfterValidator(str.strip)]
 def _check_requirement(value: str) -> str:
     if len(value) > _LONGEST:
         raise ValueError(f"{shown(value, 60)!r} is too long for a requirement")
+    from packaging.requirements import InvalidRequirement, Requirement
+
     try:
         Requirement(value)
     except InvalidRequirement as error:
@@ -51,6 +49,8 @@ def _check_url(value: str) -> str:
 
 
 def _check_version(value: str) -> str:
+    from packaging.version import InvalidVersion, Version
+
     try:
         Version(value[:_LONGEST])
     except InvalidVersion:

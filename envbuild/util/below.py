@@ -6,7 +6,6 @@ and a link anywhere below `folder` is refused, so that neither a name nor a tree
 
 import contextlib
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -163,6 +162,8 @@ def remove_below(folder: Path, relative: str) -> None:
         return
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+            import shutil
+
             shutil.rmtree(name, dir_fd=inside)
         else:
             os.unlink(name, dir_fd=inside)

@@ -1,15 +1,19 @@
 """Types of names and values that come from outside: a lock, an image, an index, a registry, a tree, a manifest.
 
 Such a value is checked where it is loaded, before it becomes part of a path, an argument of a program or a line of a
-script. The types are pydantic's, so that a model states them; `checked` is the same for a single value.
+script. A model states the types; `checked` is the same for a single value.
 """
 
 import re
 import unicodedata
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from envbuild.util.model import AfterValidator, Field
+from envbuild.util.patterns import pattern as lazy
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,254}"
@@ -19,7 +23,7 @@ _SHOWN_CHARACTERS = 200
 
 
 def _matching(pattern: str, what: str) -> AfterValidator:
-    compiled = re.compile(pattern)
+    compiled = lazy(pattern)
 
     def check(value: str) -> str:
         if not compiled.fullmatch(value):
@@ -127,7 +131,9 @@ def shown(text: str, limit: int = _SHOWN_CHARACTERS) -> str:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[str]:
+def _adapter(kind: Any) -> "TypeAdapter[str]":
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
 
 

@@ -7,10 +7,11 @@ import re
 import shlex
 
 from envbuild.util.names import is_one_line, shown
+from envbuild.util.patterns import pattern
 
-_WORD = re.compile(r"[A-Za-z0-9_./:@+=,~%#!*\[\]?&;()-]*", re.ASCII)
-_GLOB = re.compile(r"[A-Za-z0-9_.+*?\[\]/-]+", re.ASCII)
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@+=~%#-]*", re.ASCII)
+_WORD = pattern(r"[A-Za-z0-9_./:@+=,~%#!*\[\]?&;()-]*", re.ASCII)
+_GLOB = pattern(r"[A-Za-z0-9_.+*?\[\]/-]+", re.ASCII)
+_PLAIN = pattern(r"[A-Za-z0-9_./:@+=~%#-]*", re.ASCII)
 
 
 def _one_line(value: str, what: str) -> str:

@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import secrets
 import shutil
 import stat
@@ -18,7 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_NAME = re.compile(r"\.?envbuild-[a-z]{1,32}-[0-9a-f]{16}\.tmp")
+from envbuild.util.patterns import pattern
+
+_NAME = pattern(r"\.?envbuild-[a-z]{1,32}-[0-9a-f]{16}\.tmp")
 _LOCK = ".lock"
 # A file system that is shared between hosts may keep locks for one host alone: a folder of another host counts as left
 # only when no process can be at work in it any more.

@@ -1,22 +1,24 @@
 """Text before it is printed: control characters are escaped, and secrets are masked.
 
-It imports nothing but `re`, since every command prints.
+It imports little, since every command prints.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from envbuild.util.patterns import pattern
+
 MASK = "***"
 
 # All control characters but tab and line feed, and those that change the direction of writing.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # The login of a URL. A pattern that began with the scheme would look at each letter of a long word again and again.
-_LOGIN = re.compile(r"://([^/\s]+)@")
+_LOGIN = pattern(r"://([^/\s]+)@")
 # In a query, in a header, and in a command line: NAME=VALUE, `Authorization: Bearer VALUE`.
-_ASSIGNED = re.compile(r"(token|password|passwd|secret|signature)=(?!\s)[^\s&;,\"'<>]+", re.IGNORECASE)
-_HEADER = re.compile(r"(authorization[\"']?[ ]?[:=][ ]?[\"']?)(?:(basic|bearer|token)[ ]+)?[^\s,\"']+", re.IGNORECASE)
-_BEARER = re.compile(r"\b(bearer[ ])[A-Za-z0-9+/=._~-]{16,}", re.IGNORECASE)
+_ASSIGNED = pattern(r"(token|password|passwd|secret|signature)=(?!\s)[^\s&;,\"'<>]+", re.IGNORECASE)
+_HEADER = pattern(r"(authorization[\"']?[ ]?[:=][ ]?[\"']?)(?:(basic|bearer|token)[ ]+)?[^\s,\"']+", re.IGNORECASE)
+_BEARER = pattern(r"\b(bearer[ ])[A-Za-z0-9+/=._~-]{16,}", re.IGNORECASE)
 _SECRET_KEYS = frozenset(
     {"authorization", "proxy-authorization", "token", "access_token", "password", "identitytoken", "secret", "auth"}
 )

@@ -1,14 +1,14 @@
 """Reading a TOML file that people write, and saying what is wrong with it."""
 
 from pathlib import Path
-from typing import Any
-
-import tomli
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, cast
 
 from envbuild.errors import DataError
 from envbuild.util.bounded import read_text
 from envbuild.util.names import shown
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -19,6 +19,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             the message names the line.
 
     """
+    import tomli
+
     try:
         return tomli.loads(read_text(path))
     except (RecursionError, MemoryError):
@@ -30,8 +32,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     raise DataError(f"the data file cannot be read: {problem}", where=str(path), hint="correct the file")
 
 
-def explain_validation(error: ValidationError, path: Path) -> DataError:
-    """Turn pydantic's first findings into one DataError that names the file and the keys."""
+def explain_validation(error: ValueError, path: Path) -> DataError:
+    """Turn the first findings of pydantic's ValidationError into one DataError that names the file and the keys."""
+    error = cast("ValidationError", error)
     found = []
     # a misspelt key is two errors, of which this one names it
     errors = error.errors(include_url=False, include_input=False)

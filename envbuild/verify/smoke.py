@@ -68,7 +68,7 @@ def run_smoke(
     Args:
         request: what to run, where, and how far.
         settings: say where the engine, the caches and the indexes are.
-        progress: called with every event of the suite as it comes.
+        progress: called with every event of the suite as it comes, and first with the path of the log.
         seen: what `look` returned, when the caller has looked already.
 
     Raises:
@@ -114,6 +114,7 @@ def run_smoke(
             collected.refused = f"{error.what}{': ' + error.hint if error.hint else ''}"
         subject = hashlib.sha256(json.dumps(seen.stated, sort_keys=True, default=str).encode()).hexdigest()[:8]
         with new_log(settings.cache_dir / "logs", "smoke", subject) as kept:
+            progress({"event": "log", "path": kept.name})
             if started:
                 code = follow(started, collected, kept, request.timeout_s)
     if request.keyword and code in _PYTEST_RAN_NOTHING and not collected.tests:

@@ -96,7 +96,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
             "kind": "image",
             "reference": target.reference,
             "digest": image.digest,
-            "digest_from": image.vouched,
+            "digest_from": image.confirmed_by,
             "runtime": runtime.describe(),
         }
         where = f"{target.reference} ({image.digest})"

@@ -36,7 +36,7 @@ try:
     if not isinstance(settings, dict):
         raise ValueError("it holds no JSON object")
 except ValueError as error:
-    sys.exit(f"install-engine: error: {path} cannot be read ({error}): mend it, then run this again")
+    sys.exit(f"install-engine: error: {path} cannot be read ({error}): fix it, then run this again")
 features = settings.setdefault("features", {})
 if features.get("containerd-snapshotter", True) is not True:
     sys.exit(

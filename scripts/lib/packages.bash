@@ -28,7 +28,7 @@ own_archive() {
         done | sed -n 1p
 }
 
-# Everything below runs with package sources, lists and pins of its own, so that the machine's are what they were.
+# Everything below runs with package sources, lists and pins separate from the machine's, so that those stay as they were.
 apt_folder=""
 apt_prepare() {
     [[ -z $apt_folder ]] || return 0

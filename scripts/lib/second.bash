@@ -1,4 +1,4 @@
-# Sourced by scripts/install-engine: a second engine beside the first, with a containerd, store, socket and bridge of its own.
+# Sourced by scripts/install-engine: a second engine, with its own containerd, store, socket and bridge.
 #
 # Two daemons in one network namespace share iptables' DOCKER chains, and each flushes them when it starts. So the second one
 # writes no rules at all (iptables: false) and has a bridge that is made here, with the two rules its containers need.

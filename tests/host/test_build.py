@@ -62,7 +62,7 @@ def test_another_run_that_is_faster_in_the_same_moment_wins(tmp_path, monkeypatc
 
 
 def plan_with(key: str):
-    return SimpleNamespace(platform=None, stage=lambda name: SimpleNamespace(key=key))
+    return SimpleNamespace(platform=None, key=key, stages=(), stage=lambda name: SimpleNamespace(key=key))
 
 
 def builder_of(cache, note):

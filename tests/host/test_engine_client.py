@@ -57,7 +57,30 @@ def test_a_missing_docker_command_is_named(tmp_path, monkeypatch):
         with pytest.raises(HostError, match="docker command"):
             ask()
     assert list(client.labelled("one")) == []
+    assert client.tags("one") == []
     client.remove("one")
+
+
+def test_an_image_that_the_engine_loads_and_cannot_unpack_is_an_error(tmp_path, monkeypatch):
+    """The command itself ends with 0."""
+    output = "Error unpacking image one:latest: failed to extract layer: no space left on device"
+    client = docker_that(tmp_path, monkeypatch, f"echo 'Loaded image: one:latest'; echo '{output}'")
+    with pytest.raises(EngineError, match="does not unpack") as caught:
+        client.load(Path("unused.tar"))
+    assert "no space left on device" in caught.value.output
+
+
+DRIVERS = {
+    "Name: default\nDriver: docker": True,
+    "Name: farm\nDriver: docker-container": False,
+    "Name: Driver: docker\nDriver: remote": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("answer", DRIVERS)
+def test_only_the_engines_own_builder_builds_into_its_store(tmp_path, monkeypatch, answer):
+    assert docker_that(tmp_path, monkeypatch, f"printf '{answer}\n'").builds_into_store() is DRIVERS[answer]
 
 
 ANSWERS = {

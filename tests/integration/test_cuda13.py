@@ -99,7 +99,7 @@ def test_a_killed_compile_goes_on_where_it_was(made, engine, cache):
     answer("lock", *other, env=cache)
     whole = seconds(made, "build-te")
     command = ("image", *other, "--tag", "envbuild-test:te", "--no-smoke")
-    interrupted(*command, env=cache, stage="build-te", seconds=whole / 2)
+    interrupted(*command, env=cache, stage="te 2.", seconds=whole / 2)
     bumped = answer(*command, env=cache)
     touched = {name for name in ran(bumped) if name.startswith(("build-", "wheel-"))}
     assert touched <= {"build-te", "wheel-te"}, touched

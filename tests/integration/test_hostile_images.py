@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from fake_image import SITE, FakeImage, fake_image
 
 from envbuild.engine.guest import CONFINED, LABEL
-from envbuild.engine.reproduce import _own_tag, compare
+from envbuild.engine.own_tags import REBUILT, own_tag
+from envbuild.engine.reproduce import compare
 from envbuild.errors import AuditError, SmokeError
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
@@ -345,7 +346,7 @@ def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes
     for name in (left, alive):
         engine.tag(tag, name)
     try:
-        with pytest.raises(KeyboardInterrupt), _own_tag(client) as own, _own_tag(client) as another:  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), own_tag(client, REBUILT) as own, own_tag(client, REBUILT) as another:  # noqa: PT012
             assert own != another
             engine.tag(tag, own)
             raise KeyboardInterrupt

@@ -38,6 +38,7 @@ NAMED = {
     "plan/carried.py": ({"torch"}, "the set of Python packages"),
     "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
+    "plan/compiled_dockerfile.py": ({"mpi", "torch"}, "the same, as the template names them"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may have both"),
     "stacks/model.py": ({"deepspeed"}, "the launcher of that name"),
     "verify/audit.py": ({"torch"}, "the set of Python packages"),

@@ -67,6 +67,13 @@ def test_a_stale_part_is_seen_and_written(tmp_path, monkeypatch, capsys):
     assert page.read_text() == good
 
 
+def test_the_readme_names_each_command():
+    from envbuild.cli import COMMANDS
+
+    table = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert [name for name in COMMANDS if f"`{name}`" not in " ".join(row.split("|")[1] for row in table)] == []
+
+
 def test_each_command_and_each_key_is_in_the_reference():
     from envbuild.cli import COMMANDS
     from envbuild.lock.model import Lock

@@ -302,3 +302,33 @@ def test_a_login_that_a_step_prints_is_in_no_log():
     assert w.failure() == ("torch", ["error: https://***@index.example.org/simple"])
     assert "secret" not in w.log.getvalue()
     assert "token" not in w.log.getvalue()
+
+
+STORED = 'exporter option "rewrite-timestamp" conflicts with "unpack"'
+
+
+def exported(w, *, name="exporting to image", error=STORED):
+    times = {"started": "2026-01-01T00:00:00Z", "completed": "2026-01-01T00:00:05Z"}
+    w.feed(vertex("a", name, started=times["started"]))
+    w.feed(vertex("a", name, error=error, **times))
+    w.feed(f"ERROR: failed to build: failed to solve: {error}")
+
+
+def test_an_image_that_is_stored_and_not_unpacked_is_no_failure():
+    w, seen = watch()
+    exported(w)
+    assert (w.stored, w.failed, w.errors) == (True, None, [])
+    assert [(s.name, s.seconds, s.executed) for s in w.times()] == [("export", 5, 1)]
+    assert seen[-1] == ("export", "done")
+    assert "ERROR" not in w.log.getvalue()
+
+
+@pytest.mark.parametrize(
+    "how", [{"error": "no space left on device"}, {"error": f"x {STORED}"}, {"name": "[env 1/1] RUN x"}]
+)
+def test_any_other_end_of_an_export_is_a_failure(how):
+    w, _ = watch()
+    exported(w, **how)
+    assert not w.stored
+    assert w.failed
+    assert w.failure()[1]

@@ -169,7 +169,8 @@ def test_a_channel_alone_states_no_toolkit(tmp_path, text):
 )
 def test_a_toolkit_of_another_cuda_than_torch(tmp_path, toolkit):
     text = f"{toolkit}\npip install torch==2.7.1 --index-url https://download.pytorch.org/whl/cu118\n"
-    assert _findings(tmp_path, "x.sh", text) == [(2, "recipe-stated-twice")]
+    assert _findings(tmp_path, "x.sh", f"{text}python setup.py install\n") == [(2, "recipe-stated-twice")]
+    assert _findings(tmp_path, "x.sh", text) == []  # nothing starts the toolkit's compiler
     # torch warns at another minor, and compiles
     text = f"{toolkit}\npip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu126\n"
     assert _findings(tmp_path, "x.sh", text) == []
@@ -237,7 +238,29 @@ def rules_in(folder: Path, text: str) -> list[str]:
     return sorted(f.rule for f in check_recipe(matrix, read_recipe(matrix, folder / "Dockerfile")).findings)
 
 
-PIP = "pip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu126"
+PIP = "pip install torch==2.8.0 --index-url https://download.pytorch.org/whl/cu126 && python setup.py install"
+
+
+@pytest.mark.parametrize(
+    ("line", "compiles"),
+    [
+        ("RUN python setup.py install", True), ("RUN cd ext && python3 setup_cuda.py bdist_wheel -d .", True),
+        ("RUN pip install flash-attn --no-build-isolation", True), ("RUN pip install --no-build-isolation .", True),
+        ("RUN pip install flash_attn==2.8.3", True), ("RUN pip install deepspeed==0.17.5", True),
+        ("ENV TORCH_CUDA_ARCH_LIST=9.0", True), ("RUN MAX_JOBS=8 pip install .", True),
+        ("RUN pip install apex@git+https://github.com/NVIDIA/apex@25.08", True),
+        ("RUN pip install came-pytorch deepspeed -i https://mirrors.example.org/simple/", True),
+        ("RUN pip install flash_attn-2.7.4.post1+cu12torch2.5cxx11abiFALSE-cp310-cp310-linux_x86_64.whl", False),
+        ("RUN true", False), ("RUN pip install transformers accelerate datasets", False),
+        ("RUN pip install /workspace/optimum[tests]", False), ("RUN pip install -e .", False),
+        ("CMD nvidia-smi", False), ("RUN echo python setup.py install", False),
+        ("RUN pip uninstall -y flash-attn", False), ("# python setup.py install", False),
+    ],
+)  # fmt: skip
+def test_an_nvcc_contradicts_a_torch_only_where_something_is_compiled(tmp_path, line, compiles):
+    """The image's toolkit lies idle next to wheels: each has its own CUDA libraries."""
+    text = f"FROM nvidia/cuda:11.7.1-cudnn8-devel-ubuntu22.04\nRUN pip install torch torchvision\n{line}\n"
+    assert ("nvcc-is-cuda" in rules_in(tmp_path, text)) is compiles
 
 
 @pytest.mark.parametrize(

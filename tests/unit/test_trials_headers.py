@@ -39,6 +39,14 @@ def test_the_flags_of_a_default_build(tree):
     assert stated_flags(tree(tools__torch_dot_py="def (:"), SOURCES) == ((), None)
 
 
+def test_the_standard_of_cxx_files_is_the_one_that_their_function_states(tree):
+    setup = 'def cxx_args():\n    return ["-std=c++17"]\ndef nvcc_args():\n    return ["-std=c++20"]\n'
+    folder = tree(setup_dot_py=setup)
+    assert stated_flags(folder, HostSources(folders=(), includes=())) == ((), 20)
+    assert stated_flags(folder, HostSources(folders=(), includes=(), cxx_flags="cxx_args")) == ((), 17)
+    assert stated_flags(folder, HostSources(folders=(), includes=(), cxx_flags="gone")) == ((), 20)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -36,6 +36,12 @@ sys.modules.setdefault(f"{__name__}.ops", ops)
     "torch/utils/broken.py": "def (:\n",
     "torch/plain/inner.py": "x = 1\n",
     "torch/dtypes.py": "def _add(kind):\n    from torch import dtypes\n    setattr(dtypes, kind.__name__, kind)\n",
+    "torch/filled.py": "def _add(kind):\n    setattr(filled, kind.__name__, kind)\n",
+    "torch/filled.pyi": "class Kind: ...\n",
+    "torch/newer.py": "def _add(kind):\n    setattr(newer, kind.__name__, kind)\n",
+    "torch/newer.pyi": "x: int\nclass Kind(A[(]):\n    inner: int\ntype B[T = int] = T\n",
+    "torch/cuda/__init__.py": "def is_available(): ...\n",
+    "torch/multiprocessing/__init__.py": "from multiprocessing import *\n",
     "torch/share/data.json": "",
     "torch/listed.py": "for item in ['_first', 'second']:\n    globals()[item] = getattr(x, item)\n",
 }
@@ -54,7 +60,15 @@ def torch():
         ("torch", "float16", "yes"),  # through `from torch._C import *`, which a stub describes
         ("torch", "mean", "yes"),  # made while it runs, and declared for type checkers
         ("torch", "Declared", "yes"),
+        ("torch.newer", "Kind", "yes"),  # in a stub of a newer syntax
+        ("torch.newer", "inner", "unknown"),
+        ("torch.cuda", "FloatTensor", "yes"),
+        ("torch.cuda", "GoneTensor", "no"),
+        ("torch.multiprocessing", "Process", "yes"),  # of Python's own library
+        ("torch.multiprocessing", "Gone", "unknown"),
         ("torch.listed", "_first", "yes"),
+        ("torch.filled", "Kind", "yes"),  # made while it runs, and declared in its stub
+        ("torch.filled", "Other", "unknown"),
         ("torch.listed", "third", "unknown"),
         ("torch", "whatever", "unknown"),  # it writes to globals()
         ("torch.nn", "Linear", "yes"),

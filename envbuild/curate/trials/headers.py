@@ -66,7 +66,11 @@ def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], i
             tree = ast.parse(text)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
-        standards += [int(number) for number in _STANDARD.findall(text)]
+        functions = [
+            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == sources.cxx_flags
+        ]
+        for stating in [ast.get_source_segment(text, node) or "" for node in functions] or [text]:
+            standards += [int(number) for number in _STANDARD.findall(stating)]
         defines += _defines(tree.body, on=True)
     return tuple(dict.fromkeys(defines)), max(standards, default=None)
 

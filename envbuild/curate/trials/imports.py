@@ -7,12 +7,16 @@ when a function is called.
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from envbuild.curate.trials.modules import Answer, absolute, is_type_checking
 
 _CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 _CAUGHT_ATTRIBUTES = _CAUGHT - {"ImportError", "ModuleNotFoundError"} | {"AttributeError"}
+
+_KEPT = 1 << 13
+"""Files of which the result is kept: most are the same in many releases."""
 
 State = Literal["present", "missing", "unknown", "guarded", "late"]
 
@@ -240,6 +244,7 @@ def _ends_in_raise(body: Sequence[ast.stmt]) -> bool:
     return any(isinstance(statement, ast.Raise) for statement in body)
 
 
+@lru_cache(_KEPT)
 def needs_of(source: str, module: str, *, is_package: bool) -> tuple[Item, ...]:
     """Return what the file of `module`, whose text is `source`, asks of modules.
 

@@ -1,10 +1,12 @@
 """Which names a module of a release has, read from its source: nothing of it is imported."""
 
 import ast
+import importlib
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 Answer = Literal["yes", "no", "unknown"]
@@ -12,6 +14,13 @@ Answer = Literal["yes", "no", "unknown"]
 _COMPILED = re.compile(r"(?P<stem>[^/]+?)(?:\.cpython-[^/]+|\.abi3|\.pypy[^/]+)?\.(?:so|pyd)")
 _DEEPEST = 12
 """Star imports that follow one another."""
+_KEPT = 1 << 13
+"""Files of which the result is kept: most are the same in many releases."""
+# torch/csrc/tensor/python_tensor.cpp gives these to torch and torch.cuda when torch is imported
+_MADE_BY_TORCH = re.compile(
+    r"torch(?:\.cuda)?(?:\.sparse)?\.(?:BFloat16|Bool|Byte|Char|Double|Float|Half|Int|Long|Short)Tensor"
+)
+_STUB_NAME = re.compile(r"^(?:(?:class|def|async def) +)?([A-Za-z_]\w*) *[\[(:=]", re.MULTILINE)
 _OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__path__", "__spec__", "__dict__", "__package__"})
 
 
@@ -176,6 +185,7 @@ def _writes_modules(target: ast.expr) -> bool:
     return ast.unparse(target.value) in {"globals()", "vars()", "sys.modules"}
 
 
+@lru_cache(_KEPT)
 def names_of(source: str, module: str, *, is_package: bool) -> Names:
     """Return the names of the module `module` whose text is `source`.
 
@@ -198,6 +208,18 @@ def names_of(source: str, module: str, *, is_package: bool) -> Names:
     )
 
 
+@lru_cache(_KEPT)
+def _public(module: str) -> frozenset[str]:
+    """Return the names that a module of Python's own library gives to `from MODULE import *`; of another, none."""
+    if module.partition(".")[0] not in sys.stdlib_module_names:
+        return frozenset()
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return frozenset()
+    return frozenset(getattr(found, "__all__", None) or (name for name in dir(found) if not name.startswith("_")))
+
+
 class Library:
     """The modules of one release: its paths, and the text of those that are looked at.
 
@@ -218,6 +240,13 @@ class Library:
             if match := _COMPILED.fullmatch(parts[-1]):
                 self._compiled.add("/".join([*parts[:-1], match["stem"]]))
         self._names: dict[str, Names | None] = {}
+        self._answers: dict[Hashable, Answer] = {}
+
+    def answered(self, question: Hashable, answer: Callable[[], Answer]) -> Answer:
+        """Return what `answer` gives, worked out once: most releases of a component ask the same."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        return self._answers[question]
 
     @cached_property
     def roots(self) -> frozenset[str]:
@@ -272,16 +301,25 @@ class Library:
         return self._names[module]
 
     def _read(self, module: str) -> Names | None:
-        stem = module.replace(".", "/")
         source = self.source_of(module)
-        for path in [source] if source else self._stubs(stem):
-            try:
-                found = names_of(self._text(path), module, is_package="/__init__." in path)
-            except (SyntaxError, ValueError, RecursionError):
-                return None
+        stubs = self._stubs(module.replace(".", "/"))
+        if source is None:
+            found = self._read_file(stubs[0], module) if stubs else None
             # a stub need not have all that a compiled module has
-            return found if path == source else Names(bound=found.bound, stars=found.stars, open=True)
-        return None
+            return Names(bound=found.bound, stars=found.stars, open=True) if found else None
+        found = self._read_file(source, module)
+        if found is not None and found.open and stubs:
+            stub = self._read_file(stubs[0], module)
+            # a stub in the syntax of a newer Python shows its names all the same
+            names = stub.bound if stub else frozenset(_STUB_NAME.findall(self._text(stubs[0])))
+            return replace(found, declared=found.declared | names)
+        return found
+
+    def _read_file(self, path: str, module: str) -> Names | None:
+        try:
+            return names_of(self._text(path), module, is_package="/__init__." in path)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
 
     def has(self, module: str, name: str) -> Answer:
         """Return whether `from module import name` finds something, as far as the files show it."""
@@ -300,8 +338,12 @@ class Library:
             return "no" if self.is_plain_folder(module) else "unknown"
         if name in names.bound or name in _OF_EVERY_MODULE or (names.open and name in names.declared):
             return "yes"
+        if _MADE_BY_TORCH.fullmatch(f"{module}.{name}"):
+            return "yes"
         answer: Answer = "unknown" if names.open else "no"
         for star in (*names.stars, *(names.declared_stars if names.open else ())):
+            if name in _public(star):
+                return "yes"
             if depth >= _DEEPEST or star.partition(".")[0] not in self.roots:
                 answer = "unknown"  # of another distribution
                 continue

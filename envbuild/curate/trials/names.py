@@ -36,6 +36,7 @@ class Consumer:
     modules: dict[str, Module] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """Files that are no Python of this interpreter."""
+    _reached: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
 
     def add(self, path: str, text: str) -> None:
         """Take one file, whose path is relative to where modules are imported from."""
@@ -56,8 +57,13 @@ class Consumer:
         """The top names of its modules."""
         return frozenset(name.partition(".")[0] for name in self.modules)
 
-    def reached(self, entries: Iterable[str]) -> set[str]:
+    def reached(self, entries: tuple[str, ...]) -> set[str]:
         """Return the modules that are imported, without a guard, when any of `entries` is."""
+        if entries not in self._reached:
+            self._reached[entries] = self._reach(entries)
+        return self._reached[entries]
+
+    def _reach(self, entries: Iterable[str]) -> set[str]:
         own = self.roots
 
         def of_its_own(need: Need) -> Answer | None:
@@ -147,13 +153,13 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
         root = need.module.partition(".")[0]
         if root not in libraries or root in own:
             return None
-        return _met(libraries[root], need)
+        return libraries[root].answered((need.module, need.names, need.attribute), lambda: _met(libraries[root], need))
 
     entries = _entries(consumer, entry)
     entries += [name for name in consumer.modules if name == "setup"]
     if of != "torch":
         entries += [name for name, module in consumer.modules.items() if _imports_in_the_open(module, of)]
-    reached = consumer.reached(entries)
+    reached = consumer.reached(tuple(entries))
     counts: Counter[State] = Counter()
     asked = 0
     missing, doubtful = [], []
@@ -161,6 +167,8 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
         for need, state in judged(module.items, has):
             counts[state] += 1
             asked += need.module.partition(".")[0] == of
+            if state in {"present", "guarded"}:
+                continue
             line = shown(f"{module.path}:{need.line}: {need}")
             if state == "missing" and name in reached:
                 missing.append(line)

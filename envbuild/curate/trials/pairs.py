@@ -7,6 +7,7 @@ from envbuild.components import COMPONENTS
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.subject import TORCH, newest_patches, plain
 from envbuild.errors import UsageError
+from envbuild.evidence.trials import Ledger
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import check_spec, matches, public_version
@@ -94,10 +95,7 @@ def pairs_of(
 
     """
     (component, _), (other, _) = axes
-    held: dict[tuple[str, str], set[str]] = {}
-    for each in enumerate_cells(matrix, (component, other, "python")):
-        key = (plain(each[component]), _stand_in(other, each[other]))
-        held.setdefault(key, set()).add(each["python"])
+    held = _held(matrix, component, other)
     order = [release.version for release in matrix.releases["python"]]
     for version in reversed(_versions(files, matrix, *axes[0])):
         for with_ in reversed(_versions(files, matrix, *axes[1])):
@@ -105,6 +103,55 @@ def pairs_of(
             if pythons or every:
                 ordered = tuple(sorted(pythons, key=order.index))
                 yield Pair(component=component, version=version, other=other, with_=with_, pythons=ordered)
+
+
+def _held(matrix: Matrix, component: AxisName, other: AxisName) -> dict[tuple[str, str], set[str]]:
+    """Return the Pythons of each pair of releases that some cell holds; of torch, a minor release stands for its patches."""
+    held: dict[tuple[str, str], set[str]] = {}
+    for each in enumerate_cells(matrix, (component, other, "python")):
+        key = (plain(each[component]), _stand_in(other, each[other]))
+        held.setdefault(key, set()).add(each["python"])
+    return held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """How much of the pairs of two axes is tried."""
+
+    component: AxisName
+    other: AxisName
+    held: int
+    """Pairs that some cell holds, those of NVIDIA's images aside."""
+    tried: int
+    """Of these, in one kind at least."""
+    failed: int
+    """Of these, those of which a trial failed."""
+
+
+def shares(matrix: Matrix, ledger: Ledger) -> Iterator[Share]:
+    """Yield, for each component and torch, and for Megatron and Transformer Engine, how much is tried.
+
+    The other components ask Transformer Engine for nothing.
+    """
+    place = COMPONENTS[TORCH].place
+    axes = [(axis, TORCH) for axis, c in sorted(COMPONENTS.items(), key=lambda each: each[1].place) if c.place > place]
+    for component, other in [*axes, ("megatron", "te")]:
+        if not COMPONENTS[component].distributions and not COMPONENTS[component].host_sources:
+            continue  # an MPI: neither Python nor C++ of it meets torch's
+        named = {axis: set(_plain_releases(matrix, axis)) for axis in (component, other)}
+        pairs = [
+            {component: one, other: two}
+            for one, two in _held(matrix, component, other)
+            if one in named[component] and two in named[other]
+        ]
+        tried = [found for pair in pairs if (found := ledger.of(pair)) is not None]
+        failed = sum(each.verdict == "failed" for each in tried)
+        yield Share(component=component, other=other, held=len(pairs), tried=len(tried), failed=failed)
+
+
+def _plain_releases(matrix: Matrix, axis: AxisName) -> list[str]:
+    releases = [r.version for r in matrix.releases[axis] if "ngc" not in str(r.needs.get("base", ""))]
+    return list(dict.fromkeys(_stand_in(axis, version) for version in releases))
 
 
 def _stand_in(axis: AxisName, version: str) -> str:

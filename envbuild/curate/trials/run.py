@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
@@ -160,7 +162,9 @@ class Runner:
         pythons = pair.pythons or self._usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
         compiler = (compiler_version(),) if kind == "sources" else ()
-        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler)
+        sources = COMPONENTS[component.axis].host_sources
+        reads = (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
         if known is not None and known.inputs == inputs and not self.again:
@@ -214,9 +218,7 @@ class Runner:
         if kind == "metadata":
             return self._metadata(component, requirements, pythons)
         if kind == "names":
-            # the versions of NumPy and others that come along; they follow from what both ask for, so that most releases
-            # of a component share one resolution
-            asks = requirements_for(self.matrix, pair.versions, (*component.asks, *other.requirements))
+            asks = requirements_for(self.matrix, pair.versions, _asks_along(component, other))
             return self._names(component, other, self._set(asks, pythons))
         if kind == "libraries":
             return self._shared(component, other, cuda, requirements, pythons)
@@ -353,6 +355,15 @@ class Runner:
                 first = checked.failed[0] if checked.failed else ""
                 return Result(verdict="failed" if checked.failed else "passed", first=first, counts=counts)
         return None
+
+
+def _asks_along(component: Subject, other: Subject) -> tuple[str, ...]:
+    """Return what decides the versions of NumPy and the others that names are asked of, the pair itself aside.
+
+    A release of a component is resolved once, and not again for each torch: torch counts with what it asks of these.
+    """
+    along = [line for line in component.asks if canonicalize_name(Requirement(line).name) != TORCH]
+    return (*along, *(line for line in other.asks if canonicalize_name(Requirement(line).name) in ROOTS))
 
 
 def _contradictions(pair: Pair, trial: Trial) -> list[str]:

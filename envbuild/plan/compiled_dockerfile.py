@@ -1,0 +1,621 @@
+'''dockerfiles/Dockerfile.j2 as Python. Written by scripts/compile_template.py: do not edit.
+
+Long because Jinja writes a line for each piece of the template.
+'''
+# mypy: ignore-errors
+from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
+
+OF = "b201343034fcf3b5d3740b0f516172b8c5add7ff9639af2b7e8a635c783b3d71"
+name = 'Dockerfile.j2'
+
+def root(context, missing=missing, *, environment):
+    resolve = context.resolve_or_missing
+    undefined = environment.undefined
+    concat = environment.concat
+    cond_expr_undefined = Undefined
+    if 0: yield None
+    l_0_plan = resolve('plan')
+    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = missing
+    try:
+        t_1 = environment.filters['commas']
+    except KeyError:
+        @internalcode
+        def t_1(*unused):
+            raise TemplateRuntimeError("No filter named 'commas' found.")
+    try:
+        t_2 = environment.filters['comment']
+    except KeyError:
+        @internalcode
+        def t_2(*unused):
+            raise TemplateRuntimeError("No filter named 'comment' found.")
+    try:
+        t_3 = environment.filters['envpath']
+    except KeyError:
+        @internalcode
+        def t_3(*unused):
+            raise TemplateRuntimeError("No filter named 'envpath' found.")
+    try:
+        t_4 = environment.filters['envquote']
+    except KeyError:
+        @internalcode
+        def t_4(*unused):
+            raise TemplateRuntimeError("No filter named 'envquote' found.")
+    try:
+        t_5 = environment.filters['heredoc']
+    except KeyError:
+        @internalcode
+        def t_5(*unused):
+            raise TemplateRuntimeError("No filter named 'heredoc' found.")
+    try:
+        t_6 = environment.filters['join']
+    except KeyError:
+        @internalcode
+        def t_6(*unused):
+            raise TemplateRuntimeError("No filter named 'join' found.")
+    try:
+        t_7 = environment.filters['word']
+    except KeyError:
+        @internalcode
+        def t_7(*unused):
+            raise TemplateRuntimeError("No filter named 'word' found.")
+    try:
+        t_8 = environment.filters['words']
+    except KeyError:
+        @internalcode
+        def t_8(*unused):
+            raise TemplateRuntimeError("No filter named 'words' found.")
+    pass
+    yield '# envbuild: '
+    yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'cell'), 'id')))
+    yield ' ('
+    yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'flavor')))
+    if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'stack'):
+        pass
+        yield ', stack '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'stack')))
+    yield ')\n'
+    if (not environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'complete')):
+        pass
+        yield '# UNLOCKED: inputs are named by tag and version, not by hash. Two builds of this file may differ.\n'
+        def t_9(fiter):
+            for l_1_item in fiter:
+                if (environment.getattr(l_1_item, 'host') != '-'):
+                    yield l_1_item
+        for l_1_item in t_9(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'missing')):
+            _loop_vars = {}
+            pass
+            yield '#   missing: '
+            yield escape(environment.finalize(t_2(environment.getattr(l_1_item, 'what'))))
+            yield ' (held by '
+            yield escape(environment.finalize(t_2(environment.getattr(l_1_item, 'host'))))
+            yield ')\n'
+        l_1_item = missing
+    else:
+        pass
+        yield '# Lock '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'digest')))
+        yield ': every input is pinned by hash.\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform'):
+        pass
+        yield '# Platform '
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform')))
+        yield ': docker build --platform '
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform')))
+        yield ', on a machine of that kind or one that emulates it.\n'
+    yield '# Each external input is a stage of its own and can be replaced: --build-context NAME=…\n#   '
+    yield escape(environment.finalize(t_2(t_6(context.eval_ctx, environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'external'), ', '))))
+    yield '\n'
+    def macro(l_1_path, l_1_text):
+        t_10 = []
+        if l_1_path is missing:
+            l_1_path = undefined("parameter 'path' was not provided", name='path')
+        if l_1_text is missing:
+            l_1_text = undefined("parameter 'text' was not provided", name='text')
+        pass
+        t_10.extend((
+            "COPY <<'envbuild_end' ",
+            escape(environment.finalize(l_1_path)),
+            '\n',
+            escape(environment.finalize(t_5(l_1_text))),
+            'envbuild_end',
+        ))
+        return concat(t_10)
+    context.exported_vars.add('file')
+    context.vars['file'] = l_0_file = Macro(environment, macro, 'file', ('path', 'text'), False, False, False, context.eval_ctx.autoescape)
+    t_11 = []
+    pass
+    t_11.append(
+        '--mount=type=secret,id=env,target=/run/envbuild/site/env --mount=type=secret,id=ca,target=/run/envbuild/site/ca.crt',
+    )
+    l_0_site = (Markup if context.eval_ctx.autoescape else identity)(concat(t_11))
+    context.vars['site'] = l_0_site
+    context.exported_vars.add('site')
+    t_12 = []
+    pass
+    t_12.append(
+        '--mount=type=bind,from=uv,target=/run/envbuild/uv',
+    )
+    l_0_uv = (Markup if context.eval_ctx.autoescape else identity)(concat(t_12))
+    context.vars['uv'] = l_0_uv
+    context.exported_vars.add('uv')
+    t_13 = []
+    pass
+    t_13.append(
+        '--mount=type=cache,id=envbuild-uv,target=/root/.cache/uv',
+    )
+    l_0_uv_cache = (Markup if context.eval_ctx.autoescape else identity)(concat(t_13))
+    context.vars['uv_cache'] = l_0_uv_cache
+    context.exported_vars.add('uv_cache')
+    t_14 = []
+    pass
+    t_14.append(
+        '--mount=type=tmpfs,target=/var/cache/apt --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log',
+    )
+    l_0_apt = (Markup if context.eval_ctx.autoescape else identity)(concat(t_14))
+    context.vars['apt'] = l_0_apt
+    context.exported_vars.add('apt')
+    def macro(l_1_name):
+        t_15 = []
+        if l_1_name is missing:
+            l_1_name = undefined("parameter 'name' was not provided", name='name')
+        pass
+        t_15.extend((
+            '--mount=type=bind,from=recipe,source=/',
+            escape(environment.finalize(l_1_name)),
+            ',target=/run/envbuild/recipe/',
+            escape(environment.finalize(l_1_name)),
+        ))
+        return concat(t_15)
+    context.exported_vars.add('recipe')
+    context.vars['recipe'] = l_0_recipe = Macro(environment, macro, 'recipe', ('name',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_name):
+        t_16 = []
+        if l_1_name is missing:
+            l_1_name = undefined("parameter 'name' was not provided", name='name')
+        pass
+        t_16.extend((
+            '--mount=type=bind,from=lists,source=/',
+            escape(environment.finalize(l_1_name)),
+            ',target=/run/envbuild/',
+            escape(environment.finalize(l_1_name)),
+        ))
+        return concat(t_16)
+    context.exported_vars.add('listed')
+    context.vars['listed'] = l_0_listed = Macro(environment, macro, 'listed', ('name',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_set):
+        t_17 = []
+        if l_1_set is missing:
+            l_1_set = undefined("parameter 'set' was not provided", name='set')
+        pass
+        t_17.extend((
+            'RUN ',
+            escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'os-install'))),
+            ' \\\n    ',
+            escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), markup_join(('os.', l_1_set, '.txt', ))))),
+            ' \\\n    --mount=type=bind,from=debs,target=/run/envbuild/debs \\\n    --mount=type=secret,id=apt,target=/run/envbuild/site/apt.list \\\n    ',
+            escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site))),
+            ' \\\n    ',
+            escape(environment.finalize((undefined(name='apt') if l_0_apt is missing else l_0_apt))),
+            ' \\\n    sh /run/envbuild/recipe/os-install /run/envbuild/os.',
+            escape(environment.finalize(l_1_set)),
+            '.txt',
+        ))
+        return concat(t_17)
+    context.exported_vars.add('os_install')
+    context.vars['os_install'] = l_0_os_install = Macro(environment, macro, 'os_install', ('set',), False, False, False, context.eval_ctx.autoescape)
+    t_18 = []
+    pass
+    t_18.append(
+        'ENV ',
+    )
+    l_2_loop = missing
+    for (l_2_k, l_2_v), l_2_loop in LoopContext(context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'environment'), 'items')), undefined):
+        _loop_vars = {}
+        pass
+        t_18.extend((
+            escape(environment.finalize(l_2_k)),
+            '=',
+            escape(environment.finalize(t_3(l_2_v, l_2_k))),
+        ))
+        if (not environment.getattr(l_2_loop, 'last')):
+            pass
+            t_18.append(
+                ' \\\n',
+            )
+    l_2_loop = l_2_k = l_2_v = missing
+    t_18.append(
+        '\n',
+    )
+    l_0_environment = (Markup if context.eval_ctx.autoescape else identity)(concat(t_18))
+    context.vars['environment'] = l_0_environment
+    context.exported_vars.add('environment')
+    yield '\n'
+    t_19 = []
+    pass
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'managed_python'):
+        pass
+        t_19.append(
+            "RUN --mount=type=bind,from=src-python,target=/run/envbuild/python \\\n    mkdir -p /opt/python && tar -xzf /run/envbuild/python/*.tar.gz -C /opt/python --strip-components=1 --no-same-owner --exclude='*.o'\n",
+        )
+    l_0_managed_python = (Markup if context.eval_ctx.autoescape else identity)(concat(t_19))
+    context.vars['managed_python'] = l_0_managed_python
+    context.exported_vars.add('managed_python')
+    yield '# --- external inputs\n'
+    if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'root'):
+        pass
+        yield '# A Debian root: mmdebstrap makes rootfs.tar from the packages that the lock names.\nFROM '
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform'):
+            pass
+            yield '--platform='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform')))
+            yield ' '
+        yield 'scratch AS base\nADD rootfs.tar /\n'
+    for l_1_image in environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'images'):
+        _loop_vars = {}
+        pass
+        yield 'FROM '
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform'):
+            pass
+            yield '--platform='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'platform')))
+            yield ' '
+        yield escape(environment.finalize(t_7(environment.getattr(l_1_image, 'reference'))))
+        if environment.getattr(l_1_image, 'digest'):
+            pass
+            yield '@'
+            yield escape(environment.finalize(environment.getattr(l_1_image, 'digest')))
+        yield ' AS '
+        yield escape(environment.finalize(environment.getattr(l_1_image, 'stage')))
+        yield '\n'
+    l_1_image = missing
+    yield '\nFROM scratch AS debs\nFROM scratch AS wheels\n\nFROM scratch AS uv-wheel\nADD --checksum=sha256:'
+    yield escape(environment.finalize(environment.getattr(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'uv'), 'sha256')))
+    yield ' '
+    yield escape(environment.finalize(t_7(environment.getattr(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'uv'), 'url'))))
+    yield ' /uv.whl\n'
+    for l_1_source in environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'sources'):
+        _loop_vars = {}
+        pass
+        yield '\nFROM scratch AS src-'
+        yield escape(environment.finalize(environment.getattr(l_1_source, 'name')))
+        yield '\nADD '
+        yield escape(environment.finalize(t_7(environment.getattr(l_1_source, 'url'))))
+        yield '#'
+        yield escape(environment.finalize(environment.getattr(l_1_source, 'commit')))
+        yield ' /\n'
+    l_1_source = missing
+    for l_1_source in environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'files'):
+        _loop_vars = {}
+        pass
+        yield '\nFROM scratch AS src-'
+        yield escape(environment.finalize(environment.getattr(l_1_source, 'name')))
+        yield '\nADD '
+        if environment.getattr(l_1_source, 'sha256'):
+            pass
+            yield '--checksum=sha256:'
+            yield escape(environment.finalize(environment.getattr(l_1_source, 'sha256')))
+            yield ' '
+        yield escape(environment.finalize(t_7(environment.getattr(l_1_source, 'url'))))
+        yield ' /\n'
+    l_1_source = missing
+    yield '\n# --- the recipes and the lists, in the file itself\nFROM scratch AS recipe\n'
+    for (l_1_name, l_1_text) in context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'recipes'), 'items')):
+        _loop_vars = {}
+        pass
+        yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/', l_1_name, )), l_1_text, _loop_vars=_loop_vars)))
+        yield '\n\n'
+    l_1_name = l_1_text = missing
+    yield '\nFROM scratch AS lists\n'
+    for (l_1_name, l_1_text) in context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lists'), 'items')):
+        _loop_vars = {}
+        pass
+        yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/', l_1_name, )), l_1_text, _loop_vars=_loop_vars)))
+        yield '\n\n'
+    l_1_name = l_1_text = missing
+    yield '\n# --- OS packages of the image\nFROM base AS runtime\n'
+    yield escape(environment.finalize(context.call((undefined(name='os_install') if l_0_os_install is missing else l_0_os_install), 'runtime')))
+    yield '\n'
+    yield escape(environment.finalize((undefined(name='managed_python') if l_0_managed_python is missing else l_0_managed_python)))
+    yield '\n\nFROM runtime AS uv-unpack\nRUN --mount=type=bind,from=uv-wheel,target=/run/envbuild/in \\\n    '
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+    yield ' -m zipfile -e /run/envbuild/in/uv.whl /unpacked && chmod 755 /unpacked/uv-*.data/scripts/uv && mv /unpacked/uv-*.data/scripts/uv /uv\nFROM scratch AS uv\nCOPY --from=uv-unpack /uv /uv\n\n# --- torch and what it brings\nFROM runtime AS torch\nRUN '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+    yield ' '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+    yield ' \\\n    '
+    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.torch.txt')))
+    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
+    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+    yield ' '
+    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+    yield ' \\\n    '
+    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+    yield ' \\\n    ENVBUILD_PYTHON='
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+    if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'):
+        pass
+        yield ' ENVBUILD_INDEX='
+        yield escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')))
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        pass
+        yield ' ENVBUILD_SYSTEM_SITE=1'
+    yield ' \\\n    sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.torch.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compiles'):
+        pass
+        yield '\n# --- compilers, build tools'
+        if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'has'), 'toolchain'):
+            pass
+            yield ', CUDA toolkit'
+        yield '; none of it reaches the image\nFROM '
+        yield escape(environment.finalize(('devel' if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'images') else 'runtime')))
+        yield ' AS builder\n'
+        if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'images'):
+            pass
+            yield escape(environment.finalize(context.call((undefined(name='os_install') if l_0_os_install is missing else l_0_os_install), 'runtime')))
+            yield '\n'
+            yield escape(environment.finalize((undefined(name='managed_python') if l_0_managed_python is missing else l_0_managed_python)))
+            yield '\n'
+        yield escape(environment.finalize(context.call((undefined(name='os_install') if l_0_os_install is missing else l_0_os_install), 'builder')))
+        yield '\n'
+        if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'has'), 'tools'):
+            pass
+            yield 'RUN '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+            yield ' \\\n    '
+            yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.tools.txt')))
+            yield ' \\\n    '
+            yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+            yield ' '
+            yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+            yield ' \\\n    '
+            yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+            yield ' \\\n    ENVBUILD_PYTHON='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+            yield ' sh /run/envbuild/recipe/python-install /opt/tools/ /run/envbuild/python.tools.txt\n'
+        if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'has'), 'toolchain'):
+            pass
+            yield 'RUN '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+            yield ' \\\n    '
+            yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.toolchain.txt')))
+            yield ' \\\n    '
+            yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+            yield ' '
+            yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+            yield ' \\\n    '
+            yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+            yield ' \\\n    ENVBUILD_PYTHON='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+            yield ' sh /run/envbuild/recipe/python-install /opt/toolchain/ /run/envbuild/python.toolchain.txt\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+        pass
+        yield '\n# --- MPI '
+        yield escape(environment.finalize(environment.getitem(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'cell'), 'versions'), 'mpi')))
+        yield '\nFROM builder AS build-mpi\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-native')))
+        yield ' \\\n    --mount=type=bind,from=src-mpi,target=/src \\\n    sh /run/envbuild/recipe/build-native '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+        for l_1_argument in environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'configure'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_1_argument))
+        l_1_argument = missing
+        yield '\nFROM scratch AS mpi\nCOPY --from=build-mpi '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+        yield '/ /\n'
+    l_1_loop = missing
+    for l_1_component, l_1_loop in LoopContext(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'), undefined):
+        _loop_vars = {}
+        pass
+        yield '\n# --- '
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ' '
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'version')))
+        yield ': key '
+        yield escape(environment.finalize(environment.getattr(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stage'), markup_join(('wheel-', environment.getattr(l_1_component, 'axis'), )), _loop_vars=_loop_vars), 'key')[:16]))
+        yield '\nFROM builder AS build-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield '\n'
+        if environment.getattr(l_1_component, 'environment'):
+            pass
+            yield 'ENV '
+            l_2_loop = missing
+            for (l_2_k, l_2_v), l_2_loop in LoopContext(context.call(environment.getattr(environment.getattr(l_1_component, 'environment'), 'items'), _loop_vars=_loop_vars), undefined):
+                _loop_vars = {}
+                pass
+                yield escape(environment.finalize(l_2_k))
+                yield '='
+                yield escape(environment.finalize(t_4(l_2_v)))
+                if (not environment.getattr(l_2_loop, 'last')):
+                    pass
+                    yield ' \\\n'
+            l_2_loop = l_2_k = l_2_v = missing
+            yield '\n'
+        yield 'RUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-wheel', _loop_vars=_loop_vars)))
+        yield ' \\\n'
+        if environment.getattr(l_1_component, 'only_sm'):
+            pass
+            yield '    '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-for-sm', _loop_vars=_loop_vars)))
+            yield ' \\\n'
+        yield '    --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \\\n    --mount=type=bind,from=src-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ',target=/src,rw \\\n'
+        if (environment.getattr(l_1_component, 'mpi') and environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi')):
+            pass
+            yield '    --mount=type=bind,from=mpi,target='
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield ' \\\n'
+        for (l_2_name, l_2_folder) in context.call(environment.getattr(environment.getattr(l_1_component, 'downloads'), 'items'), _loop_vars=_loop_vars):
+            _loop_vars = {}
+            pass
+            yield '    --mount=type=bind,from=src-'
+            yield escape(environment.finalize(l_2_name))
+            yield ',target=/run/envbuild/downloads/'
+            yield escape(environment.finalize(l_2_folder))
+            yield ' \\\n'
+        l_2_name = l_2_folder = missing
+        yield '    --mount=type=cache,id=envbuild-ccache,target=/ccache \\\n    --mount=type=secret,id=jobs-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ',target=/run/envbuild/jobs/count \\\n    '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' \\\n'
+        if (environment.getattr(l_1_component, 'folder') != '.'):
+            pass
+            yield 'ENVBUILD_FOLDER='
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'folder')))
+            yield ' '
+        yield 'sh /run/envbuild/recipe/'
+        if environment.getattr(l_1_component, 'only_sm'):
+            pass
+            yield 'build-for-sm '
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'only_sm')))
+        else:
+            pass
+            yield 'build-wheel'
+        yield ' '
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ' '
+        if environment.getattr(l_1_component, 'extensions'):
+            pass
+            yield escape(environment.finalize(t_1(environment.getattr(l_1_component, 'extensions'))))
+        else:
+            pass
+            yield '""'
+        for l_2_setting in environment.getattr(l_1_component, 'config_settings'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_2_setting))
+        l_2_setting = missing
+        yield '\nFROM scratch AS wheel-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield '\nCOPY --from=build-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ' /out/ /\n'
+    l_1_loop = l_1_component = missing
+    yield '\n# --- the Python environment, complete\nFROM torch AS env\nRUN '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+    yield ' '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+    yield ' \\\n    '
+    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.env.txt')))
+    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n'
+    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+        _loop_vars = {}
+        pass
+        yield '    --mount=type=bind,from=wheel-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ',target=/run/envbuild/built/'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ' \\\n'
+    l_1_component = missing
+    yield '    '
+    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+    yield ' '
+    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+    yield ' \\\n    '
+    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+    yield ' \\\n    export ENVBUILD_PYTHON='
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        pass
+        yield ' ENVBUILD_BROUGHT="'
+        yield escape(environment.finalize(t_8(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'))))
+        yield '"'
+    yield ' \\\n    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.env.txt'
+    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'resolved_wheels'):
+        _loop_vars = {}
+        pass
+        yield ' /run/envbuild/built/'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield '/*.whl'
+    l_1_component = missing
+    yield ' \\\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+        pass
+        yield '    && ENVBUILD_ALONE=1 sh /run/envbuild/recipe/python-install /opt/venv /dev/null'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+            _loop_vars = {}
+            pass
+            yield ' /run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '/*.whl'
+        l_1_component = missing
+        yield ' \\\n'
+    for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+        _loop_vars = {}
+        pass
+        yield '    && mkdir -p "$(dirname '
+        yield escape(environment.finalize(l_1_target))
+        yield ')" && printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
+        yield escape(environment.finalize(l_1_module))
+        yield ' >'
+        yield escape(environment.finalize(l_1_target))
+        yield ' \\\n'
+    l_1_module = l_1_target = missing
+    yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+        _loop_vars = {}
+        pass
+        yield 'COPY --from=wheel-'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield ' /record.json /opt/envbuild/built/'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+        yield '.json\n'
+    l_1_component = missing
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+        pass
+        yield 'COPY --from=mpi / '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+        yield '/\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack'):
+        pass
+        template = environment.get_template('stack.j2', 'Dockerfile.j2')
+        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
+        try:
+            for event in gen:
+                yield event
+        finally: gen.close()
+    yield '\nFROM '
+    yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
+    yield ' AS image\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
+        pass
+        yield '# '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'package')))
+        yield ': the driver libraries of branch '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'branch')))
+        yield '; cuda-compat.sh decides as the image starts.\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'cuda-compat')))
+        yield ' \\\n    --mount=type=bind,from=src-cuda-compat,target=/run/envbuild/deb \\\n    sh /run/envbuild/recipe/cuda-compat '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'folder')))
+        yield ' '
+        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'branch')))
+        yield '\n'
+    yield 'COPY --from=lists /lock/ /opt/envbuild/\n'
+    yield escape(environment.finalize((undefined(name='environment') if l_0_environment is missing else l_0_environment)))
+    yield '\nLABEL '
+    l_1_loop = missing
+    for (l_1_k, l_1_v), l_1_loop in LoopContext(context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'labels'), 'items')), undefined):
+        _loop_vars = {}
+        pass
+        yield escape(environment.finalize(l_1_k))
+        yield '='
+        yield escape(environment.finalize(t_4(l_1_v)))
+        if (not environment.getattr(l_1_loop, 'last')):
+            pass
+            yield ' \\\n'
+    l_1_loop = l_1_k = l_1_v = missing
+    yield '\nWORKDIR '
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workdir')))
+    yield '\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
+        pass
+        yield 'ENTRYPOINT ["/bin/sh", "-c", ". /opt/envbuild/cuda-compat.sh; exec \\"$@\\"", "cuda-compat"]\n'
+    yield 'CMD ["/bin/bash"]\n'
+
+blocks = {}
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&197=562&198=565&200=567&201=569&204=576&205=578&206=581&207=585&209=587&212=592&213=595&216=606&217=608'
