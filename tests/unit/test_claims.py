@@ -117,19 +117,19 @@ def test_the_words() -> None:
         "stated": "stated only",
     }
     there = f", in {Cell(versions=VERSIONS).id}"
-    assert claim(record()).text == "run on this GPU: 4x H200, driver 580, 2026-11-22"
+    assert claim(record()).text == "run on this GPU: the image, 4x H200, driver 580, 2026-11-22"
     assert claim(record(), gpu="sm_100").text == (
-        f"run elsewhere: not run on sm_100; run on sm_90: 4x H200, driver 580, 2026-11-22{there}"
+        f"run elsewhere: not run on sm_100; run on sm_90: the image, 4x H200, driver 580, 2026-11-22{there}"
     )
     assert claim(record(adopted={"torch": "2.11.0"}), gpu="sm_80", python="3.11", mpi="mpich-4.0").text == (
-        "run elsewhere: not run on sm_80; run on sm_90: 4x H200, driver 580, 2026-11-22, with Python 3.12 (here 3.11), "
+        "run elsewhere: not run on sm_80; run on sm_90: the image, 4x H200, driver 580, 2026-11-22, with Python 3.12 (here 3.11), "
         f"no MPI (here mpich-4.0), torch adopted from the host{there}"
     )
     assert claim(record(**CPU), python="3.11").text == (
-        f"tried without a GPU: CPU, 2026-11-22, with Python 3.12 (here 3.11){there}"
+        f"tried without a GPU: the image, CPU, 2026-11-22, with Python 3.12 (here 3.11){there}"
     )
     assert claim(record(), te="2.11.0", gpu="sm_100").text.startswith(
-        "stated only; all but te: run elsewhere: not run on sm_100; run on sm_90: 4x H200"
+        "stated only; all but te: run elsewhere: not run on sm_100; run on sm_90: the image, 4x H200"
     )
 
 
@@ -148,7 +148,7 @@ def test_a_failure_elsewhere_is_not_hidden() -> None:
     later = record(verdict="failed", reason="test_x: slow", date=datetime(2026, 11, 23, tzinfo=UTC), id="sha256:02")
     found = claim_of(Cell(versions={**VERSIONS, "gpu": "sm_100"}), [SimpleNamespace(id="sha256:01")], [record(), later])
     assert (found.status, found.proof) == ("failed", Proof.STATED)
-    assert "failed on sm_90: 4x H200, driver 580, 2026-11-23: test_x: slow" in found.text
+    assert "failed on sm_90: the image, 4x H200, driver 580, 2026-11-23: test_x: slow" in found.text
 
 
 def test_json_of_a_claim() -> None:
@@ -159,6 +159,7 @@ def test_json_of_a_claim() -> None:
     assert answer["record"] == "sha256:01"
     assert answer["ran_on"] == {
         "machine": "4x H200, driver 580",
+        "image": "sha256:aa",
         "gpu": "sm_90",
         "arch": "x86_64",
         "python": "3.12",

@@ -171,27 +171,27 @@ def test_a_cell_that_never_ran() -> None:
 
 def test_a_run_in_words() -> None:
     assert claim_text(record(), suite="sha256:22", lock_digest="sha256:11") == (
-        "run on this GPU: H200, driver 580, 2026-11-20"
+        "run on this GPU: the image, H200, driver 580, 2026-11-20"
     )
-    assert claim_text(record(nproc=8, level="bench")) == "run on this GPU: 8x H200, driver 580, 2026-11-20"
+    assert claim_text(record(nproc=8, level="bench")) == "run on this GPU: the image, 8x H200, driver 580, 2026-11-20"
     # below `distributed` no test uses more than one
-    assert claim_text(record(nproc=8, level="step")) == "run on this GPU: H200, driver 580, 2026-11-20"
+    assert claim_text(record(nproc=8, level="step")) == "run on this GPU: the image, H200, driver 580, 2026-11-20"
     machine = {"gpus": [], "python": "3.12.3"}
     some = record(device="cpu", machine=machine, keyword="te")
-    assert claim_text(some) == "stated only; run in part: CPU, 2026-11-20, with only -k 'te'"
+    assert claim_text(some) == "stated only; run in part: the image, CPU, 2026-11-20, with only -k 'te'"
     altered = record().model_copy(update={"adopted": {"torch": "2.11.0"}, "built_with": {"CFLAGS": "-O1"}})
     assert claim_text(altered) == (
-        "run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with torch adopted from the host, "
+        "run elsewhere: run on sm_90: the image, H200, driver 580, 2026-11-20, with torch adopted from the host, "
         "1 switch of a compile that the lock does not state"
     )
-    assert claim_text(record(device="cpu", machine=machine)) == "tried without a GPU: CPU, 2026-11-20"
+    assert claim_text(record(device="cpu", machine=machine)) == "tried without a GPU: the image, CPU, 2026-11-20"
 
 
 def test_another_suite_or_lock_makes_stale() -> None:
     suite = evidence_for([record()], cell_id=CELL, suite="sha256:new")
     assert suite.status == "stale"
     assert claim_text(record(), suite="sha256:new") == (
-        "stale: run on this GPU: H200, driver 580, 2026-11-20, but the smoke suite has changed since"
+        "stale: run on this GPU: the image, H200, driver 580, 2026-11-20, but the smoke suite has changed since"
     )
     lock = claim_text(record(), suite="sha256:22", lock_digest="sha256:new")
     assert lock.endswith("but the lock has changed since")
@@ -203,7 +203,8 @@ def test_the_newest_run_that_is_not_stale_decides() -> None:
     failed = evidence_for([good, bad], cell_id=CELL, suite="sha256:22")
     assert failed.status == "failed"
     assert (
-        claim_text(good, bad) == "failed on sm_90: H200, driver 580, 2026-11-20: test_x: TE ran its unfused attention"
+        claim_text(good, bad)
+        == "failed on sm_90: the image, H200, driver 580, 2026-11-20: test_x: TE ran its unfused attention"
     )
     later = record(now=NOW + timedelta(hours=2))
     assert evidence_for([good, bad, later], cell_id=CELL).status == "verified"
@@ -356,9 +357,9 @@ def test_an_address_of_a_node_is_left_out_wherever_it_stands(monkeypatch: pytest
 def test_a_run_of_less_than_a_step_says_its_level() -> None:
     for level in ("import", "kernels"):
         assert claim_text(record(level=level)) == (
-            f"run elsewhere: run on sm_90: H200, driver 580, 2026-11-20, with level {level} alone"
+            f"run elsewhere: run on sm_90: the image, H200, driver 580, 2026-11-20, with level {level} alone"
         )
-    assert claim_text(record(level="bench")) == "run on this GPU: H200, driver 580, 2026-11-20"
+    assert claim_text(record(level="bench")) == "run on this GPU: the image, H200, driver 580, 2026-11-20"
 
 
 def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
@@ -371,7 +372,7 @@ def test_a_run_of_less_than_a_step_takes_back_no_more_than_it_ran() -> None:
 
 def test_a_stale_failure_is_shown() -> None:
     assert claim_text(record(verdict="failed", reason="x"), suite="sha256:new") == (
-        "stale: failed on sm_90: H200, driver 580, 2026-11-20: x, but the smoke suite has changed since"
+        "stale: failed on sm_90: the image, H200, driver 580, 2026-11-20: x, but the smoke suite has changed since"
     )
 
 
@@ -394,3 +395,16 @@ def test_what_a_record_ranks_as(monkeypatch: pytest.MonkeyPatch) -> None:
         evidence_refs.evidence_refs.cache_clear()
         assert [ref.level for ref in evidence_refs.evidence_refs()] == ([level] if level else [])
     evidence_refs.evidence_refs.cache_clear()
+
+
+def test_the_image_is_named_before_its_environment_on_a_host() -> None:
+    of_image = record(nproc=1)
+    of_host = record(
+        now=datetime(2026, 12, 1, tzinfo=UTC),
+        nproc=8,
+        target={"kind": "host", "os": "Ubuntu 24.04", "python": "3.12.3"},
+    )
+    found = evidence_for([of_host, of_image], cell_id=of_image.cell_id)
+    assert found.record == of_image
+    assert found.record.image == of_image.target["digest"]
+    assert of_host.image is None

@@ -1,0 +1,206 @@
+"""Images that are files or folders: what names one, what is checked as it is read, and the lines that Apptainer gets."""
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from recorded import ENGINE, H200
+
+from envbuild.engine.archive import Archive, ImageError, Layout
+from envbuild.engine.image import Label, image_of
+from envbuild.engine.unpacked import is_path, kind_of, look_up
+from envbuild.errors import HostError, UsageError
+from envbuild.pipeline.output import check_output
+from envbuild.run.apptainer import ApptainerRuntime, container_flags
+from envbuild.run.container import Container, Mount, parse_image
+from envbuild.run.docker import DockerRuntime
+from envbuild.run.launch import Job, Node, plan_launch
+from envbuild.run.runtime import runtime_for
+from envbuild.settings import Settings
+
+FOLDER = Path("/cache/apptainer")
+
+
+def blob(folder: Path, body: bytes, kind: str) -> dict[str, object]:
+    name = hashlib.sha256(body).hexdigest()
+    (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    (folder / "blobs" / "sha256" / name).write_bytes(body)
+    return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{name}", "size": len(body)}
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Path:
+    """An OCI layout of one layer."""
+    folder = tmp_path / "layout"
+    text = {"os": "linux", "architecture": "amd64", "config": {"Env": ["A=1"], "Labels": {"l": "v"}}}
+    config = blob(folder, json.dumps(text).encode(), "config.v1+json")
+    layer = blob(folder, b"a layer", "layer.v1.tar")
+    manifest = blob(folder, json.dumps({"config": config, "layers": [layer]}).encode(), "manifest.v1+json")
+    (folder / "index.json").write_text(json.dumps({"manifests": [manifest]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return folder
+
+
+def named(layout: Path) -> Path:
+    """The same as a tar whose members have no `./`, as engines write them."""
+    path = layout.with_name("named.tar")
+    with tarfile.open(path, "w") as tar:
+        for file in sorted(each for each in layout.rglob("*") if each.is_file()):
+            info = tarfile.TarInfo(file.relative_to(layout).as_posix())
+            info.size = file.stat().st_size
+            tar.addfile(info, io.BytesIO(file.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("envbuild:cu126", False), ("host/a/b:tag", False), ("./x", True), ("/x.sif", True), ("~/x", True), ("x/", True)],
+)
+def test_a_path_is_no_tag(text: str, path: bool) -> None:
+    assert is_path(text) is path
+    assert parse_image(text) == text
+
+
+def test_a_file_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_path("a.sif")
+    (tmp_path / "a.sif").touch()
+    assert is_path("a.sif")
+
+
+def test_each_form_has_its_runtime(layout: Path, tmp_path: Path) -> None:
+    sandbox = tmp_path / "root"
+    (sandbox / ".singularity.d").mkdir(parents=True)
+    (tmp_path / "a.sif").touch()
+    assert [kind_of(each) for each in (layout, named(layout), sandbox, tmp_path / "a.sif", tmp_path)] == [
+        "layout", "archive", "sandbox", "sif", None,
+    ]  # fmt: skip
+    settings = Settings(cache_dir=tmp_path)
+    assert isinstance(runtime_for(settings, str(layout)), ApptainerRuntime)
+    assert isinstance(runtime_for(settings, "envbuild:one"), DockerRuntime)
+
+
+def test_an_archive_and_its_layout_are_one_image(layout: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    held = Archive(named(layout)).copy_to(tmp_path / "copy")
+    assert held.digest == Layout(layout).image().digest == Layout(tmp_path / "copy").image().digest
+    files = {each.name for each in (tmp_path / "copy" / "blobs" / "sha256").iterdir()}
+    assert files == {each.name for each in (layout / "blobs" / "sha256").iterdir()}
+
+
+def test_a_changed_layer_is_not_unpacked(layout: Path, tmp_path: Path) -> None:
+    layer = layout / "blobs" / "sha256" / hashlib.sha256(b"a layer").hexdigest()
+    layer.write_bytes(b"A layer")
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(ImageError, match="damaged"):
+        Layout(layout).copy_to(tmp_path / "copy")
+
+
+def test_a_link_in_a_layout_leads_nowhere(layout: Path, tmp_path: Path) -> None:
+    layer = layout / "blobs" / "sha256" / hashlib.sha256(b"a layer").hexdigest()
+    layer.rename(tmp_path / "elsewhere")
+    layer.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(ImageError, match="missing"):
+        Layout(layout).copy_to(tmp_path / "copy")
+
+
+def test_what_a_configuration_states_becomes_the_image(layout: Path) -> None:
+    config = {"os": "linux", "architecture": "arm64", "config": {"Env": ["A=1"], "Labels": {"l": "v"}, "Volumes": {}}}
+    label = Label.model_validate({"digest": f"sha256:{'a' * 64}", "config": config})
+    image = image_of(label, reference="x.sif", place=layout, vouched="label")
+    assert (image.platform, image.environment, image.labels) == ("linux/arm64", ("A=1",), {"l": "v"})
+    with pytest.raises(ValueError, match="Labels"):
+        image_of(
+            Label.model_validate({"digest": f"sha256:{'a' * 64}", "config": {"config": {"Labels": [1]}}}),
+            reference="x.sif", place=layout, vouched="label",
+        )  # fmt: skip
+
+
+def test_a_folder_without_an_image_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no image") as caught:
+        look_up(Settings(cache_dir=tmp_path), f"{tmp_path}/")
+    assert ".sif" in (caught.value.hint or "")
+
+
+def test_without_apptainer_the_message_says_how_to_get_a_runtime(
+    layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="apptainer is missing") as caught:
+        look_up(Settings(cache_dir=tmp_path), str(named(layout)))
+    assert "apptainer.org" in (caught.value.hint or "")
+    assert "scripts/install-engine" in (caught.value.hint or "")
+
+
+def test_a_container_sees_what_is_mounted_and_no_value_is_on_the_line() -> None:
+    asked = Container(
+        image="x.sif",
+        environment=("SECRET_KEY=a,b",),
+        mounts=(Mount(source=Path("/data,1"), target="/data", read_only=True),),
+        network="none",
+        workdir="/w",
+    )
+    flags, variables, _ = container_flags(H200.facts(), asked, folder=FOLDER)
+    line = " ".join(flags)
+    assert "a,b" not in line
+    assert variables == {"APPTAINERENV_SECRET_KEY": "a,b"}
+    assert 'type=bind,"source=/data,1",destination=/data,ro' in line
+    assert "--contain --cleanenv" in line
+    assert "--nv" in line
+    assert "--net --network none" in line
+    assert "--home /cache/apptainer/home:/root --workdir /cache/apptainer/work" in line
+
+
+def test_gpus_are_chosen_by_number_and_none_is_none() -> None:
+    _, variables, _ = container_flags(H200.facts(), Container(image="x", gpus="0,3"), folder=FOLDER)
+    assert variables == {"APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,3"}
+    flags, _, _ = container_flags(H200.facts(), Container(image="x", gpus="none"), folder=FOLDER)
+    assert "--nv" not in flags
+    flags, _, _ = container_flags(ENGINE.facts(), Container(image="x"), folder=FOLDER)
+    assert "--nv" not in flags
+    with pytest.raises(UsageError, match="has no network 'bridge'"):
+        container_flags(H200.facts(), Container(image="x", network="bridge"), folder=FOLDER)
+
+
+def job(image: Path, launcher: str) -> Job:
+    nodes = (Node(name="one", slots=8), Node(name="two", slots=8))
+    return Job(nodes=nodes, launcher=launcher, container=Container(image=str(image), environment=("K=v",)), script=("t.py",), name="job")  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_a_launch_keeps_an_instance_on_every_host(tmp_path: Path) -> None:
+    sif = tmp_path / "a.sif"
+    sif.touch()
+    plan, _ = plan_launch(job(sif, "torchrun"), H200.facts(), Settings(cache_dir=tmp_path))
+    keeper, setup, start = plan.keepers[1].command, plan.setups[1].command, plan.starts[1].command
+    assert keeper[0] == "ssh"
+    assert f"{sif} job-1" in keeper[-1]
+    assert "apptainer instance stop" in keeper[-1]
+    assert "--pid" not in keeper[-1]
+    assert setup[-1].endswith("instance://job-1 sh -s")
+    assert "torchrun --nnodes=2" in start[-1]
+    assert "K=v" not in str(plan)
+
+
+def test_a_launch_that_apptainer_cannot_make_is_refused(layout: Path, tmp_path: Path) -> None:
+    sif = tmp_path / "a.sif"
+    sif.touch()
+    with pytest.raises(UsageError, match="takes Docker"):
+        plan_launch(job(sif, "mpirun"), H200.facts(), Settings(cache_dir=tmp_path))
+    with pytest.raises(UsageError, match=r"no \.sif and no sandbox"):
+        plan_launch(job(named(layout), "torchrun"), H200.facts(), Settings(cache_dir=tmp_path))
+
+
+def test_what_cannot_be_written_is_refused_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_output(tmp_path / "image.oci.tar")
+    with pytest.raises(HostError, match="missing") as caught:
+        check_output(tmp_path / "image.sif")
+    assert "FILE.oci.tar" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="exists"):
+        check_output(tmp_path)
+    with pytest.raises(UsageError, match="no directory"):
+        check_output(tmp_path / "a" / "b.sif")
