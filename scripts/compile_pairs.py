@@ -35,7 +35,7 @@ from envbuild.evidence.trials import Ledger, committed_trials
 from envbuild.matrix.load import Matrix, load_matrix
 from envbuild.settings import load_settings
 
-PYTHON = "3.12"
+PYTHONS = ("3.12", "3.11", "3.10")
 # What one extension of a component is made of; of apex and DeepSpeed the ones without a kernel.
 UNITS = {
     "apex": ("csrc/flatten_unflatten.cpp",),
@@ -85,8 +85,11 @@ def compile_pair(
     other = find(files, matrix, "torch", torch, cuda=cuda, trees={}, clones={})
     if subject is None or other is None:
         sys.exit(f"neither the index nor a clone has {component} {version}")
-    found = resolved(files, requirements_for(matrix, {"torch": torch}, other.requirements), PYTHON)
-    tools = resolved(files, cuda_tools({name: v for name, (v, _) in found.packages.items()}), PYTHON)
+    asked = requirements_for(matrix, {"torch": torch}, other.requirements)
+    found = next((each for python in PYTHONS if (each := resolved(files, asked, python)).packages), None)
+    if found is None:
+        sys.exit(f"no Python gets torch {torch}")
+    tools = resolved(files, cuda_tools({name: v for name, (v, _) in found.packages.items()}), found.python)
     named = {**found.packages, **tools.packages}
     wheels = [w for name, (_, hashes) in named.items() if (w := files.by_hash(name, hashes)) is not None]
     includes = include_folders(files, wheels)

@@ -71,6 +71,7 @@ EXCLUDED = {
     "LICENSE": "another's text",
     "envbuild/plan/compiled_dockerfile.py": "made from dockerfiles/Dockerfile.j2",
     "dockerfiles/": "its files are copied into images: a changed comment is another digest",
+    "envbuild/plan/compiled_": "compiled from the templates of dockerfiles/",
     "smoke_tests/": "its files are copied into images, and evidence names their hash",
     "patches/": "diffs of other projects' files; a patch's hash is in the locks",
     "matrices/locks/": "made by `envbuild lock`",

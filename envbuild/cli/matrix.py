@@ -140,6 +140,9 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
     shell_complete=complete_axis,
     help="List only rules about this axis; repeat it for more.",
 )
+@click.option(
+    "--topic", "topics", multiple=True, metavar="TOPIC", help="List only rules on this topic; repeat it for more."
+)
 @json_option
 def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None:
     """List the rules with their reasons and sources."""

@@ -233,7 +233,7 @@ def _read(root: Path, path: str) -> Found:
     try:
         status = place.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise PatchError(f"{path} is not a file", where=str(place))
+            raise PatchError(f"{path} is no file", where=str(place))
         return Found(content=read_below(root, path, limit=FILE_LIMIT), mode=stat.S_IMODE(status.st_mode))
     except OutsideError as error:
         raise PatchError(f"{path} cannot be patched: {error}", where=str(place)) from error

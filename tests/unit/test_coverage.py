@@ -58,7 +58,7 @@ def test_stacks_and_documented_cells_come_first(run):
         "--cuda cpu",
         "--cuda 12.6 --te 2.6 --gpu h100 --flash-attn-hopper auto",
     ]
-    assert "8 cells hold" in err
+    assert "8 cells contain" in err
 
 
 def test_the_answer_is_what_a_workflow_takes_and_the_same_every_time(run):

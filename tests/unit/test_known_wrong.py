@@ -41,6 +41,7 @@ REFUSED = {
     "--te 1.13 --torch 2.10": "te-onnx",
     "--deepspeed 0.18.9 --torch 2.14": "deepspeed-cxx20",
     "--deepspeed 0.8.3 --torch 2.1": "deepspeed-cxx17",
+    "--megatron 0.9.0 --torch 2.0": "mcore-torch-2.1",
     "--deepspeed 0.8.3 --torch 2.3": "deepspeed-cxx17",
     "--flash-attn-4 4.0.0b36 --torch 2.2": "fa4-torch-2.3",
     "--flash-attn-4 4.0.0b8 --torch 2.1": "fa4-torch-2.3",

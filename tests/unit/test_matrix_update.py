@@ -389,5 +389,5 @@ def test_offline_it_says_that_nobody_was_asked(matrix_folder):
 
 
 def test_an_index_out_of_reach(matrix_folder):
-    with pytest.raises(HostError, match="cannot be reached"):
+    with pytest.raises(HostError, match="no upstream can be reached"):
         propose(matrix_folder, "http://127.0.0.1:9/simple", "torch")

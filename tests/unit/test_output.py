@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import cli
+from envbuild.cli import program
 
 
 def envbuild(*words: str, stdout=subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -60,7 +61,7 @@ def test_a_name_that_is_no_utf_8_is_printed_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_goes_away_interrupts_unless_under_nohup(monkeypatch, ignored):
-    monkeypatch.setattr(cli, "_run", lambda _: os.kill(os.getpid(), signal.SIGHUP))
+    monkeypatch.setattr(program, "_run", lambda _: os.kill(os.getpid(), signal.SIGHUP))
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)

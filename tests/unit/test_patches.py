@@ -595,7 +595,7 @@ def test_patches_of_two_targets_are_not_applied_together(store, tree):
 
 
 def test_no_folder_is_no_tree(store, tmp_path):
-    with pytest.raises(PatchError, match="no folder"):
+    with pytest.raises(PatchError, match="is not a folder"):
         check(tmp_path / "nowhere", load_patches(store("one", TWO)).values())
 
 

@@ -204,7 +204,7 @@ def test_stack_file_is_a_recipe():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.toml", b"cuda = \n", "no TOML"),
+        ("a.toml", b"cuda = \n", "is not TOML"),
         ("a.toml", b'colour = "red"\n', "colour is not an axis"),
         ("a.toml", b"axes = 3\n", "axes is not a table"),
         ("a.toml", b'axes = "x"\n', "axes is not a table"),

@@ -255,7 +255,7 @@ def test_a_pyproject(tmp_path):
 )
 def test_a_kind_that_is_not_known_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match="of no kind that is known"):
+    with pytest.raises(DataError, match="the kind of the recipe is not known"):
         read_recipe(load_matrix(), tmp_path / name)
 
 

@@ -116,7 +116,7 @@ def test_a_host_has_its_own_images_and_os_packages():
 
 
 def test_a_torch_that_exists_in_an_image_alone_is_refused():
-    with pytest.raises(UsageError, match=r"exists inside ngc-\S+ alone"):
+    with pytest.raises(UsageError, match=r"exists only inside ngc-\S+,"):
         script(plan({"base": "ngc-*"}))
 
 
