@@ -234,7 +234,7 @@ def test_a_tag_that_moves_in_between_is_not_followed(make, image, settings, monk
         subprocess.run(["docker", "tag", other, tag], check=True)
         return found
 
-    monkeypatch.setattr(auditing, "look_up", moved)
+    monkeypatch.setattr(guest, "look_up", moved)
     found = auditing.audit(settings, tag)
     assert found.defects == ()
     assert look_up(settings, tag).id == look_up(settings, other).id != found.digest

@@ -111,12 +111,12 @@ def test_a_link_in_a_layout_leads_nowhere(layout: Path, tmp_path: Path) -> None:
 def test_what_a_configuration_states_becomes_the_image(layout: Path) -> None:
     config = {"os": "linux", "architecture": "arm64", "config": {"Env": ["A=1"], "Labels": {"l": "v"}, "Volumes": {}}}
     label = Label.model_validate({"digest": f"sha256:{'a' * 64}", "config": config})
-    image = image_of(label, reference="x.sif", place=layout, vouched="label")
+    image = image_of(label, reference="x.sif", place=layout, confirmed_by="label")
     assert (image.platform, image.environment, image.labels) == ("linux/arm64", ("A=1",), {"l": "v"})
     with pytest.raises(ValueError, match="Labels"):
         image_of(
             Label.model_validate({"digest": f"sha256:{'a' * 64}", "config": {"config": {"Labels": [1]}}}),
-            reference="x.sif", place=layout, vouched="label",
+            reference="x.sif", place=layout, confirmed_by="label",
         )  # fmt: skip
 
 
