@@ -3,7 +3,6 @@
 Who only reads a lock (`render`) waits for none of what asks, so those modules load where they are used.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,8 +41,13 @@ __all__ = ["OsSide", "make_lock", "unlocked", "uv_wheel"]
 
 Note = Callable[[str], None]
 
+# SOURCE_DATE_EPOCH of an image: 1980-01-01, the first date that a zip file can hold. The export sets whatever is newer to it.
+# A lock's own day would not do: a stage that another lock built the day before comes from the cache with that day's times,
+# older than the lock, and they would stay.
+EPOCH = 315532800
 
-def make_lock(settings: "Settings", matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int | None = None) -> Locked:
+
+def make_lock(settings: "Settings", matrix: Matrix, inputs: Inputs, *, note: Note, epoch: int = EPOCH) -> Locked:
     """Pin every input of a cell.
 
     What cannot be reached is listed in the lock's `missing`, each with the host that holds it; everything else is pinned.
@@ -53,16 +57,14 @@ def make_lock(settings: "Settings", matrix: Matrix, inputs: Inputs, *, note: Not
         matrix: the data that the cell was chosen from.
         inputs: what the cell is made of.
         note: called with what is being looked up.
-        epoch: SOURCE_DATE_EPOCH; today at midnight UTC when None.
+        epoch: SOURCE_DATE_EPOCH, seconds since 1970.
 
     Raises:
         LockError: an answer contradicts a pin, or requirements cannot be satisfied.
         HostError: a tool is missing on this machine (apt-get, git).
 
     """
-    return _Maker(
-        settings, matrix, inputs, note, epoch if epoch is not None else int(time.time()) // 86400 * 86400
-    ).run()
+    return _Maker(settings, matrix, inputs, note, epoch).run()
 
 
 @dataclass(frozen=True, kw_only=True)

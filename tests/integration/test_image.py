@@ -74,6 +74,14 @@ def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
     assert again.answer["digest"] == cpu["digest"]
 
 
+def test_no_file_keeps_the_time_of_its_build(cpu):
+    """A stage that comes from the cache of another day would give another digest."""
+    find = "find / -xdev -newermt 1980-01-02 ! -path '/etc/*' ! -path '/dev*' ! -path /run/.containerenv"
+    command = ["docker", "run", "--rm", "--network=none", "--entrypoint", "sh", "envbuild-test:cpu", "-c", find]
+    newer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert set(newer) <= {"/", "/etc", "/proc", "/sys"}  # the engine's own, for the container
+
+
 def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engine, tmp_path):
     """With its own cache: root, downloads and layers are all made again."""
     env = {"ENVBUILD_CACHE_DIR": str(tmp_path), "DOCKER_HOST": second_engine.client_config.host}

@@ -331,7 +331,7 @@ def test_resolve_says_what_of_a_run_was_not_as_in_the_cell() -> None:
     assert "torch adopted from the host" in text
     assert "adopted" in answer["standing"]["differences"]
     assert "gpu" not in answer["standing"]["differences"]
-    stated, answer = resolved("--cuda", "12.6", "--te", "2.6")
+    stated, answer = resolved("--cuda", "12.6", "--te", "none", "--apex", "none")
     assert "stated only: no run of it is recorded" in stated
     assert answer["standing"]["claim"] == "stated"
     tried, answer = resolved("--cuda", "cpu", "--torch", "2.13")

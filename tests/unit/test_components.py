@@ -47,6 +47,7 @@ NAMED = {
     "evidence/recording.py": ({"torch"}, "the versions that a machine reports"),
     "evidence/place.py": ({"mpi", "torch"}, "the MPI that a run was on; the torch of a host that it adopted"),
     "curate/trials/names.py": ({"torch"}, "a module that names are looked up in"),
+    "curate/trials/pairs.py": ({"megatron", "te"}, "the one pair without torch that is tried"),
     "curate/trials/subject.py": ({"torch"}, "of torch, one release stands for a minor"),
     "evidence/pairs.py": ({"te", "torch"}, "what the other components are compiled against, or import"),
     "evidence/trials.py": ({"torch"}, "of torch, one release stands for a minor"),
