@@ -43,6 +43,7 @@ class Kind:
 
 
 KINDS = (
+    Kind(name="apptainer", about="home and /tmp of containers that Apptainer ran", made_again=False),
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
     Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
     Kind(
@@ -62,6 +63,8 @@ KINDS = (
     Kind(name="pytest", about="the smoke tests' pytest", entries="[0-9a-f]{16}"),
     Kind(name="records", about="file lists of wheels", entries=_HASH, type="file"),
     Kind(name="roots", about="Debian roots", entries=r"[0-9a-f]{32}\.tar", type="file", next_to=".sha256"),
+    # a container that `run` started may use one, and holds no lock
+    Kind(name="sandboxes", about="images unpacked for Apptainer", entries=_HASH, made_again=False),
     Kind(name="times", about="how long stages took", entries=_HASH, type="file"),
     Kind(name="trials", about="metadata and wheels of trials", entries=_HASH, type="either"),
     Kind(name="uv", about="uv's cache"),

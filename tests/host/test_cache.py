@@ -30,6 +30,7 @@ def put(path: Path, text: str = "x") -> Path:
 def cache(tmp_path):
     """Return a cache with an entry of every kind."""
     folder = tmp_path / "cache"
+    put(folder / "apptainer" / "home" / "notes")
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
     put(folder / "compiled" / f"clauses-{KEY}.json")
@@ -40,6 +41,7 @@ def cache(tmp_path):
     put(folder / "proofs" / f"{KEY}.json")
     put(folder / "roots" / f"{KEY[:32]}.tar", "r" * 100_000)
     put(folder / "roots" / f"{KEY[:32]}.tar.sha256")
+    put(folder / "sandboxes" / KEY / ".singularity.d" / "labels.json")
     put(folder / "uv" / "wheels-v5" / "x.whl")
     put(folder / "wheels" / f"flash-attn-{KEY[:32]}" / "record.json")
     for kind in ("built", "pulled", "records", "times", "trials"):
@@ -68,7 +70,15 @@ def test_every_kind_is_listed_and_pruned(cache):
 
 def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
     prune(cache, MADE_AGAIN)
-    assert {entry.kind for entry in contents_of(cache).entries} == {"built", "locks", "proofs", "pulled", "wheels"}
+    assert {entry.kind for entry in contents_of(cache).entries} == {
+        "apptainer",
+        "built",
+        "locks",
+        "proofs",
+        "pulled",
+        "sandboxes",
+        "wheels",
+    }
     prune(cache, ["wheels"])
     assert not list((cache / "wheels").iterdir())
 
@@ -100,7 +110,7 @@ HOSTILE = [
 def test_what_has_another_name_stays(cache):
     for kind in EVERY:
         for name in HOSTILE[1:]:
-            if kind in {"git", "uv"} or (kind == "locks" and name in {"ab" * 31, "AB" * 32, "x" * 255}):
+            if kind in {"apptainer", "git", "uv"} or (kind == "locks" and name in {"ab" * 31, "AB" * 32, "x" * 255}):
                 continue
             if kind == "locks" and name in {KEY + ".json.bak", f"te-{KEY[:31]}"}:
                 continue
