@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[2]
 STREAM = ROOT / "tests" / "data" / "buildkit" / "cpu.jsonl"
 
 CHILD = """
-import fcntl, io, signal, sys, termios, time
-# a runner in the background ignores it, and so would this
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import fcntl, io, sys, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from pathlib import Path
 from envbuild.cli import output
