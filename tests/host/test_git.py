@@ -98,9 +98,7 @@ def test_an_address_that_is_none_is_refused_before_git_runs(tmp_path, settings_f
     below = Submodule.trusted(path="deps", url=url, commit=SECOND, tree=None, used=True)
     with pytest.raises(DataError, match="cannot be used"):
         store.checkout(
-            GitSource.trusted(
-                name="x", url="https://127.0.0.1:1/x.git", commit=SECOND, tree=None, submodules=(below,)
-            )
+            GitSource.trusted(name="x", url="https://127.0.0.1:1/x.git", commit=SECOND, tree=None, submodules=(below,))
         )
     assert not marker.exists()
 

@@ -280,6 +280,13 @@ def test_srun_ranks_come_from_slurm() -> None:
     assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
 
 
+def test_a_launch_from_a_machine_without_a_gpu_says_that_no_host_gets_one() -> None:
+    assert any("no container gets a GPU" in note for note in plan_launch(job("torchrun"), BARE.facts(), SETTINGS)[1])
+    without = job("torchrun", container=Container(image="img", gpus="none"))
+    for asked, host in ((without, BARE), (job("torchrun"), H200)):
+        assert not any("no container gets a GPU" in note for note in plan_launch(asked, host.facts(), SETTINGS)[1])
+
+
 @pytest.mark.parametrize(("launcher", "program"), [("srun", "srun"), ("mpirun", "ssh")])
 def test_a_program_that_a_launch_starts_is_missed_before_anything_runs(
     launcher: str, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
