@@ -4,6 +4,7 @@
 the whole command line; whatever is not plain goes there, every error and every question for help among it.
 """
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ def main(argv: list[str] | None = None) -> None:
     from envbuild.cli.quick import answered
 
     if answered(args):
+        if argv is None:  # the process is this command: Python would take every object apart first, 14 ms
+            sys.stderr.flush()
+            os._exit(0)
         sys.exit(0)
     from envbuild.cli import program
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,6 +21,7 @@ from envbuild.matrix.spec import public_version
 from envbuild.paths import data_dir
 from envbuild.util import compiled
 from envbuild.util.bounded import read_text
+from envbuild.util.frozen import Frozen
 from envbuild.util.model import AfterValidator, Field, Model, model_validator, plain
 from envbuild.util.names import Line, SafeName, Sha256, Version, shown
 
@@ -164,8 +164,7 @@ def add_trial(trial: Trial, folder: Path) -> Trial:
     return trial
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tried:
+class Tried(Frozen):
     """What the newest trials say of two releases."""
 
     verdict: Verdict

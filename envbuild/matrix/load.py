@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from envbuild.matrix.headers import data_files
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
 from envbuild.util import compiled
+from envbuild.util.frozen import Frozen, field
 from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
@@ -20,8 +20,7 @@ RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Matrix:
+class Matrix(Frozen, eq=False):
     """Every axis, release and rule, and the digest of the files they came from; equal to itself alone."""
 
     axes: dict[AxisName, Axis]

@@ -9,11 +9,11 @@ cell, and nothing left can be better than the first such one. Where it takes too
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.propagation import propagate
+from envbuild.util.frozen import Frozen
 
 if TYPE_CHECKING:
     from envbuild.solver.proof import Masks
@@ -27,8 +27,7 @@ Split = tuple[int, int]
 """An axis, and the values of the half that is the better one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goal:
+class Goal(Frozen):
     """What the order compares, over one request; `order` makes it."""
 
     compat: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
