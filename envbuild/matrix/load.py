@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import DataError
-from envbuild.matrix.headers import data_files
+from envbuild.matrix.headers import data_files, digest_of
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
-from envbuild.util import compiled
+from envbuild.util import compiled, keys
 from envbuild.util.frozen import Frozen, field
 from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
@@ -120,13 +120,15 @@ def load_matrix(folder: Path | None = None) -> Matrix:
 @cache
 def _load(folder: Path) -> Matrix:
     """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
-    bodies, found = data_files(folder)
-    digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
+    digest = digest_of(folder)
+    key = keys.key_of(bytes.fromhex(digest))
     kept = compiled.read("matrix", key)
     if kept is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return _with_key(_from_plain(kept, digest), key)
-    matrix = _checked(folder, bodies, digest)
+            return _with_key(_from_plain(kept, f"sha256:{digest}"), key)
+    bodies, digest = data_files(folder)
+    key = keys.key_of(bytes.fromhex(digest))
+    matrix = _checked(folder, bodies, f"sha256:{digest}")
     compiled.keep("matrix", key, _plain(matrix))
     return _with_key(matrix, key)
 
