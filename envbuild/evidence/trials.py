@@ -256,8 +256,10 @@ class Ledger:
 
     def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
         """Return what is known of two releases, as a cell states them; None where they were not tried."""
+        # torch last: it alone takes more than a comparison
+        asked = sorted(versions.items(), key=lambda item: item[0] == "torch")
         for known, kinds in self._of_axes(frozenset(versions)):
-            if all(_same(axis, known[axis], version) for axis, version in versions.items()):
+            if all(_same(axis, known[axis], version) for axis, version in asked):
                 trials = tuple(
                     Last(kind=kind, id=kinds[kind][0], verdict=kinds[kind][1], first=kinds[kind][2])
                     for kind in KINDS

@@ -74,13 +74,20 @@ def _holds(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> bool:
     return any(domains[axis] & mask == domains[axis] for axis, mask in literals)
 
 
+# The next two run 4000 times for a plain request: written out, without a generator each time, they take 1 ms less.
 def _possible(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> bool:
-    return all(domains[axis] & mask for axis, mask in literals)
+    for axis, mask in literals:  # noqa: SIM110
+        if not domains[axis] & mask:
+            return False
+    return True
 
 
 def _open(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> Split | None:
     """Return how to decide whether all of `literals` hold; None where they do."""
-    return next(((axis, domains[axis] & mask) for axis, mask in literals if domains[axis] & ~mask), None)
+    for axis, mask in literals:
+        if domains[axis] & ~mask:
+            return axis, domains[axis] & mask
+    return None
 
 
 def _forced_months(goal: Goal, domains: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -18,14 +18,14 @@ _Value = TypeVar("_Value", bound="Frozen")
 
 
 class _Made:
-    """A default that each instance gets anew."""
+    """A default that is made for each instance."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         self.factory = factory
 
 
 def field(*, default_factory: Callable[[], Any]) -> Any:
-    """State a default that each instance gets anew, as the function of that name of `dataclasses`."""
+    """State a default that is made for each instance, as the function of that name of `dataclasses`."""
     return _Made(default_factory)
 
 
