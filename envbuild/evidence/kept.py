@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from envbuild.errors import DataError
 from envbuild.util import compiled, keys
 from envbuild.util.bounded import read_file
 from envbuild.util.model import Model, plain
@@ -56,7 +57,14 @@ def _of_same(
     whole: Callable[[], tuple[Model, ...]], values: dict[str, Any], later: tuple[str, ...], field: str
 ) -> Callable[[], Any]:
     """Return what gives a field of the record that has these values otherwise."""
-    return lambda: getattr(next(each for each in whole() if _without(each, later) == values), field)
+
+    def read() -> Any:
+        for each in whole():
+            if _without(each, later) == values:
+                return getattr(each, field)
+        raise DataError("a record changed while it was read", where=str(values.get("id")), hint="run it again")
+
+    return read
 
 
 def key_of_files(folder: Path, suffix: str) -> str | None:

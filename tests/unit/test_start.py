@@ -364,10 +364,12 @@ def test_an_immutable_class_is_what_a_dataclass_is():
         del one.x
 
 
-@pytest.mark.parametrize("command", [["resolve"], ["render", "--unlocked"]])
+@pytest.mark.parametrize(
+    "command", [["resolve", *HEADLINE], ["render", "--unlocked", *HEADLINE], ["--help"], ["resolve", "--help"]]
+)
 def test_a_quick_end_loses_no_output(tmp_path, command):
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    argv = [sys.executable, "-m", "envbuild", *command, *HEADLINE]
+    argv = [sys.executable, "-m", "envbuild", *command]
     piped = subprocess.run(argv, capture_output=True, check=True, env=environ).stdout
     with (tmp_path / "out").open("wb") as file:
         subprocess.run(argv, stdout=file, check=True, env=environ)
