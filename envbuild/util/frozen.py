@@ -37,8 +37,11 @@ class _Fields:
 
         def stated(name: str) -> Any:
             given = cls._defaults.get(name, dataclasses.MISSING)
-            options = {"default_factory": given.factory} if isinstance(given, _Made) else {"default": given}
-            return (name, Any, dataclasses.field(**options))
+            if isinstance(given, _Made):
+                return (name, Any, dataclasses.field(default_factory=given.factory))
+            if type(given).__hash__ is None:  # such as an empty mapping that nothing can write to; refused as a default
+                return (name, Any, dataclasses.field(default_factory=lambda: given))
+            return (name, Any, dataclasses.field(default=given))
 
         made: Any = dataclasses.make_dataclass(cls.__name__, map(stated, cls._names), kw_only=True)
         found: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import pytest
@@ -333,6 +335,7 @@ class Point(Frozen):
     x: int
     y: int = 2
     marks: list[int] = field(default_factory=list)
+    more: Mapping[str, int] = MappingProxyType({})
 
 
 class Named(Point):
@@ -342,19 +345,22 @@ class Named(Point):
 
 def test_an_immutable_class_is_what_a_dataclass_is():
     one = Point(x=1)
-    assert (one.x, one.y, one.marks, repr(one)) == (1, 2, [], "Point(x=1, y=2, marks=[])")
+    assert (one.x, one.y, one.marks, repr(one)) == (1, 2, [], "Point(x=1, y=2, marks=[], more=mappingproxy({}))")
     assert one == Point(x=1, y=2) != Point(x=1, y=3)
     assert one != Named(x=1, name="a")
     assert one.marks is not Point(x=1).marks
-    assert hash(Named(x=1, marks=(), name="a")) == hash(Named(x=1, marks=(), name="a"))
+    hashed = {"x": 1, "marks": (), "more": (), "name": "a"}
+    assert hash(Named(**hashed)) == hash(Named(**hashed))
     assert replace(one, y=5) == dataclasses.replace(one, y=5) == Point(x=1, y=5)
-    assert dataclasses.asdict(Named(x=one, name="a")) == {
-        "x": {"x": 1, "y": 2, "marks": []},
+    plain_one = Point(x=1, more={})
+    assert dataclasses.asdict(Named(x=plain_one, more={}, name="a")) == {
+        "x": {"x": 1, "y": 2, "marks": [], "more": {}},
         "y": 2,
         "marks": [],
+        "more": {},
         "name": "a",
     }
-    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    assert pickle.loads(pickle.dumps(plain_one)) == copy.deepcopy(plain_one) == plain_one
     for wrong in ({}, {"x": 1, "z": 1}, {"name": "a"}):
         with pytest.raises(TypeError, match="Point"):
             Point(**wrong)
