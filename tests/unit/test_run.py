@@ -99,6 +99,7 @@ def test_limits_that_the_engine_may_not_lift() -> None:
         found, notes = run_flags(machine.facts(), Container(image="img", gpus="none"))
         assert "memlock=-1" not in found
         assert "locked memory" in notes[0]
+        assert run_flags(machine.facts(), Container(image="img", gpus="none", infiniband="off"))[1] == []
 
 
 def test_infiniband_on_request() -> None:
