@@ -14,7 +14,7 @@ from envbuild.errors import HostError
 from envbuild.matrix.cell import NONE
 from envbuild.matrix.driver import parse_driver
 from envbuild.matrix.model import CudaFacts, GpuFacts, Release
-from envbuild.matrix.spec import public_version
+from envbuild.matrix.spec import names_of, public_version
 from envbuild.matrix.text import rule_text, spec_text
 
 _ASSETS = Path(__file__).with_name("page_assets")
@@ -50,9 +50,9 @@ def page_data(page: Page) -> dict[str, Any]:
         "cuda": {grid.cuda: _driver_facts(page, grid.cuda) for grid in page.grids},
         "names": {
             axis: {
-                release.version: [*release.aliases, *([release.commit] if release.commit else [])]
+                release.version: names
                 for release in page.matrix.releases[axis]
-                if release.aliases or release.commit
+                if (names := [*names_of(release)[1:], *([release.commit] if release.commit else [])])
             }
             for axis in ("cuda", "torch", "te", "python")
         },

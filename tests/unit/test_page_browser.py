@@ -10,14 +10,17 @@ import pytest
 from browser import AXE, Browser, needs_chromium
 from small_page import few_releases, small_page
 
+from envbuild.curate import page_html
 from envbuild.curate.page_html import render_page
 from envbuild.curate.page_published import PublishedImage
-from envbuild.matrix.cell import Pin, Request
-from envbuild.matrix.spec import matches
+from envbuild.matrix.cell import Pin
+from envbuild.matrix.load import load_matrix
+from envbuild.matrix.spec import matches, names_of
 from envbuild.solver.enumerate import enumerate_cells
 
 pytestmark = needs_chromium
 
+ASSETS = Path(page_html.__file__).with_name("page_assets")
 WIDTHS = (390, 820, 1440)
 HOSTILE = "</script><img src=x onerror='window.hacked=1'><!--<script>window.hacked=2</script>"
 
@@ -159,7 +162,7 @@ def test_the_address_holds_every_filter(tab, address):
     tab.click("#ask")
     tab.type("--cuda 12.6 --te '>=2.6' --torch 2.8 --gpu h100 --driver 560.35.05 --python 3.12 --os debian12")
     before, query = possible(tab), tab.js("location.search")
-    assert before == {("12.6", "2.8.0+cu126", "2.6.0")}
+    assert before == {("12.6", "2.8.0+cu126", "2.6.0"), ("12.6", "2.8.0+cu126", "2.12.0")}
     tab.js("document.querySelector('a[href=\"#rules\"]').click()")
     assert tab.js("[location.search, location.hash]") == [query, "#rules"]
     tab.open(address + query)
@@ -210,28 +213,34 @@ SPECS = ("2", "2.1", "2.6", "2.6.0", "==2.6", "==2.6.*", "!=2.6.*", ">=2.6,<2.8"
          ">1.9,!=2.6.0", "any", "2.6.0.post1", ">=12", "12.6", "3.1", "3.10", "<3.12", "cpu", "nonsense", ">=", "==", "2.8.0+cu126", "v2.6")  # fmt: skip
 
 
-def test_specs_are_read_as_the_command_line_reads_them(tab, matrix, tmp_path):
-    script = (Path(render_page.__globals__["_ASSETS"]) / "flags.js").read_text(encoding="utf-8")
+def test_specs_are_read_as_the_command_line_reads_them(tab, tmp_path):
+    script = (ASSETS / "flags.js").read_text(encoding="utf-8")
     (tmp_path / "x.html").write_text("<!doctype html><title>x</title>")
     tab.open((tmp_path / "x.html").as_uri())
+    whole = load_matrix()
     for axis in ("te", "torch", "cuda", "python"):
-        versions = [release.version for release in few_releases.__globals__["load_matrix"]().releases[axis]]
-        asked = json.dumps([axis, SPECS, versions])
+        releases = whole.releases[axis]
+        names = [[*names_of(r), *([r.commit] if r.commit else [])] for r in releases]
+        commits = [r.commit[:9] for r in releases if r.commit][:3]
+        asked = json.dumps([axis, [*SPECS, *commits], names])
         found = tab.js(
-            f"(() => {{ {script}; const [axis, specs, versions] = {asked};"
-            " return specs.map(spec => versions.filter(version => releaseMatches(axis, spec, [version]))); })()"
+            f"(() => {{ {script}; const [axis, specs, releases] = {asked};"
+            " return specs.map(spec => releases.filter(names => releaseMatches(axis, spec, names)).map(names => names[0])); })()"
         )
-        for spec, those in zip(SPECS, found, strict=True):
-            releases = [r for r in few_releases.__globals__["load_matrix"]().releases[axis] if r.version in versions]
-            # what the command line reads only where nothing else matches
-            spelled = spec.removeprefix("v")
-            wanted = [r.version for r in releases if matches(matrix.axes[axis], spelled, r)]
+        for spec, those in zip([*SPECS, *commits], found, strict=True):
+            # `v2.6` is another spelling, which the command line reads where the text as it is matches nothing
+            wanted = [r.version for r in releases if matches(whole.axes[axis], spec.removeprefix("v"), r)]
             assert those == wanted, (axis, spec)
 
 
-def test_a_link_shows_its_cell_and_its_panel(wide, address, page):
+@pytest.mark.parametrize("rows", ["1.6rem", "16rem"])
+def test_a_link_shows_its_cell_and_its_panel(wide, address, page, rows):
     proven = next(cell for cell in page.cells if cell["standing"])
-    wide.open(f"{address}#cell={proven['id']}")
+    wide.open(address)
+    # as in a table of few rows, and of many
+    wide.js(f"document.head.insertAdjacentHTML('beforeend', '<style>.grid tr {{ height: {rows} }}</style>')")
+    wide.js(f"location.hash = '#cell={proven['id']}'")
+    wide.js("new Promise(done => setTimeout(done, 100))")
     assert in_view(wide, "#panel h3")
     assert in_view(wide, "button[aria-pressed=true]")
     assert in_view(wide, "#panel .copy")

@@ -138,7 +138,7 @@ function pythonsOf(cell, withDriver) {
   return chosen.python === null ? all : all & chosen.python;
 }
 const fits = (cell) => pythonsOf(cell, true) !== 0;
-const listedIn = (place) => ["cuda", "torch", "te"].every((axis) => chosen[axis] === null || chosen[axis].has(place[axis]));
+const listedIn = (place, axes) => axes.every((axis) => chosen[axis] === null || chosen[axis].has(place[axis]));
 
 // A run counts for the GPU and the Python that it was on: with another of them chosen, it was elsewhere.
 function differs(cell) {
@@ -154,11 +154,12 @@ const counted = ({ kind, cell }) =>
 // Show what fits what is asked; return the lines about what was not understood.
 function filter() {
   const notes = understand();
-  const counts = {};
+  const counts = {}; // of every CUDA, whichever is asked for
   for (const place of buttons) {
-    place.listed = listedIn(place);
     place.shown = place.cell === null ? "no" : fits(place.cell) ? counted(place) : "out";
-    counts[place.cuda] = (counts[place.cuda] || 0) + (place.listed && place.shown !== "no" && place.shown !== "out");
+    const listed = listedIn(place, ["torch", "te"]);
+    place.listed = listed && listedIn(place, ["cuda"]);
+    counts[place.cuda] = (counts[place.cuda] || 0) + (listed && place.shown !== "no" && place.shown !== "out");
     if (place.button.dataset.shown !== place.shown) {
       place.button.className = `k ${place.shown}`;
       place.button.dataset.shown = place.shown;
@@ -188,7 +189,7 @@ function filter() {
   const sum = Object.values(counts).reduce((all, count) => all + count, 0);
   const filters = FLAG_AXES.filter((axis) => axis !== "cuda" && asked[axis] !== undefined).map((axis) => `${axis} ${asked[axis]}`);
   form.elements.count.textContent =
-    `${counts[shown] || 0} possible combinations ${shown === "cpu" ? "for the CPU build" : `for CUDA ${shown}`}${filters.length ? ` with ${filters.join(", ")}` : ""}; ${sum} in all.`;
+    `${counts[shown] || 0} possible combinations ${shown === "cpu" ? "for the CPU build" : `for CUDA ${shown}`}${filters.length ? ` with ${filters.join(", ")}` : ""}; ${sum} with any CUDA.`;
   form.elements.reset.hidden = !Object.keys(asked).length;
   roving();
   if (current) show(current, false);

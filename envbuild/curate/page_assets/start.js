@@ -86,10 +86,9 @@ function openCell(text) {
   const [place] = places;
   if (places.length === 1) {
     shown = place.cuda;
-    if (chosen.cuda !== null && !chosen.cuda.has(place.cuda)) delete asked.cuda;
+    if (chosen.cuda !== null && !chosen.cuda.has(place.cuda)) asked.cuda = place.cuda;
     if (chosen.torch !== null && !chosen.torch.has(place.torch)) delete asked.torch;
     if (chosen.te !== null && !chosen.te.has(place.te)) delete asked.te;
-    if (asked.cuda !== undefined) asked.cuda = place.cuda;
     current = place;
     keep = place.cuda;
     apply(null, lines);
@@ -107,12 +106,16 @@ function openCell(text) {
   answer.scrollIntoView({ block: "center", behavior: "instant" });
 }
 
-// The combination and its panel, above the sheet that covers the lower part of a narrow screen.
+// The combination and its panel: next to each other where there is room, else above the sheet that covers the lower part.
 function intoView(place) {
   const box = place.button.closest(".scroll");
-  place.button.scrollIntoView({ block: "nearest", inline: "center", behavior: "instant" });
-  box.scrollTop += place.button.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 3;
-  scrollBy({ top: place.button.getBoundingClientRect().top - innerHeight / 5, behavior: "instant" });
+  const at = place.button.getBoundingClientRect();
+  const frame = box.getBoundingClientRect();
+  box.scrollTop += at.top - frame.top - box.clientHeight / 4;
+  box.scrollLeft += at.left - frame.left - box.clientWidth / 2;
+  const sheet = getComputedStyle(panel).position === "fixed";
+  const top = sheet ? place.button.getBoundingClientRect().top - innerHeight / 5 : panel.parentElement.getBoundingClientRect().top - 16;
+  scrollBy({ top, behavior: "instant" });
 }
 
 function decoded(text) {
