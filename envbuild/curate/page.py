@@ -69,6 +69,11 @@ class Page:
     published: tuple[PublishedImage, ...] = ()
 
     @property
+    def combinations(self) -> frozenset[tuple[str, str, str]]:
+        """The CUDA, torch and Transformer Engine of every combination that has a cell."""
+        return frozenset((cell["cuda"], cell["torch"], cell["te"]) for cell in self.cells)
+
+    @property
     def torch(self) -> tuple[str, ...]:
         """The torch versions of the tables, without their variants, the newest first."""
         columns = {torch.partition("+")[0] for grid in self.grids for torch in grid.torch}

@@ -62,7 +62,9 @@ def read_published(path: Path) -> tuple[PublishedImage, ...]:
     try:
         registry = checked(ImageReference, raw.get("registry"))
     except ValueError:
-        raise _unfit(path, f"its registry {shown(str(raw.get('registry')))!r} is not the name of a repository") from None
+        raise _unfit(
+            path, f"its registry {shown(str(raw.get('registry')))!r} is not the name of a repository"
+        ) from None
     known = ("id", "cell", "image", "platform", "size", "flavor", "stack", "signers")
     found = []
     for number, entry in enumerate(raw["entries"]):

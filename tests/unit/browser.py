@@ -62,7 +62,9 @@ class Browser:
         targets = self._call("Target.getTargets", {})["targetInfos"]
         (page,) = [each for each in targets if each["type"] == "page"]
         self._session: str | None = None
-        self._session = self._call("Target.attachToTarget", {"targetId": page["targetId"], "flatten": True})["sessionId"]
+        self._session = self._call("Target.attachToTarget", {"targetId": page["targetId"], "flatten": True})[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self._call("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
@@ -106,7 +108,9 @@ class Browser:
 
     def size(self, width: int, height: int = 900) -> None:
         """Show the page as a screen of this size does; below 600 pixels that of a telephone."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def open(self, address: str) -> None:
         """Load a page from the start, and wait until it is there."""
@@ -120,7 +124,9 @@ class Browser:
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression; a promise is waited for."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
+        )
         if "exceptionDetails" in found:
             details = found["exceptionDetails"]
             raise BrowserError(details.get("exception", {}).get("description", details["text"]))

@@ -73,7 +73,7 @@ function findCell(text) {
     const near = buttons.filter((place) => (id[2] ? place.cuda.replace(".", "") === id[2] : place.cuda === "cpu")
       && shortTorch(place) === id[3] && place.te === (id[4] || "none"));
     if (near.length === 1) {
-      return { places: near, note: `No cell of this matrix has the id \u201c${wanted}\u201d; this is its combination, as it resolves today.` };
+      return { places: near, note: `\u201c${wanted}\u201d has these versions of CUDA, torch and TE; asked for alone, they resolve to another cell today, shown here.` };
     }
   }
   return { places: [], note: `No cell of this matrix begins with \u201c${wanted.length > 120 ? `${wanted.slice(0, 120)}…` : wanted}\u201d. The link may be of another version of the matrix; search below.` };
