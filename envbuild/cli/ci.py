@@ -124,7 +124,8 @@ def _counted(found: "Coverage", share: str | None) -> str:
     text = f"{len(found.cells)} cells contain {found.covered} of the {found.pairs} pairs of cuda, torch and te"
     if share is not None:
         text += f"; {share}, has {found.share} of them"
-    return f"{text}; {found.verified} are verified" if found.verified else text
+    text += f"; {found.verified} are verified" if found.verified else ""
+    return f"{text}; --limit leaves {found.left} out" if found.left else text
 
 
 def _moment(date: str | None) -> "dt.datetime":

@@ -59,6 +59,8 @@ class Coverage:
     """Pairs that belong to the share; None without one."""
     verified: int = 0
     """Pairs that recorded runs verified."""
+    left: int = 0
+    """Pairs, of the share where there is one, that `limit` left out."""
 
 
 def cells_to_verify(
@@ -154,6 +156,7 @@ def cells_to_verify(
         left_out=tuple(left_out.values()),
         share=len(mine) if share else None,
         verified=len(known),
+        left=len(left),
     )
 
 

@@ -215,6 +215,16 @@ def test_the_command_gives_the_same_answer_for_the_same_day(run):
     assert f"; share {place + 1}/9, seed {turn}, has " in first[2]
 
 
+def test_what_a_limit_leaves_out_is_counted(run):
+    """A share that is cut covers not all of its pairs, and who reads the log must see that."""
+    code, _, err = run("--cuda", ">=12.8", "--shard", "1/3", "--limit", "2")
+    assert code == 0
+    whole = cells_to_verify(load_matrix(), {}, WITHIN, share=Share(number=1, of=3))
+    cut = cells_to_verify(load_matrix(), {}, WITHIN, share=Share(number=1, of=3), limit=2)
+    assert whole.left == 0 < cut.left
+    assert "; --limit leaves " in err
+
+
 def test_a_seed_orders_the_whole_list_too(run):
     one, other = (json.loads(run("--cuda", "13.0", "--seed", seed, "--json")[1])["include"] for seed in ("1", "2"))
     assert one != other
