@@ -38,7 +38,7 @@ KILLS ?= --kills 50 --seed 15
 kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
 	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
-lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain words, the pages and links of the docs
+lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain words, the docs, the workflows
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -46,6 +46,7 @@ lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain word
 	$(VENV)/bin/python scripts/plain_words.py
 	$(VENV)/bin/python scripts/write_reference.py --check
 	$(VENV)/bin/python scripts/check_docs.py
+	$(VENV)/bin/zizmor --offline --quiet --persona=auditor .github/workflows
 
 docs: $(VENV)/docs-ready ## The site of the docs, in build/site; a link that leads nowhere fails it
 	$(VENV)/bin/python scripts/write_reference.py

@@ -340,12 +340,12 @@ def test_a_branch_is_pushed_and_its_pull_request_opened(repository, tmp_path, gh
     done = open_pr(repository, "evidence/7", "A `title` $(x)", "body.md", DRAFT="true", **gh)
     assert done.returncode == 0, done.stderr
     assert git(tmp_path / "origin.git", "log", "-1", "--format=%s", "evidence/7") == "more"
-    said = (tmp_path / "gh.txt").read_text().splitlines()
-    assert said[:2] == ["pr", "create"]
-    assert said[said.index("--base") + 1] == "main"
-    assert said[said.index("--title") + 1] == "A `title` $(x)"
-    assert said[-1] == "--draft"
-    assert "s3cret" not in done.stdout + done.stderr + "".join(said)
+    given = (tmp_path / "gh.txt").read_text().splitlines()
+    assert given[:2] == ["pr", "create"]
+    assert given[given.index("--base") + 1] == "main"
+    assert given[given.index("--title") + 1] == "A `title` $(x)"
+    assert given[-1] == "--draft"
+    assert "s3cret" not in done.stdout + done.stderr + "".join(given)
     assert "s3cret" not in (repository / ".git" / "config").read_text()
 
 
