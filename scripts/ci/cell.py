@@ -10,13 +10,14 @@ Runs `envbuild image` with these flags. FOLDER, which is new, then holds
     log.txt       everything that it printed on stderr
     logs/         the logs of the build and of the smoke tests
     evidence/     the record of the smoke tests, when they ran, passed or not
-    locks/        the locks that were made here because there was none
+    locks/        the lock it was built from, where that is this machine's own, and others that this run made
 
 Exits as `envbuild image` does, with 5 where the time ran out, and with 130 when it is interrupted.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import re
 import shutil
@@ -33,11 +34,15 @@ from workflow import ROOT, block, cell_text, code, no_commands, summary, table, 
 from envbuild.settings import load_settings
 from envbuild.util.processes import followed
 
-TAG = "envbuild:cell"
 LAST_LINES = 60
 LOGS_LIMIT = 64 << 20
 """Bytes of the logs that are kept, the newest first."""
 ANSWER_LIMIT = 8 << 20
+
+
+def tag_of(flags: str) -> str:
+    """Return the tag of a cell's image: jobs that share an engine do not take each other's."""
+    return f"envbuild-cell:{hashlib.sha256(flags.encode()).hexdigest()[:16]}"
 
 
 class OutOfTimeError(Exception):
@@ -126,13 +131,21 @@ def keep_logs(since: float, out: Path) -> list[str]:
     return sorted(kept)
 
 
-def keep_locks(since: float, out: Path) -> list[str]:
-    """Copy the complete locks that this run made; return their names."""
+def keep_locks(since: float, answer: dict[str, Any], out: Path) -> list[str]:
+    """Copy the complete locks that this run made or used and that lie in this machine's cache; return their names.
+
+    A lock may be of an earlier run here whose pull request was never merged: without it nobody else could build the
+    image that the record is of.
+    """
+    folder = load_settings().cache_dir / "locks"
+    used = (answer.get("lock") or {}).get("folder")
     kept = []
-    for lock in sorted((load_settings().cache_dir / "locks").glob("*/lock.json")):
-        if lock.stat().st_mtime >= since - 1 and not lock.parent.name.endswith("-incomplete"):
-            shutil.copytree(lock.parent, out / "locks" / lock.parent.name)
-            kept.append(lock.parent.name)
+    for lock in sorted(folder.glob("*/lock.json")):
+        own = lock.parent
+        wanted = lock.stat().st_mtime >= since - 1 or (used and own.resolve() == Path(used).resolve())
+        if wanted and not own.name.endswith("-incomplete"):
+            shutil.copytree(own, out / "locks" / own.name)
+            kept.append(own.name)
     return kept
 
 
@@ -173,7 +186,7 @@ def main() -> int:
     out = given.out.absolute()
     out.mkdir(parents=True)
     flags = words_of(given.args)
-    command = [sys.executable, "-m", "envbuild", "image", *flags, "--tag", TAG]
+    command = [sys.executable, "-m", "envbuild", "image", *flags, "--tag", tag_of(given.args)]
     command += ["--record", str(out / "evidence"), "--json"]
     since, started = time.time(), time.monotonic()
     status, ended, last = run(command, out, given.minutes)
@@ -193,7 +206,7 @@ def main() -> int:
         "not_proven": answer.get("not_proven") or [],
         "stages": stages,
         "evidence": sorted(path.name for path in (out / "evidence").glob("*.json")),
-        "locks": keep_locks(since, out),
+        "locks": keep_locks(since, answer, out),
         "logs": keep_logs(since, out),
         "last_lines": list(last),
     }

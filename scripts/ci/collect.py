@@ -3,7 +3,7 @@
 
     scripts/ci/collect.py --results FOLDER --cells cells.json --branch evidence/2026-11-23-1 --body body.md
 
-FOLDER has a folder per cell, as scripts/ci/cell.py makes it. Nothing in it is trusted: it comes from machines that ran
+FOLDER has a folder per cell, as scripts/ci/cell.py makes it, or is that of the only cell. Nothing in it is trusted: it comes from machines that ran
 what others wrote. A record must load, with the hash that its name states, be new, and be of a cell that this run chose;
 a lock likewise. Whatever else is there is left where it is. The branch starts at HEAD; nothing is pushed.
 
@@ -156,8 +156,12 @@ class Taken:
     def _lock(self, result: Path, name: str) -> None:
         files = lock_of(result, name, self.chosen, self.scratch)
         place = self.matrices / "locks" / name
+        if place in self.added:
+            return  # two cells of a run may have made a lock of the same inputs; the first is as good
         if place.exists():
-            return  # it stays as it is: two cells of a run may have made the same lock
+            if {each: read_below(place, each, limit=LOCK_LIMIT) for each in names_in(place)} != files:
+                raise RefusedError("another lock of these inputs is committed: remove it if it no longer builds")
+            return
         place.mkdir(parents=True)
         for each, body in files.items():
             (place / each).write_bytes(body)
@@ -165,7 +169,13 @@ class Taken:
 
 
 def results_in(folder: Path) -> Iterator[Path]:
-    """Yield the folder of each cell; a link is none."""
+    """Yield the folder of each cell; a link is none. Where one cell left a result alone, it may be the folder itself.
+
+    So does actions/download-artifact: it makes a folder per artifact, but none where just one fits the pattern.
+    """
+    if {"result.json", "log.txt"} & set(names_in(folder)):
+        yield folder
+        return
     for name in names_in(folder):
         if not (folder / name).is_symlink() and (folder / name).is_dir():
             yield folder / name

@@ -7,12 +7,13 @@ The image is there and its proof is remembered, so that nothing is built or test
 import os
 import sys
 
-from cell import TAG
+from cell import tag_of
 from workflow import ROOT, words_of
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} FLAGS")
     os.chdir(ROOT)
-    command = [sys.executable, "-m", "envbuild", "image", *words_of(sys.argv[1]), "--tag", TAG, "--push"]
+    flags = sys.argv[1]
+    command = [sys.executable, "-m", "envbuild", "image", *words_of(flags), "--tag", tag_of(flags), "--push"]
     os.execv(sys.executable, command)

@@ -234,6 +234,32 @@ def test_records_and_locks_become_a_commit_on_a_branch(collect, repository, resu
     assert body in github.summary()
 
 
+def test_the_result_of_the_only_cell_may_have_no_folder(collect, repository, results):
+    """One artifact is unpacked without a folder of its name."""
+    record = make_record(results / "evidence")
+    (results / "one" / "evidence").rmdir()
+    (results / "one").rmdir()
+    result = {"id": "a-cell", "stack": "", "ended": "passed", "seconds": 90, "error": None}
+    (results / "result.json").write_text(json.dumps(result))
+    (results / "logs").mkdir()
+    done = collect()
+    assert done.returncode == 0, done.stderr
+    assert changed(repository) == [f"A\tmatrices/evidence/{record.name}"]
+    assert "no result" not in done.stderr
+
+
+def test_a_committed_lock_is_not_replaced_and_the_difference_is_named(collect, repository, results):
+    lock = read_lock(LOCK).lock
+    shutil.copytree(LOCK, results / "one" / "locks" / LOCK.name)
+    shutil.copytree(LOCK, repository / "matrices" / "locks" / LOCK.name)
+    assert collect(lock.as_cell.id).returncode == 0  # the same one
+    (repository / "matrices" / "locks" / LOCK.name / "lock.json").write_text("{}")
+    done = collect(lock.as_cell.id)
+    assert done.returncode == 4
+    assert "another lock of these inputs is committed" in done.stderr
+    assert changed(repository) == []
+
+
 def test_nothing_new_makes_no_branch(collect, repository, github):
     done = collect()
     assert done.returncode == 0
@@ -480,7 +506,8 @@ def machine(tmp_path):
     stand_in("docker", FACTS)
     (folder / "python3").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')  # the one on the PATH may be a shim
     (folder / "python3").chmod(0o755)
-    stand_in("systemctl")
+    for tool in ("systemctl", "make", "mmdebstrap", "zstd", "git"):
+        stand_in(tool)
     stand_in("sudo", 'shift; exec "$@"')
     root = tmp_path / "root"
     for part in ("usr/share/dotnet/sdk", "usr/local/lib/android", "etc/docker", "home/user", "opt/hostedtoolcache"):
@@ -492,7 +519,7 @@ def machine(tmp_path):
         env = {"PATH": str(folder), "HOME": str(tmp_path)} | environment
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
 
-    run.root, run.stand_in, run.calls = root, stand_in, calls.read_text
+    run.root, run.stand_in, run.calls, run.folder = root, stand_in, calls.read_text, folder
     return run
 
 
@@ -505,6 +532,8 @@ def test_a_hosted_runner_gets_room_and_the_containerd_store(machine):
     settings = json.loads((machine.root / "etc/docker/daemon.json").read_text())
     assert settings["features"]["containerd-snapshotter"] is True
     assert machine.calls().count("systemctl restart docker") == 1
+    made = machine.calls().index("make --silent --directory")  # installs what a cell needs, with the engine up
+    assert machine.calls().index("systemctl restart docker") < made
 
 
 @pytest.mark.parametrize("environment", [{}, {"RUNNER_ENVIRONMENT": "self-hosted"}, {"RUNNER_ENVIRONMENT": ""}])
@@ -513,7 +542,20 @@ def test_any_other_machine_is_only_looked_at(machine, environment):
     assert done.returncode == 0, done.stderr
     assert (machine.root / "usr/share/dotnet/sdk").is_dir()
     assert not (machine.root / "etc/docker/daemon.json").exists()
-    assert "systemctl" not in machine.calls()
+    assert {line.split()[0] for line in machine.calls().splitlines()} == {"docker"}
+
+
+@pytest.mark.parametrize("tool", ["mmdebstrap", "zstd", "git", "docker buildx"])
+def test_what_a_machine_of_others_does_not_have_is_named_and_not_installed(machine, tool):
+    """Installing the plugin from packages would replace the engine, and end what runs in it."""
+    if tool == "docker buildx":
+        machine.stand_in("docker", FACTS.replace('case "$*" in', 'case "$*" in buildx*) exit 1 ;;'))
+    else:
+        (machine.folder / tool).unlink()
+    done = machine(RUNNER_ENVIRONMENT="self-hosted")
+    assert done.returncode == 8
+    assert f"missing: {tool};" in done.stderr
+    assert {line.split()[0] for line in machine.calls().splitlines()} == {"docker"}
 
 
 def test_the_engine_of_a_machine_with_a_gpu_is_never_restarted(machine):
