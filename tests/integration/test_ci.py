@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FLAGS = "--cuda cpu --torch 2.13.0 --python 3.11"
 
 
 class Machine:
@@ -35,9 +36,7 @@ class Machine:
         return dict(line.split("=", 1) for line in (self.folder / "outputs").read_text().splitlines())
 
     def choose(self) -> list[dict[str, str]]:
-        outputs = self.step(
-            "choose.py", "--out", str(self.folder / "cells.json"), "--flags", "--cuda cpu", "--shard", "1/1"
-        )
+        outputs = self.step("choose.py", "--out", str(self.folder / "cells.json"), "--flags", FLAGS, "--shard", "1/1")
         found: list[dict[str, str]] = json.loads(outputs["matrix"])["include"]
         assert int(outputs["count"]) == len(found)
         return found
@@ -79,7 +78,7 @@ def test_a_cell_goes_from_one_engine_through_the_registry_to_another(tmp_path, c
     registry = f"{registry}/ci-test"
     one = Machine(tmp_path / "one", checkout, ENVBUILD_REGISTRY=registry)
     (cell,) = one.choose()
-    assert (cell["args"], cell["stack"]) == ("--cuda cpu", "")
+    assert (cell["args"], cell["stack"]) == (FLAGS, "")
 
     result = one.prove(cell, "cpu")
     assert (result["ended"], result["exit_code"], result["smoke"]["verdict"]) == ("passed", 0, "passed")

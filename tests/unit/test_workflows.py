@@ -1,6 +1,10 @@
 """The workflows: pinned actions, least rights, no value pasted into a script, and nothing but calls of scripts."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
 
-# The commit of each release that runs on Node 24 (the last is a container). Read from the tags of the actions'
-# repositories, but for upload-artifact and gh-action-pypi-publish, whose newest releases other projects' pins state.
+BIN = Path(sys.executable).parent
+
+# The commit of each release that runs on Node 24 (the last is a container). Read in November 2026 from the tags and the
+# action.yml of the actions' repositories, but for upload-artifact and gh-action-pypi-publish, whose tags of these releases
+# were out of reach: ten and more other projects pin the same commit under the same release.
 PINNED = {
     "actions/checkout": ("3d3c42e5aac5ba805825da76410c181273ba90b1", "v7.0.1"),
     "actions/upload-artifact": ("043fb46d1a93c77aae656e7c1c64a875d1fc6a0a", "v7.0.1"),
@@ -127,3 +134,82 @@ def test_the_debian_job_has_no_engine_of_the_host():
     """GitHub mounts the host's socket into the container of a job; a step that starts the container does not."""
     assert "container" not in workflow("test.yml")["jobs"]["debian"]
     assert steps("test.yml", "debian")[-1]["run"] == "scripts/ci/on-debian make test"
+
+
+def zizmor(*files):
+    command = [BIN / "zizmor", "--offline", "--quiet", "--persona=auditor", *files]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_zizmor_finds_nothing():
+    done = zizmor(FOLDER)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "rule"),
+    [
+        ("persist-credentials: false", "persist-credentials: true", "artipacked"),
+        ("permissions: {}", "permissions: write-all", "excessive-permissions"),
+        ("run: scripts/ci/site", "run: echo ${{ github.head_ref }}", "template-injection"),
+        (r"@[0-9a-f]{40} # v[\d.]+", "@v5", "unpinned-uses"),
+    ],
+)
+def test_zizmor_finds_what_is_wrong(tmp_path, right, wrong, rule):
+    text, count = re.subn(right, wrong, (FOLDER / "pages.yml").read_text(encoding="utf-8"), count=1)
+    assert count == 1
+    (tmp_path / "pages.yml").write_text(text)
+    done = zizmor(tmp_path / "pages.yml")
+    assert done.returncode != 0
+    assert f"[{rule}]" in done.stdout
+
+
+def actionlint(*files):
+    program = shutil.which("actionlint", path=f"{BIN}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("no actionlint here: its package downloads it from GitHub (make actionlint)")
+    command = [program, "-shellcheck", BIN / "shellcheck", *files]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_actionlint_finds_nothing():
+    done = actionlint(*FILES)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "rule"),
+    [
+        (r"runs-on: ubuntu-24\.04", "runs-on: ubuntu-99", "runner-label"),
+        ("needs: build", "needs: built", "job-needs"),
+        (r"steps\.publish\.outputs", "steps.published.outputs", "expression"),
+    ],
+)
+def test_actionlint_finds_what_is_wrong(tmp_path, right, wrong, rule):
+    text, count = re.subn(right, wrong, (FOLDER / "pages.yml").read_text(encoding="utf-8"), count=1)
+    assert count == 1
+    (tmp_path / "pages.yml").write_text(text)
+    done = actionlint(tmp_path / "pages.yml")
+    assert done.returncode == 1
+    assert f"[{rule}]" in done.stdout
+
+
+def test_shellcheck_finds_nothing_in_the_scripts():
+    scripts = [
+        path
+        for path in (ROOT / "scripts").rglob("*")
+        if path.is_file() and path.read_bytes()[:19] == b"#!/usr/bin/env bash"
+    ]
+    assert ROOT / "scripts" / "ci" / "prepare-runner" in scripts
+    done = subprocess.run(
+        [BIN / "shellcheck", "--external-sources", *scripts], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_machine_is_looked_at_before_anything_is_installed_on_it():
+    """On a machine of others, `make engine` could replace the engine; prepare-runner ends the job before it would."""
+    runs = [step["run"] for step in steps("verify.yml", "cell") if "run" in step]
+    assert runs[0] == "scripts/ci/prepare-runner"
+    assert [run for run in runs if "make" in run] == ["make .venv/ready"]
+    assert not any("install-engine" in run for run in runs)
