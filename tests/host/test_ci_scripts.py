@@ -1,8 +1,10 @@
 """scripts/ci: what a workflow runs, run on this machine."""
 
 import base64
+import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -163,6 +165,31 @@ def test_a_cell_that_the_runner_ends_leaves_the_same(github, tmp_path, silent_en
         process.communicate(timeout=100)
     assert process.returncode == 130
     assert json.loads((out / "result.json").read_text())["ended"] == "interrupted"
+
+
+def test_the_lock_of_a_record_comes_along_though_an_earlier_run_made_it(tmp_path, monkeypatch):
+    """Else a record of a machine that keeps its cache would be of a lock that nobody else has."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    locks = tmp_path / "cache" / "locks"
+    for name in ("used", "older", "made", "made-incomplete"):
+        shutil.copytree(LOCK, locks / name)
+        age = 0 if name.startswith("made") else 3600
+        os.utime(locks / name / "lock.json", (time.time() - age,) * 2)
+    (tmp_path / "out").mkdir()
+    kept = importlib.import_module("cell").keep_locks(
+        time.time() - 60, {"lock": {"folder": str(locks / "used")}}, tmp_path / "out"
+    )
+    assert kept == ["made", "used"]
+    assert sorted(path.name for path in (tmp_path / "out" / "locks").iterdir()) == ["made", "used"]
+
+
+def test_cells_that_share_an_engine_have_separate_tags(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    tag_of = importlib.import_module("cell").tag_of
+    tags = {tag_of(flags) for flags in ("--cuda 13.0", "--cuda 12.6", "--stack 'a b' --cuda 13.0")}
+    assert len(tags) == 3
+    assert all(re.fullmatch(r"envbuild-cell:[0-9a-f]{16}", tag) for tag in tags)
 
 
 def test_what_a_cell_prints_is_no_command_to_the_runner(tmp_path):
