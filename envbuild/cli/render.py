@@ -34,7 +34,7 @@ def render(
     as_json: bool,
     lock_file: Path | None,
     sources: tuple[str, ...],
-    command: tuple[str, ...] = (),
+    command: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Print the build of a cell as a file, from its lock; fetch nothing and build nothing.
