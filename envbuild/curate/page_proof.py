@@ -57,7 +57,8 @@ def proof_by_gpu(records: Sequence[Evidence], suite: Suite | None = None) -> tup
                 "board": board,
                 "gpu": place_of(found)["gpu"],
                 "by": by,
-                "status": standing.status,
+                # what is called stale is a proof; a failed run stays one when it is stale
+                "status": standing.status if found.passed else "failed",
                 "ranks": str(found.ranks),
             }
         )

@@ -362,6 +362,15 @@ def test_nothing_is_wider_than_the_screen(wide, address, page):
         assert wide.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), link
 
 
+def test_a_published_image_is_pulled_by_its_digest(wide, address):
+    wide.open(address)
+    wide.click("#published .copy")
+    wide.js("new Promise(done => setTimeout(done, 100))")
+    assert in_view(wide, "#published .copy")
+    wanted = f"docker pull registry.example.org/team/megatron@sha256:{'ab' * 32}"
+    assert wide.js("navigator.clipboard.readText()") == wanted
+
+
 def test_hostile_text_in_the_data_is_text(tab, page, matrix, tmp_path):
     """Every text of the data that people write: what a browser makes of it is text, and no script of it runs."""
     cell = next(n for n, c in enumerate(page.cells) if c["standing"])

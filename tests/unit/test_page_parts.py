@@ -22,6 +22,7 @@ def test_proof_is_by_board_and_by_what_ran():
             record(id="sha256:03", target=HOST, gpus=H100, verdict="failed", reason="boom"),
             record(id="sha256:04", target=HOST, gpus=H100, date=datetime(2026, 11, 18, tzinfo=UTC)),
             record(id="sha256:05", device="cpu", gpus=(), suite="sha256:1"),
+            record(id="sha256:07", cell_id="other", verdict="failed", reason="boom", suite="sha256:1"),
             record(id="sha256:06", gpus=H100, verdict="host", reason="no driver"),
         ],
         "sha256:22",
@@ -29,6 +30,7 @@ def test_proof_is_by_board_and_by_what_ran():
     assert [(r["board"], r["gpu"], r["by"], r["status"], r["record"]) for r in rows] == [
         ("H100 80GB HBM3", "sm_90", "environment on a host", "verified", "sha256:04"),
         ("H200", "sm_90", "image", "verified", "sha256:01"),
+        ("H200", "sm_90", "image", "failed", "sha256:07"),
         ("H200", "sm_90", "environment on a host", "verified", "sha256:02"),
         ("CPU", "none", "image", "stale", "sha256:05"),
     ]
