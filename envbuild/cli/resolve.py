@@ -135,7 +135,13 @@ def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [
-            {"id": ref.id, "level": ref.level, "versions": dict(ref.versions), "place": dict(ref.place)}
+            {
+                "id": ref.id,
+                "level": ref.level,
+                "image": ref.image,
+                "versions": dict(ref.versions),
+                "place": dict(ref.place),
+            }
             for ref in solution.evidence
         ],
         "standing": claim.as_json(),

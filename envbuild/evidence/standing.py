@@ -116,8 +116,8 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
         versions: the cell that it is about, axis -> version.
 
     Returns:
-        `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `date`, `why` and
-        `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
+        `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `image` (its digest, or
+        nothing where an environment on a host ran), `date`, `why` and `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
 
     """
     record = standing.record
@@ -134,6 +134,7 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
         "cell": cell_id,
         "where": record.where,
         "gpu": place_of(record)["gpu"],
+        "image": record.image or "",
         "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "why": "; ".join(each for each in why if each),
         "record": record.id,
@@ -169,6 +170,7 @@ def summaries(
         key=lambda each: (
             _CLAIMS_BEST_FIRST.index(Proof(each["claim"])),
             _BEST_FIRST.index(each["status"]),
+            not each.get("image"),
             each["cell"],
         ),
     )
