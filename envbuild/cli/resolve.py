@@ -187,10 +187,10 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
     from envbuild.evidence.claims import claim_of
     from envbuild.evidence.refs import committed_evidence, committed_trials
 
-    def suite_of(axes: "Collection[str]") -> str:
+    def suite_of(axes: "Collection[str]", level: str) -> str:
         from envbuild.verify.suite import suite_of as of
 
-        return of(axes)
+        return of(axes, level)
 
     return claim_of(
         solution.cell,

@@ -10,8 +10,8 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 from envbuild.util.frozen import Frozen
 
-Suite = str | Callable[[Collection[str]], str]
-"""The hash of the smoke suite, or what gives it for the axes of a cell."""
+Suite = str | Callable[[Collection[str], str], str]
+"""The hash of the smoke suite, or what gives it for the axes of a cell and the level of a run."""
 
 Status = Literal["verified", "failed", "stale", "never"]
 _BEST_FIRST = ("verified", "stale", "failed", "never")
@@ -99,7 +99,7 @@ def standing_for(
 
 
 def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
-    now = suite(record.cell) if callable(suite) else suite
+    now = suite(record.cell, record.level) if callable(suite) else suite
     if now is not None and record.suite != now:
         return "the smoke suite has changed since"
     if lock_digest is not None and record.lock_digest != lock_digest:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import HostError
+from envbuild.evidence.report import Level
 from envbuild.paths import data_dir
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
@@ -19,16 +20,20 @@ if TYPE_CHECKING:
 
 # What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
 _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
+_LEVELS = tuple(level.value for level in Level)
+_LEVEL = re.compile(rb'^LEVEL = "([a-z]+)"$', re.MULTILINE)
 _COMPONENT = re.compile(rb'^COMPONENT = "([a-z0-9-]+)"$', re.MULTILINE)
 
 
-def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None) -> str:
+def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None, level: str | None = None) -> str:
     """Return the hash over every file that can change what the suite checks.
 
     Args:
         folder: the suite; this installation's by default.
         axes: what the cell has. A file that says whose component it tests (`COMPONENT = "mamba-ssm"`) counts only where
             the cell has that, so that a new component leaves the proof of other cells valid. Every file by default.
+        level: how far the run went. A file of one level (`LEVEL = "train"`) counts only for runs that reach it, so that a
+            new level leaves the proof of shorter runs valid. Every file by default.
 
     """
     folder = folder or data_dir("smoke_tests")
@@ -40,15 +45,22 @@ def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = Non
     }
     for name in sorted(files):
         body = files[name].read_bytes()
-        of = _COMPONENT.search(body)
+        of, first = _COMPONENT.search(body), _LEVEL.search(body)
+        if first is not None and level in _LEVELS and _LEVELS.index(level) < _LEVELS.index(first[1].decode()):
+            continue
         if axes is None or of is None or of[1].decode() in axes:
             sha.update(name.encode() + b"\0" + hashlib.sha256(body).digest())
     return "sha256:" + sha.hexdigest()
 
 
-def suite_of(axes: Collection[str]) -> str:
-    """Return the hash of this installation's suite for a cell with these axes."""
-    return suite_hash(axes=axes)
+def suite_of(axes: Collection[str], level: str) -> str:
+    """Return the hash of this installation's suite for a run to `level` of a cell with these axes."""
+    return suite_hash(axes=axes, level=level)
+
+
+def entry(level: str) -> str:
+    """Return the name of the suite's file that runs the tests to `level`."""
+    return "train.py" if level == Level.TRAIN else "run.py"
 
 
 def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
