@@ -44,7 +44,11 @@ class Curve(Frozen):
         """Return how far apart the losses of the seeds are, by step."""
         spread = [max(values) - min(values) for values in zip(*self.losses.values(), strict=True)]
         half = WINDOW // 2
-        return [math.fsum(near) / len(near) for n in range(len(spread)) for near in [spread[max(0, n - half) : n + half + 1]]]
+        return [
+            math.fsum(near) / len(near)
+            for n in range(len(spread))
+            for near in [spread[max(0, n - half) : n + half + 1]]
+        ]
 
 
 def curves_of(record: Evidence, where: str) -> tuple[dict[str, Curve], dict[str, str]]:
@@ -91,9 +95,11 @@ def _curve(figures: Mapping[str, Mapping[str, Any]]) -> Curve:
         return figures[name].get("value")
 
     training = value("training")
-    if not isinstance(training, dict) or not isinstance(training.get("seeds"), list):
-        raise ValueError("how it was trained is not stated")
-    seeds, steps = training["seeds"], training.get("steps")
+    match training:
+        case {"seeds": list() as seeds, "steps": steps}:
+            pass
+        case _:
+            raise ValueError("how it was trained is not stated")
     if type(steps) is not int or not 1 <= steps <= _STEPS:
         raise ValueError(f"its number of steps is not from 1 to {_STEPS}")
     if any(type(seed) is not int for seed in seeds) or not SEEDS <= len(set(seeds)) == len(seeds) <= 100:

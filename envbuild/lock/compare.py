@@ -99,3 +99,29 @@ def lock_of(digest: str | None, folders: Iterable[Path]) -> Lock | None:
             if lock.digest == digest:
                 return lock
     return None
+
+
+def differing_locks(
+    digests: tuple[str | None, str | None], folders: Iterable[Path]
+) -> tuple[tuple[Difference, ...] | None, str]:
+    """Return what differs between the locks of two runs.
+
+    Args:
+        digests: of the locks, as the runs' records state them.
+        folders: where locks are looked for.
+
+    Returns:
+        the differences, or None where one of the locks is not here, and a note about that in words.
+
+    """
+    first, second = digests
+    if first is None or second is None:
+        return None, "a run was of no lock"
+    if first == second:
+        return (), "both runs are of one lock"
+    places = tuple(folders)
+    one, other = lock_of(first, places), lock_of(second, places)
+    if one is None or other is None:
+        absent = [digest for digest, lock in ((first, one), (second, other)) if lock is None]
+        return None, f"not in a folder of locks here: {', '.join(absent)}"
+    return lock_differences(one, other), ""

@@ -51,7 +51,10 @@ def on_host(python: Path, call: Call) -> Started:
     suite = data_dir("smoke_tests")
     process = subprocess.Popen(
         guarded(
-            [str(part) for part in (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest)]
+            [
+                str(part)
+                for part in (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest)
+            ]
             + [*call.arguments]
         ),
         stdin=subprocess.DEVNULL,

@@ -98,7 +98,9 @@ def train(rank):
         losses, norms, parameters = curve(rank, args, device, seed)
         for kind, values in (("losses", losses), ("norms", norms)):
             for first in range(0, len(values), SHARE):
-                rank.result(**{"{}/{}/{:06d}".format(seed, kind, first): [str(v) for v in values[first : first + SHARE]]})
+                rank.result(
+                    **{"{}/{}/{:06d}".format(seed, kind, first): [str(v) for v in values[first : first + SHARE]]}
+                )
         rank.result(**{"{}/parameters".format(seed): parameters})
     if rank.world > 1:
         rank.at("barrier")
