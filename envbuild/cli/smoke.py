@@ -106,7 +106,7 @@ def smoke(**flags: Any) -> None:
     Each level includes the ones before it. A component of the lock that is missing, wrong or silently slow fails; one
     that is not in the lock is skipped.
     """
-    from envbuild.errors import UsageError
+    from envbuild.errors import EnvbuildError, UsageError
     from envbuild.evidence.recording import from_report
     from envbuild.evidence.records import record_evidence
     from envbuild.run.launch import read_hostfile
@@ -157,9 +157,13 @@ def smoke(**flags: Any) -> None:
         )
 
     compared: dict[str, Any] = {}
+    no_baseline: EnvbuildError | None = None
     if baseline and report.verdict == "passed":
-        compared, slow = _held(evidence_of(report), *baseline, settings.cache_dir / "locks")
-        report = replace(report, verdict="failed", reason=slow) if slow else report
+        try:
+            compared, slow = _held(evidence_of(report), *baseline, settings.cache_dir / "locks")
+            report = replace(report, verdict="failed", reason=slow) if slow else report
+        except EnvbuildError as error:  # the run is kept and shown all the same
+            no_baseline = error
     answer = report.as_json() | ({"baseline": compared} if compared else {})
     try:
         if asked.record:
@@ -171,6 +175,8 @@ def smoke(**flags: Any) -> None:
     finally:  # what cannot be written must not cost the verdict
         emit(answer, as_json=asked.as_json, human=lambda: _table(answer))
         report.raise_for_verdict()
+    if no_baseline:
+        raise no_baseline
 
 
 def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":

@@ -1,6 +1,5 @@
 """A bench run against the record of an earlier one: a slow image is a finding, and what changed is named."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,8 @@ The committed runs of one cell on one model of GPU are within 0.9504 of each oth
 bench each); of 100 comparisons of such runs fewer than one would fail.
 """
 _RATE = "tokens per second"
+_LOWEST, _HIGHEST = 1e-6, 1e15
+"""No rate is outside of these; what a record states may be."""
 
 
 class Rate(Frozen):
@@ -106,6 +107,6 @@ def _rates(record: Evidence, where: str) -> Iterator[tuple[str, float]]:
             value = figure.get("value")
             if not name.endswith(_RATE):
                 continue
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-                raise DataError(f"{shown(name)} is no number above zero", where=where)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not _LOWEST <= value <= _HIGHEST:
+                raise DataError(f"{shown(name)} is no rate", where=where)
             yield name.removesuffix(_RATE).rstrip(", "), float(value)

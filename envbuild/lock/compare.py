@@ -47,8 +47,9 @@ def _inputs(lock: Lock) -> Iterator[tuple[str, str]]:
     yield "flavor", lock.flavor
     if lock.stack and lock.stack_digest:
         yield "stack", f"{lock.stack} ({lock.stack_digest[:12]})"
-    if "te" in lock.cell:
-        yield "source of te", lock.te_source
+    for axis, source in lock.asked_sources.items():
+        if axis in lock.cell:
+            yield f"source of {axis}", source
     yield "compiled", ", ".join(lock.components)
     for image in lock.images:
         yield f"image {image.stage}", f"{image.reference} {image.digest or ''}".rstrip()
@@ -61,8 +62,8 @@ def _inputs(lock: Lock) -> Iterator[tuple[str, str]]:
         for package in python_set.packages:
             files = ",".join(sorted(each[:8] for each in package.hashes))
             yield f"{python_set.name} packages: {package.name}", f"{package.version} ({_short(files)})"
-    for source in lock.sources:
-        yield f"source {source.name}", f"{source.commit[:12]} (tree {(source.tree or 'unknown')[:12]})"
+    for tree in lock.sources:
+        yield f"source {tree.name}", f"{tree.commit[:12]} (tree {(tree.tree or 'unknown')[:12]})"
     for file in (lock.uv, *lock.files):
         yield f"file {file.name}", _file(file)
 

@@ -22,7 +22,7 @@ from envbuild.verify.collected import Collected
 from envbuild.verify.expectation import default_device, for_cuda
 from envbuild.verify.follow import follow
 from envbuild.verify.start import Call, Started, in_container, on_host
-from envbuild.verify.suite import entry, pinned_pytest, suite_of
+from envbuild.verify.suite import entry_of, pinned_pytest, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run_smoke(
         call = Call(
             pytest=pytest,
             expectation=expectation,
-            entry=entry(request.level.value),
+            entry=entry_of(request.level.value),
             arguments=_arguments(request, device),
             environment=request.environment,
         )

@@ -58,7 +58,7 @@ def suite_of(axes: Collection[str], level: str) -> str:
     return suite_hash(axes=axes, level=level)
 
 
-def entry(level: str) -> str:
+def entry_of(level: str) -> str:
     """Return the name of the suite's file that runs the tests to `level`."""
     return "train.py" if level == Level.TRAIN else "run.py"
 
