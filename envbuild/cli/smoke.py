@@ -206,7 +206,7 @@ def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
 
 
 def _baseline(asked: _Flags) -> "tuple[Evidence, Path] | None":
-    """Return the record that the run is held against and its file, before anything runs."""
+    """Return the record that the run is compared with and its file, before anything runs."""
     from envbuild.errors import UsageError
     from envbuild.evidence.baseline import check_baseline
     from envbuild.evidence.named import named_record

@@ -44,7 +44,7 @@ class Rate(Frozen):
 
 
 class Held(Frozen):
-    """A run held against its baseline."""
+    """A run and its baseline, row by row."""
 
     rates: tuple[Rate, ...]
     absent: tuple[str, ...]
@@ -74,7 +74,7 @@ def check_baseline(baseline: Evidence, where: str) -> None:
 
 
 def hold(run: Evidence, baseline: Evidence, where: str) -> Held:
-    """Hold a run against its baseline.
+    """Compare a run with its baseline.
 
     Args:
         run: the run.

@@ -1,7 +1,7 @@
 """The training curves of a record (level `train`), checked, and how two of them differ.
 
-What two curves are held against is a band from the seeds: the seeds differ in the start of the weights alone, the data are
-the same, so the spread of their losses is what a change without meaning may come to. The band of a step is the largest loss
+Two curves are compared with a band from the seeds: the seeds differ in the start of the weights alone, the data are the
+same, so the spread of their losses is what a change without meaning may come to. The band of a step is the largest loss
 of the seeds minus the smallest, averaged over WINDOW steps around it, because five seeds may meet in one step by chance.
 """
 
@@ -178,7 +178,7 @@ class Comparison(Frozen):
 
 
 def compare(variant: str, first: Curve, second: Curve) -> Comparison:
-    """Hold the second curve against the first, whose seeds make the band.
+    """Compare the second curve with the first, whose seeds make the band.
 
     Raises:
         ValueError: they were trained in other ways.

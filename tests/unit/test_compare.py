@@ -1,4 +1,4 @@
-"""Two records held against each other: training curves and their band, rates of the bench, and what differs of the locks."""
+"""Comparing two records: training curves and their band, rates of the bench, and what differs of the locks."""
 
 import copy
 import json
