@@ -16,7 +16,7 @@ _SHOWN = 40
 _WORDS = {
     "equal": "equal to the bit",
     "within-band": "different, within the band of the seeds",
-    "outside-band": "further apart than the seeds are",
+    "outside-band": "further apart than the seeds",
 }
 
 
@@ -97,7 +97,7 @@ def compare(
         place = worst.outside or worst.parted or worst.norms_parted
         assert place is not None  # noqa: S101 - a curve that is not equal parts somewhere
         raise SmokeError(
-            f"the curves {_WORDS[verdict]}: {worst.variant}, step {place.step}, by {place.difference:.3g}"
+            f"the curves are {_WORDS[verdict]}: {worst.variant}, step {place.step}, by {place.difference:.3g}"
             + (f" where the seeds are {place.band:.3g} apart" if place.band is not None else ""),
             where=f"{first}, {second}",
             hint="what differs between the runs and their locks is listed above",

@@ -13,8 +13,8 @@ from envbuild.util.names import shown
 SLOWEST = 0.95
 """Below this part of the baseline's tokens per second a run is slow.
 
-The committed runs of one cell on one model of GPU are within 0.9504 of each other at worst (H200, 16 runs, four rows of the
-bench each); of 100 comparisons of such runs fewer than one would fail.
+Of the committed runs of the default cell on H200, 16 on three days, none is below 0.9504 of another in any row
+(docs/results/train.md).
 """
 _RATE = "tokens per second"
 _LOWEST, _HIGHEST = 1e-6, 1e15

@@ -194,7 +194,7 @@ def test_the_command_names_the_step_the_band_and_what_differs(tmp_path: Path) ->
     failed, text = run(tmp_path, trained(), other)
     assert isinstance(failed, SmokeError)
     assert failed.exit_code == 7
-    assert "float32, step 50, by 0.3 where the seeds are 0.0" in str(failed)
+    assert "the curves are further apart than the seeds: float32, step 50, by 0.3 where the seeds are 0.0" in str(failed)
     assert "cell: torch │ 2.11.0+cu130 │ 2.12.0+cu130" in text
     assert "a run was of no lock" in text
 
