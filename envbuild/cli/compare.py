@@ -33,7 +33,7 @@ _WORDS = {
     "lock_folders",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
-    help="Look for the runs' locks in this folder of locks, too. May be given several times.",
+    help="Look for the runs' locks in this folder, too: a lock, or a folder of locks. May be given several times.",
 )
 @click.option("--exact", is_flag=True, help="Fail at any difference, also at one within the band.")
 @json_option

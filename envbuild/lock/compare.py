@@ -34,11 +34,12 @@ def differences_of(first: dict[str, str], second: dict[str, str]) -> tuple[Diffe
 
 
 def lock_differences(first: Lock, second: Lock) -> tuple[Difference, ...]:
-    """Return what differs between two locks; an equal version of other files is named by the hashes.
+    """Return what differs between two locks, what both have first; an equal version of other files is named by the hashes.
 
     The matrix' digest and the date (`epoch`) are left out: neither is an input of what runs.
     """
-    return differences_of(dict(_inputs(first)), dict(_inputs(second)))
+    found = differences_of(dict(_inputs(first)), dict(_inputs(second)))
+    return tuple(sorted(found, key=lambda each: not (each.first and each.second)))
 
 
 def _inputs(lock: Lock) -> Iterator[tuple[str, str]]:
@@ -85,14 +86,14 @@ def _short(text: str) -> str:
 
 
 def lock_of(digest: str | None, folders: Iterable[Path]) -> Lock | None:
-    """Return the lock with this digest from the folders of locks; None where none of them has it.
+    """Return the lock with this digest from the folders, which are locks or hold locks; None where none of them has it.
 
     What cannot be read is passed over: it is not the lock that a record names.
     """
     if digest is None:
         return None
     for folder in folders:
-        for path in sorted(folder.glob("*/lock.json")):
+        for path in (folder / "lock.json", *sorted(folder.glob("*/lock.json"))):
             try:
                 lock = read_lock(path.parent).lock
             except (DataError, LockError):

@@ -194,7 +194,9 @@ def test_the_command_names_the_step_the_band_and_what_differs(tmp_path: Path) ->
     failed, text = run(tmp_path, trained(), other)
     assert isinstance(failed, SmokeError)
     assert failed.exit_code == 7
-    assert "the curves are further apart than the seeds: float32, step 50, by 0.3 where the seeds are 0.0" in str(failed)
+    assert "the curves are further apart than the seeds: float32, step 50, by 0.3 where the seeds are 0.0" in str(
+        failed
+    )
     assert "cell: torch │ 2.11.0+cu130 │ 2.12.0+cu130" in text
     assert "a run was of no lock" in text
 
@@ -294,6 +296,7 @@ def test_a_lock_is_found_by_its_digest(tmp_path: Path) -> None:
     (tmp_path / "broken" / "lock.json").write_text("{")
     assert lock_of(lock.digest, [tmp_path, LOCKS]) == lock
     assert lock_of(lock.digest, [tmp_path]) is None
+    assert lock_of(lock.digest, [tmp_path, next(LOCKS.iterdir())]) == lock
     assert lock_of(None, [LOCKS]) is None
     assert differing_locks((lock.digest, lock.digest), [])[1] == "both runs are of one lock"
     found, note = differing_locks((lock.digest, "sha256:00"), [LOCKS])
