@@ -46,6 +46,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Prove": {
         "audit": ("verify", "Check an image, a wheel or a folder without a GPU"),
         "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
+        "compare": ("compare", "Compare two recorded training runs: where their losses part, what differs"),
         "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
         "ci": ("ci", "List the cells to verify, as the matrix of a GitHub workflow"),
     },
