@@ -6,6 +6,7 @@ An input is a line that says what it is (`json`, `pip.conf`, `Dockerfile`), a li
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -472,6 +473,29 @@ def _trained(path: Path) -> bytes:
     return json.dumps({**record, "level": "train", "tests": [{**test, "figures": figures}]}).encode()
 
 
+def _read_catalogue(kind: str, body: bytes) -> None:
+    from envbuild.curate.page_published import read_published
+
+    for image in read_published(_write("catalogue/catalog.json", body)):
+        # goes into a command that people paste into a shell
+        if shlex.quote(image.reference) != image.reference or not image.reference.isprintable():
+            raise OddAnswerError(f"{kind}: {image.reference!r}")
+
+
+def _catalogue_seeds() -> list[Seed]:
+    entry = {
+        "id": "cu126-py312-torch2.8.0-te2.6.0-sm90-00112233",
+        "cell": {"cuda": "12.6", "torch": "2.8.0+cu126", "te": "2.6.0"},
+        "image": "sha256:" + "0a" * 32,
+        "platform": "linux/amd64",
+        "size": 5_000_000_000,
+        "stack": None,
+        "signers": ["team"],
+    }
+    answer = {"registry": "registry.example.org:5000/team/megatron", "entries": [entry]}
+    return [("catalogue", "json", json.dumps(answer).encode())]
+
+
 def _read_recipe(kind: str, body: bytes) -> None:
     from envbuild.recipes.read import read_recipe
 
@@ -593,6 +617,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(name="settings", read=_read_settings, seeds=_settings_seeds, share=0.7),
         Target(name="record", read=_read_record, seeds=_record_seeds, share=1),
+        Target(name="catalogue", read=_read_catalogue, seeds=_catalogue_seeds, share=0.3),
         Target(
             name="binary",
             read=_read_binary,
