@@ -55,6 +55,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("doctor", "Show what this machine has, what is missing, and what it can run"),
     },
     "Set up": {
+        "wheels": ("wheels", "List compiled wheels; write an index of them that pip and uv install from"),
         "cache": ("cache", "List what the cache holds, with sizes, or remove it"),
         "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
     },

@@ -16,7 +16,7 @@ from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
 from envbuild.engine.failures import disk_or, stage_failure
-from envbuild.engine.kept import keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
+from envbuild.engine.kept import keep_inputs, keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
 from envbuild.engine.leftovers import clear
 from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
@@ -250,6 +250,7 @@ class Builder:
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")
+        keep_inputs(kept, self.plan.stage(name))
         self.contexts[name] = str(kept)  # without a cache, too: this run compiled it, and compiles it once
 
     def _note_damage(self, axis: str) -> None:

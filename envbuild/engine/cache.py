@@ -68,7 +68,13 @@ KINDS = (
     Kind(name="times", about="how long stages took", entries=_HASH, type="file"),
     Kind(name="trials", about="metadata and wheels of trials", entries=_HASH, type="either"),
     Kind(name="uv", about="uv's cache"),
-    Kind(name="wheels", about="compiled wheels", entries="[a-z0-9][a-z0-9-]*-[0-9a-f]{32}", made_again=False),
+    Kind(
+        name="wheels",
+        about="compiled wheels",
+        entries="[a-z0-9][a-z0-9-]*-[0-9a-f]{32}",
+        next_to=".json",
+        made_again=False,
+    ),
 )
 """Every kind, by name."""
 

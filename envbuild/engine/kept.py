@@ -7,8 +7,10 @@ from pathlib import Path
 
 from envbuild.engine.bootstrap import checksum_of
 from envbuild.plan.plan import Plan
+from envbuild.plan.stages import Stage
 from envbuild.settings import Settings
 from envbuild.util.names import FileName, checked
+from envbuild.util.scratch import scratch
 
 # Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
 _RECORD_BYTES = 2**20
@@ -60,6 +62,32 @@ def keep_wheel(made: Path, kept: Path, *, replace: bool) -> None:
     except OSError:
         if wheel_fault(kept) is not None:  # another run's, put there meanwhile, is as good
             raise
+
+
+def inputs_file(folder: Path) -> Path:
+    """Return where the inputs of a kept wheel are noted: next to its folder, which builds take as it is."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def keep_inputs(folder: Path, stage: Stage) -> None:
+    """Note what a kept wheel was compiled from: the text that its key is the sha256 of.
+
+    Args:
+        folder: the wheel's place.
+        stage: the stage that makes it.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    place = inputs_file(folder)
+    with contextlib.suppress(OSError):
+        if place.read_text(encoding="utf-8") == stage.text:
+            return
+    with scratch("inputs", folder.parent) as new:
+        made = new / "inputs.json"
+        made.write_text(stage.text, encoding="utf-8")
+        made.rename(place)
 
 
 def sha256_of(file: Path) -> str | None:
