@@ -233,10 +233,10 @@ def _run(args: list[str]) -> NoReturn:
     except Exception as error:
         if os.environ.get("ENVBUILD_DEBUG", "0") not in {"", "0"}:
             raise
-        _fail(_internal(error), args)
+        _fail(internal_error(error), args)
 
 
-def _internal(error: Exception) -> EnvbuildError:
+def internal_error(error: Exception) -> EnvbuildError:
     """Return what nobody foresaw as one message: which kind of exception, and where in envbuild."""
     import traceback
 

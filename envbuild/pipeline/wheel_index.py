@@ -156,7 +156,7 @@ def _write_index(index: Index, folder: Path) -> None:
 
 
 def _file(wheel: ListedWheel) -> dict[str, Any]:
-    """Return the wheel as PEP 691 and PEP 714 describe a file; keys with an underscore are anybody's."""
+    """Return the wheel as PEP 691 and PEP 714 describe a file; keys that start with an underscore are ours."""
     sha256, name = wheel.kept.record.sha256, wheel.file.name
     found: dict[str, Any] = {
         "filename": name,
