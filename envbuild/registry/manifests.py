@@ -84,10 +84,11 @@ class Artifact:
         value: dict[str, Any] = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "artifactType": self.artifact_type,
             "config": self.config.plain(),
             "layers": [blob.plain() for blob in self.blobs],
         }
+        if self.artifact_type != self.config.mediaType:
+            value["artifactType"] = self.artifact_type
         if self.subject is not None:
             value["subject"] = self.subject.plain()
         if self.annotations:
