@@ -5,12 +5,14 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
+from envbuild.engine.builders import ASKED, asking, read_answer
 from envbuild.engine.built import Built, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
@@ -18,6 +20,7 @@ from envbuild.engine.details import Details, part_of
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import keep_inputs, keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
 from envbuild.engine.leftovers import clear
+from envbuild.engine.machine import Machine
 from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
@@ -30,6 +33,7 @@ from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 from envbuild.util import quote
+from envbuild.util.below import OutsideError, read_below
 from envbuild.util.logs import new_log
 from envbuild.util.scratch import scratch
 
@@ -145,9 +149,32 @@ class Builder:
         self.contexts = contexts_of(
             self.settings, self.plan, folder, kept=kept, substitutes=self.substitutes, note=self.note
         )
-        machine = self.client.machine()
+        if self.plan.components:
+            self._count_jobs(self._machine())
+
+    def _machine(self) -> Machine:
+        """Return the machine that compiles: the engine's, or the builder's where that is another one."""
+        facts = self.client.builder()
+        if facts.on_engines_machine:
+            return facts.within(self.client.machine())
+        if self.settings.jobs or all(self._kept_wheel(component.axis) for component in self.plan.components):
+            return Machine(cores=1, memory_gib=1.0)  # nothing is counted from it
+        self.note("asking the builder for its cores and memory")
+        with scratch("machine", self._cache("builds")) as folder:
+            self._bake(ASKED, quote.csv_fields(type="local", dest=str(folder / "made")))
+            try:
+                answer = read_answer(read_below(folder / "made", "machine", limit=1000).decode("ascii", "replace"))
+            except (OSError, OutsideError):
+                answer = None
+        if answer is None:
+            self.note("the builder does not say what it has; compiling with one job at a time (--jobs)")
+            return Machine(cores=1, memory_gib=1.0)
+        return facts.within(answer)
+
+    def _count_jobs(self, machine: Machine) -> None:
+        """Choose how many compile jobs each component runs at once, and write them as secrets."""
         for component in self.plan.components:
-            count = private / f"jobs-{component.axis}"
+            count = self._private / f"jobs-{component.axis}"
             allowed = jobs(self.settings, job_gib=component.job_gib, cores=machine.cores, memory_gib=machine.memory_gib)
             count.write_text(str(allowed), encoding="utf-8")
             self.secrets[f"jobs-{component.axis}"] = count
@@ -297,6 +324,11 @@ class Builder:
     def _bake(self, target: str, output: str) -> dict[str, Any]:
         """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata, if it has any."""
         definition = json.loads(bake(self.plan))
+        if target == ASKED:
+            text = quote.bake(asking(dockerfile(self.plan), uuid.uuid4().hex))
+            own = {"context": ".", "dockerfile-inline": text, "target": ASKED}
+            definition["target"][ASKED] = {**definition["target"]["image"], **own}
+            del definition["target"][ASKED]["dockerfile"]
         for item in definition["target"].values():
             item.pop("tags", None)  # the output names the image as it was asked for
             item["contexts"] = {k: quote.bake(v) for k, v in self.contexts.items() if k != target}

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envbuild.engine.builders import BuilderFacts, read_builder
 from envbuild.engine.image import LIMIT, Image, parse_image_facts
 from envbuild.engine.machine import Machine, State
 from envbuild.engine.progress import Watch
@@ -176,11 +177,15 @@ class EngineClient:
         lines = re.findall(r"^Platforms:(.*)$", ran.out.decode("utf-8", "replace"), re.MULTILINE)
         return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
-    def builds_into_store(self) -> bool:
-        """Return whether the builder is the engine's own, which puts an image where the engine keeps its images."""
+    def builder(self) -> BuilderFacts:
+        """Return what buildx says of the builder of the settings; nothing of it where buildx does not answer."""
         named = [self.settings.builder] if self.settings.builder else []
         ran = self._ask("buildx", "inspect", *named, seconds=_QUICK_S)
-        return re.search(rb"^Driver: +docker$", ran.out, re.MULTILINE) is not None
+        return read_builder(ran.out.decode("utf-8", "replace"))
+
+    def builds_into_store(self) -> bool:
+        """Return whether the builder is the engine's own, which puts an image where the engine keeps its images."""
+        return self.builder().is_engines
 
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch
