@@ -47,6 +47,10 @@ KINDS = (
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
     Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
     Kind(
+        name="catalogs", about="versions of catalogues seen", entries=rf"{_HASH}\.json", type="file", made_again=False
+    ),
+    Kind(name="catalog-locks", about="locks from catalogues", entries=_HASH),
+    Kind(
         name="compiled", about="the matrix in a form that loads quickly", entries=rf"[a-z]+-{_HASH}\.json", type="file"
     ),
     Kind(name="files", about="downloads, by hash", entries=_HASH),

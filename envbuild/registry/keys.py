@@ -2,8 +2,8 @@
 
 A key is ECDSA on P-256 with SHA-256, which every tool that reads sigstore's formats knows (cosign's signature
 specification, "Signature Schemes"), or Ed25519. The private one lies in a file as PKCS #8 in PEM, encrypted where a
-password is given; `cosign import-key-pair` takes it. The public one is a SubjectPublicKeyInfo in PEM, as
-`cosign verify --key` takes it.
+password is given. The public one is a SubjectPublicKeyInfo in PEM, as `cosign verify --key` takes it, and as cosign
+writes its own.
 
 `cryptography` is imported when a key is read: most commands read none.
 """

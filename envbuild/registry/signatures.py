@@ -117,8 +117,14 @@ def signed_digest(payload: bytes) -> str:
     return checked(Digest, image.get("docker-manifest-digest"))
 
 
-def sign(repository: Repository, digest: str, key: PrivateKey) -> None:
+def sign(repository: Repository, digest: str, key: PrivateKey, *, alone: bool = False) -> None:
     """Sign the manifest `digest` of a repository, and keep the signatures of others.
+
+    Args:
+        repository: where the manifest is.
+        digest: of the manifest.
+        key: signs.
+        alone: whether nobody else knows the manifest yet, so that nobody else signs it at the same time.
 
     Raises:
         HostError, LockError: as the methods of `Repository`.
@@ -141,7 +147,10 @@ def sign(repository: Repository, digest: str, key: PrivateKey) -> None:
         described_config = repository.push_blob(config, CONFIG_TYPE)
         return Artifact(artifact_type=CONFIG_TYPE, config=described_config, blobs=blobs).body()
 
-    repository.change_tag(signature_tag(digest), added, MANIFEST)
+    if not alone:
+        repository.change_tag(signature_tag(digest), added, MANIFEST)
+    elif (body := added()) is not None:
+        repository.push_manifest(body, MANIFEST, tag=signature_tag(digest))
 
 
 def _config(blobs: Sequence[Descriptor]) -> bytes:
