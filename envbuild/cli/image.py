@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @click.option("--locked", is_flag=True, help="Use the cell's lock as it is; never make or renew one.")
-@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the configured registry.")
+@click.option(
+    "--no-pull", is_flag=True, help="Do not look for a prebuilt image or compiled wheels in the configured registry."
+)
 @digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
 @click.option("--no-smoke", is_flag=True, help="Stop after the audit; run no smoke tests.")
@@ -306,7 +308,7 @@ def _with_lock(
         )
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
-            require_sources(settings, plan, replaced=replaced, note=note)
+            require_sources(settings, plan, replaced=replaced, note=note, pull=request.pull and request.cache)
     except UnreachableError as error:
         unreachable = {m.component: m.host for m in error.missing}
         droppable = all(

@@ -32,6 +32,10 @@ def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) ->
             for s in built.stages
         ],
         "executed": built.executed,
+        "wheels_taken": [
+            {"component": each.component, "reference": each.reference, "signers": list(each.signers)}
+            for each in built.taken
+        ],
         "log": str(built.log) if built.log else None,
         "run": shown(["envbuild", "run", built.tag]),
     }

@@ -105,6 +105,63 @@ def export(folder: Path, as_json: bool, **chosen: tuple[str, ...]) -> None:
     emit(answer, as_json=as_json, human=lambda: _exported(place, indexes))
 
 
+@wheels.command()
+@_choosing
+@json_option
+@progress_options
+def push(as_json: bool, **chosen: tuple[str, ...]) -> None:
+    """Push compiled wheels to the configured registry, signed with the keys of the setting `signing_keys`.
+
+    Each goes to REGISTRY/wheels, under its component and key, with its build record and all inputs of its key. A build
+    elsewhere takes it where its settings trust the key (`trusted_keys`).
+
+    Exits with 2 when no registry or no key is set, 4 when what a wheel was compiled from is not known, or the registry
+    has another wheel under its key, and 8 when the registry cannot be reached.
+    """
+    import os
+
+    from envbuild.engine.shared_wheels import push_wheel, repository_of
+    from envbuild.errors import DataError, LockError
+    from envbuild.pipeline.wheels import require_some
+    from envbuild.registry.keys import read_private_key
+    from envbuild.registry.repository import Repository
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    name = repository_of(settings)
+    if name is None:
+        raise DataError("no registry is set to push to", where="registry", hint="set `registry` in the settings")
+    if not settings.signing_keys:
+        raise DataError(
+            "no key signs the wheels", where="signing_keys", hint="name a private key: nobody takes what nobody signed"
+        )
+    keys = [read_private_key(path, lambda: os.environ.get("COSIGN_PASSWORD")) for path in settings.signing_keys]
+    found, faults = _found(chosen)
+    require_some(found, name)
+    pushed, failed = [], []
+    with Repository(name, settings) as repository:
+        for wheel in found:
+            doing(f"pushing {wheel.file.name}")
+            try:
+                done = push_wheel(repository, wheel.kept, keys)
+            except LockError as error:
+                note(f"{wheel.file.name} is not pushed: {error.what}")
+                failed.append((wheel, error))
+                continue
+            reference = f"{name}:{done.tag}@{done.digest}"
+            pushed.append({**wheel.as_json(), "reference": reference, "new": done.new})
+    answer = {
+        "repository": name,
+        "signers": [key.name for key in keys],
+        "pushed": pushed,
+        "failed": [{**wheel.as_json(), "error": error.as_json()} for wheel, error in failed],
+        "damaged": faults,
+    }
+    emit(answer, as_json=as_json, human=lambda: "\n".join(each["reference"] for each in pushed) or "nothing was pushed")
+    if failed:
+        raise failed[0][1]
+
+
 def _found(chosen: dict[str, tuple[str, ...]]) -> "tuple[list[ListedWheel], dict[str, str]]":
     from envbuild.pipeline.wheels import Chosen, listed_wheels
     from envbuild.settings import load_settings

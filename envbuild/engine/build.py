@@ -24,6 +24,7 @@ from envbuild.engine.machine import Machine
 from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
+from envbuild.engine.shared_wheels import SharedWheels, Taken
 from envbuild.engine.site import jobs, secrets
 from envbuild.engine.stored import write_listing
 from envbuild.errors import BuildError
@@ -66,6 +67,7 @@ class Builder:
         details: takes what running stages print and how far they are.
         cache: whether wheels and steps of earlier builds are used.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
+        pull: whether compiled wheels of the settings' registry will do.
         folder: the build's folder, once `prepare` has run.
         log: where the build's output is written.
         contexts: where each external input is, by the name of its context.
@@ -80,6 +82,7 @@ class Builder:
     details: Details = field(default_factory=Details)
     cache: bool = True
     substitutes: Mapping[str, str] = field(default_factory=dict)
+    pull: bool = False
     folder: Path = field(init=False)
     log: Path = field(init=False)
     contexts: dict[str, str] = field(init=False, default_factory=dict)
@@ -112,6 +115,7 @@ class Builder:
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)
                 self.details.log(self.log)
+                taken = self._take_wheels()
                 self.prepare(folder, private, output)
                 for component in self.plan.components:
                     self._have_wheel(component.axis)
@@ -126,7 +130,18 @@ class Builder:
             seconds=time.monotonic() - started,
             stages=tuple(self._watch.times()),
             log=self.log,
+            taken=taken,
         )
+
+    def _take_wheels(self) -> tuple[Taken, ...]:
+        """Take the wheels that this machine has not compiled from the registry, where that has them."""
+        if not self.pull or not self.cache or self.substitutes:
+            return ()
+        shared = SharedWheels(self.settings, self.note)
+        for component in self.plan.components:
+            if self._kept_wheel(component.axis) is None:
+                shared.take(self.plan, component)
+        return tuple(shared.taken)
 
     def prepare(self, folder: Path, private: Path, output: TextIO) -> None:
         """Download every external input, verified, as a named context, and write the secrets.
@@ -348,7 +363,7 @@ class Builder:
                 target,
                 folder=self.folder,
                 metadata=self._private / "metadata.json",
-                cache=self.cache,
+                cache=self.cache or target == ASKED,  # it runs in a stage that is built afterwards
                 watch=watch,
             )
         finally:

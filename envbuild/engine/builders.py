@@ -8,7 +8,7 @@ from envbuild.engine.machine import Machine
 
 _OPTION = re.compile(r'([a-z][\w.-]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 # binary and decimal suffixes of Kubernetes (its resource model), and Docker's, which are binary (docker run --memory)
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _DOCKER = {"b": 1, "": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 
 
@@ -54,7 +54,7 @@ class BuilderFacts:
     def memory_gib(self) -> float | None:
         """GiB of memory that its maker allows it, None without such a limit."""
         known = [
-            _quantity(self.options.get("limits.memory"), {"": 1, **_UNITS}),
+            _quantity(self.options.get("limits.memory"), _UNITS),
             _quantity(self.options.get("memory"), _DOCKER),
         ]
         return min((each / 2**30 for each in known if each), default=None)

@@ -12,17 +12,18 @@ A manifest holds the wheel, its build record (`record.json`, as it lies in image
 the sha256 of. Its tag is the component and the key.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from envbuild.catalog.store import policy_of
 from envbuild.components.base import Wheel
 from envbuild.engine.kept import keep_inputs, keep_wheel, place_of_wheel
 from envbuild.engine.wheel_file import check_wheel
 from envbuild.engine.wheels import BuildRecord, KeptWheel, parse_record
-from envbuild.errors import LockError
+from envbuild.errors import HostError, LockError
 from envbuild.plan.plan import Plan
 from envbuild.registry.keys import PrivateKey
 from envbuild.registry.manifests import MANIFEST, Artifact, Descriptor, artifact_of, described
@@ -67,13 +68,13 @@ class Pushed:
     """Whether it was not there before."""
 
 
-def push_wheel(repository: Repository, wheel: KeptWheel, key: PrivateKey | None) -> Pushed:
+def push_wheel(repository: Repository, wheel: KeptWheel, keys: Sequence[PrivateKey]) -> Pushed:
     """Push a kept wheel with its record and inputs, and sign its manifest.
 
     Args:
         repository: where it goes.
         wheel: the wheel.
-        key: signs it; without one it is of use to those alone whose machines hold its record.
+        keys: sign it; without one it is of use to those alone whose machines hold its record.
 
     Raises:
         LockError: its inputs are not known or leave something open, another wheel is there under its key, or the registry
@@ -119,8 +120,8 @@ def push_wheel(repository: Repository, wheel: KeptWheel, key: PrivateKey | None)
             if pushed.digest != blob.digest:
                 raise LockError(f"{wheel.record.wheel} changed while it was pushed", where=str(wheel.folder))
         repository.push_artifact(artifact, tag=tag)
-    if key is not None:
-        sign(repository, digest, key)
+    for key in keys:
+        sign(repository, digest, key, alone=there is None)
     return Pushed(tag=tag, digest=digest, new=there is None)
 
 
@@ -185,6 +186,49 @@ def take_wheel(
     return Taken(component=component.axis, reference=f"{where}@{descriptor.digest}", signers=signers)
 
 
+class SharedWheels:
+    """The wheels of the settings' registry, for a build: what cannot be taken from there is compiled.
+
+    Args:
+        settings: the registry, who may sign, and where the store is.
+        note: takes a line about a wheel that was taken, or why one was not.
+
+    """
+
+    def __init__(self, settings: Settings, note: Callable[[str], object]) -> None:
+        self._settings, self._note = settings, note
+        self._name = repository_of(settings)
+        self.taken: list[Taken] = []
+
+    def take(self, plan: Plan, component: Wheel) -> bool:
+        """Put the wheel of a component into the store, if the registry has one that may be used.
+
+        Raises:
+            DataError: the settings name keys that cannot be read, or fewer than must sign.
+
+        """
+        trusted = self._settings.trusted_keys
+        if self._name is None or not (trusted or recorded(place_of_wheel(self._settings, plan, component.axis))):
+            return False
+        policy = policy_of(self._settings) if trusted else Policy(verifiers=())
+        try:
+            with Repository(self._name, self._settings) as repository:
+                found = take_wheel(self._settings, repository, plan, component, policy)
+        except LockError as error:
+            self._note(f"the wheel of {component.axis} in {self._name} is not used: {_first_line(error)}")
+            return False
+        except HostError as error:
+            self._note(f"no wheel is taken from {self._name}: {_first_line(error)}")
+            self._name = None
+            return False
+        if found is None:
+            return False
+        by = f"signed by {', '.join(found.signers)}" if found.signers else "with the sha256 that this machine recorded"
+        self._note(f"the wheel of {component.axis} comes from {self._name}, {by}")
+        self.taken.append(found)
+        return True
+
+
 def _blobs_of(artifact: Artifact, where: str) -> tuple[Descriptor, Descriptor, Descriptor]:
     """Return wheel, record and inputs of a manifest, which holds these three alone."""
     if tuple(blob.mediaType for blob in artifact.blobs) != (WHEEL_TYPE, RECORD_TYPE, INPUTS_TYPE):
@@ -225,7 +269,7 @@ def _check_file(path: Path, record: BuildRecord, component: Wheel, where: str) -
         raise _refused(f"the registry's wheel installs {file.project}, not {component.distribution}", where)
 
 
-def _first_line(error: ValueError) -> str:
+def _first_line(error: Exception) -> str:
     return shown(str(error).partition("\n")[0])
 
 

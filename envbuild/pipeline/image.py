@@ -35,7 +35,7 @@ class ImageRequest:
         inputs: what the cell is made of.
         tag: the image's name; by default the plan's.
         locked_only: whether the lock is used exactly as it is.
-        pull: whether the registry's image will do.
+        pull: whether the registry's image, and compiled wheels, will do.
         cache: whether an image, wheels and steps that are there will do.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
         digest: the digest that the image must have, where a person named it.
@@ -160,6 +160,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         details=details,
         cache=request.cache,
         substitutes=request.substitutes,
+        pull=request.pull,
     )
     built = builder.build(request.tag or plan.tag)
     verified = _verified(client, built, request.digest)

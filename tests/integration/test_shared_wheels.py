@@ -10,20 +10,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from envbuild.cli import main
 from envbuild.components.base import Wheel
 from envbuild.engine import shared_wheels
+from envbuild.engine.build import Builder
 from envbuild.engine.kept import kept_wheel
 from envbuild.engine.shared_wheels import (
     ARTIFACT_TYPE,
     INPUTS_TYPE,
     RECORD_TYPE,
     WHEEL_TYPE,
+    SharedWheels,
     push_wheel,
     tag_of,
     take_wheel,
 )
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError
+from envbuild.lock.model import GitSource
+from envbuild.pipeline.locked import UnreachableError, require_sources
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.registry.manifests import artifact_of
 from envbuild.registry.repository import Repository
@@ -78,9 +83,9 @@ def only(settings):
 
 def test_a_wheel_is_compiled_once_and_taken_elsewhere(repo, keys, policy, made, empty):
     assert take_wheel(empty, repo, plan(), APEX, policy) is None
-    pushed = push_wheel(repo, only(made), keys[0])
+    pushed = push_wheel(repo, only(made), keys[:1])
     assert (pushed.tag, pushed.new) == (tag_of("apex", STAGE.key), True)
-    again = push_wheel(repo, only(made), keys[0])
+    again = push_wheel(repo, only(made), keys[:1])
     assert (again.digest, again.new) == (pushed.digest, False)
     taken = take_wheel(empty, repo, plan(), APEX, policy)
     assert taken.signers == ("ours",)
@@ -102,15 +107,15 @@ def nothing_was_kept(settings):
 
 
 def test_who_signs_decides(repo, keys, policy, made, empty):
-    push_wheel(repo, only(made), None)
+    push_wheel(repo, only(made), ())
     with pytest.raises(LockError, match="is not signed"):
         take_wheel(empty, repo, plan(), APEX, policy)
-    push_wheel(repo, only(made), keys[1])
+    push_wheel(repo, only(made), keys[1:])
     with pytest.raises(LockError, match="none of the trusted keys"):
         take_wheel(empty, repo, plan(), APEX, policy)
     with pytest.raises(LockError, match="trust no key"):
         take_wheel(empty, repo, plan(), APEX, Policy(verifiers=()))
-    push_wheel(repo, only(made), keys[0])
+    push_wheel(repo, only(made), keys[:1])
     two = Policy(verifiers=(*policy.verifiers, KeyVerifier(key=keys[1].public)), needed=2)
     with pytest.raises(LockError, match="3 signatures"):
         take_wheel(empty, repo, plan(), APEX, Policy(verifiers=two.verifiers, needed=3))
@@ -120,7 +125,7 @@ def test_who_signs_decides(repo, keys, policy, made, empty):
 
 def test_the_record_of_this_machine_names_its_own_wheel(repo, made, policy):
     """A damaged wheel comes back unsigned: only its sha256 is needed, and that is known here."""
-    push_wheel(repo, only(made), None)
+    push_wheel(repo, only(made), ())
     wheel = only(made)
     wheel.path.write_bytes(b"damaged")
     assert kept_wheel(made, plan(), "apex") is None
@@ -130,22 +135,144 @@ def test_the_record_of_this_machine_names_its_own_wheel(repo, made, policy):
 
 
 def test_a_key_holds_one_wheel(repo, keys, made, empty, tmp_path):
-    push_wheel(repo, only(made), keys[0])
+    push_wheel(repo, only(made), keys[:1])
     store(empty.cache_dir, STAGE, write_wheel(tmp_path / "other", members={"apex_C.so": b"other"}))
     with pytest.raises(LockError, match="under the same key"):
-        push_wheel(repo, only(empty), keys[0])
+        push_wheel(repo, only(empty), keys[:1])
 
 
 def test_what_a_key_leaves_open_is_not_shared(repo, keys, empty, tmp_path):
     folder = store(empty.cache_dir, STAGE, write_wheel(tmp_path / "one"), inputs=False)
     with pytest.raises(LockError, match="is not noted"):
-        push_wheel(repo, only(empty), keys[0])
+        push_wheel(repo, only(empty), keys[:1])
     shutil.rmtree(folder)
     open_stage = stage(compiler=["debian12", "12"])
     store(empty.cache_dir, open_stage, write_wheel(tmp_path / "two"))
     with pytest.raises(LockError, match="leaves something open: compiler"):
-        push_wheel(repo, only(empty), keys[0])
+        push_wheel(repo, only(empty), keys[:1])
     assert repo.manifest(tag_of("apex", open_stage.key)) is None
+
+
+# -- what a build does with it
+
+
+def site(host, tmp_path, cache="elsewhere", **more):
+    """Return the settings of a machine that trusts `ours`."""
+    return Settings(
+        cache_dir=tmp_path / cache, **{"registry": f"{host}/site", "trusted_keys": (tmp_path / "ours.pub",)} | more
+    )
+
+
+def builder(settings, notes, **more):
+    return Builder(
+        client=SimpleNamespace(settings=settings),
+        plan=SimpleNamespace(stage=plan().stage, components=(APEX,)),
+        on_change=lambda *_: None,
+        note=notes.append,
+        **{"pull": True} | more,
+    )
+
+
+def run(capsys, monkeypatch, settings, *words):
+    for name in ("registry", "cache_dir"):
+        monkeypatch.setenv(f"ENVBUILD_{name.upper()}", str(getattr(settings, name)))
+    for name in ("trusted_keys", "signing_keys"):
+        monkeypatch.setenv(f"ENVBUILD_{name.upper()}", " ".join(map(str, getattr(settings, name))))
+    with pytest.raises(SystemExit) as ended:
+        main(["wheels", *words])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_what_one_machine_pushes_another_builds_with(registry, keys, made, tmp_path, capsys, monkeypatch):
+    ours = Settings(cache_dir=made.cache_dir, registry=f"{registry}/site", signing_keys=(tmp_path / "ours.key",))
+    code, out, err = run(capsys, monkeypatch, ours, "push", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["signers"] == ["ours"]
+    assert [(each["component"], each["new"]) for each in answer["pushed"]] == [("apex", True)]
+    notes = []
+    elsewhere = site(registry, tmp_path)
+    one = builder(elsewhere, notes)
+    taken = one._take_wheels()
+    assert [(each.component, each.signers, each.reference) for each in taken] == [
+        ("apex", ("ours",), answer["pushed"][0]["reference"])
+    ]
+    assert one._kept_wheel("apex") == only(elsewhere).folder
+    assert notes == [f"the wheel of apex comes from {registry}/site/wheels, signed by ours"]
+    assert one._take_wheels() == ()  # it is there
+    for more in ({"pull": False}, {"cache": False}, {"substitutes": {"src-apex": "/x"}}):
+        assert builder(site(registry, tmp_path, "third"), notes, **more)._take_wheels() == ()
+    assert not (tmp_path / "third" / "wheels").exists()
+    assert len(notes) == 1
+
+
+def test_a_build_compiles_what_it_may_not_take(registry, repo, keys, made, tmp_path):
+    name = repo.name.removesuffix("/wheels")
+    push_wheel(repo, only(made), keys[1:])
+    notes = []
+    assert builder(site(registry, tmp_path, registry=name), notes)._take_wheels() == ()
+    assert "is not used: the registry's wheel of apex is signed by none of the trusted keys" in notes[0]
+    # nobody is trusted: nothing is asked
+    asked = []
+    assert builder(Settings(cache_dir=tmp_path / "n", registry="127.0.0.1:1/x"), asked)._take_wheels() == ()
+    assert asked == []
+
+
+def test_a_registry_that_does_not_answer_is_asked_once(keys, tmp_path):
+    notes = []
+    shared = SharedWheels(site("127.0.0.1:1", tmp_path), notes.append)
+    assert not shared.take(plan(), APEX)
+    assert not shared.take(plan(), APEX)
+    (text,) = notes
+    assert text.startswith("no wheel is taken from 127.0.0.1:1/site/wheels")
+
+
+def test_a_source_that_cannot_be_reached_is_not_needed_where_its_wheel_is(registry, keys, made, tmp_path, monkeypatch):
+    settings = site(registry, tmp_path, registry=f"{registry}/{secrets.token_hex(4)}", git_protocols=("file",))
+    source = GitSource(name="apex", url=f"file://{tmp_path}/none.git", commit="c" * 40)
+    mine = SimpleNamespace(stage=plan().stage, components=(APEX,), lock=SimpleNamespace(sources=(source,)))
+    with pytest.raises(UnreachableError):
+        require_sources(settings, mine, pull=True)
+    with Repository(f"{settings.registry}/wheels") as repository:
+        push_wheel(repository, only(made), keys[:1])
+    with pytest.raises(UnreachableError):
+        require_sources(settings, mine)
+    require_sources(settings, mine, pull=True)
+    assert only(settings).record.component == "apex"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        ({"registry": None}, 2, "no registry is set"),
+        ({"signing_keys": ()}, 2, "no key signs the wheels"),
+        ({"registry": "127.0.0.1:1/x"}, 8, "127.0.0.1:1"),
+        ({"cache_dir": Path("none")}, 4, "no compiled wheel fits"),
+    ],
+)
+def test_what_push_needs(registry, keys, made, tmp_path, capsys, monkeypatch, more, code, says):
+    values = {"cache_dir": made.cache_dir, "registry": f"{registry}/x", "signing_keys": (tmp_path / "ours.key",)} | more
+    if values["cache_dir"] == Path("none"):
+        values["cache_dir"] = tmp_path / "none"
+    settings = SimpleNamespace(trusted_keys=(), **values)
+    if settings.registry is None:
+        settings.registry = ""
+    ended, _, err = run(capsys, monkeypatch, settings, "push")
+    assert (ended, says in err) == (code, True), err
+
+
+def test_push_goes_on_past_a_wheel_that_cannot_be_shared(registry, keys, made, tmp_path, capsys, monkeypatch):
+    store(made.cache_dir, stage("te"), write_wheel(tmp_path / "te", "transformer_engine_torch"), inputs=False)
+    ours = SimpleNamespace(
+        cache_dir=made.cache_dir, registry=f"{registry}/y", signing_keys=(tmp_path / "ours.key",), trusted_keys=()
+    )
+    code, out, err = run(capsys, monkeypatch, ours, "push", "--json")
+    answer = json.loads(out)
+    assert code == 4
+    assert [each["component"] for each in answer["pushed"]] == ["apex"]
+    assert [each["component"] for each in answer["failed"]] == ["te"]
+    assert "is not noted" in err
 
 
 # -- what is signed and still not what it says: a key that was misled, or a registry that moves what is signed
@@ -230,7 +357,7 @@ def test_another_artifact_that_is_signed_is_no_wheel(repo, keys, policy, empty, 
 
 def test_a_signed_wheel_of_another_key_does_not_pass_under_this_one(repo, keys, policy, made, empty):
     """Whoever may push may move a tag."""
-    pushed = push_wheel(repo, only(made), keys[0])
+    pushed = push_wheel(repo, only(made), keys[:1])
     other = stage(torch="2.12.0+cu130")
     signed = repo.manifest(pushed.digest)
     repo.push_manifest(signed.body, signed.descriptor.mediaType, tag=tag_of("apex", other.key))
@@ -240,7 +367,7 @@ def test_a_signed_wheel_of_another_key_does_not_pass_under_this_one(repo, keys, 
 
 
 def test_a_wheel_larger_than_any_is_not_downloaded(repo, keys, policy, made, empty, monkeypatch):
-    push_wheel(repo, only(made), keys[0])
+    push_wheel(repo, only(made), keys[:1])
     monkeypatch.setattr(shared_wheels, "LARGEST", 100)
     with pytest.raises(LockError, match="more than any that we know"):
         take_wheel(empty, repo, plan(), APEX, policy)
