@@ -180,6 +180,9 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     if notices:
         show_notices(settings)
     note(f"cell {asked.solution.cell.id}")
+    gpu = asked.solution.cell.versions.get("gpu", "none")
+    if gpu != "none" and not flags.get("gpu") and asked.stack is None:
+        note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
     doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)
