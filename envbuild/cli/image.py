@@ -181,7 +181,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         show_notices(settings)
     note(f"cell {asked.solution.cell.id}")
     gpu = asked.solution.cell.versions.get("gpu", "none")
-    if gpu != "none" and not flags.get("gpu") and asked.stack is None:
+    if gpu != "none" and not given.flags.get("gpu") and asked.stack is None:
         note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
     doing("asking the engine")
     client = engine_client(settings)
