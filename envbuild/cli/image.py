@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 @digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
 @click.option("--no-smoke", is_flag=True, help="Stop after the audit; run no smoke tests.")
-@click.option("--push", "do_push", is_flag=True, help="Push the image to the configured registry.")
+@click.option(
+    "--push",
+    "do_push",
+    is_flag=True,
+    help="Push the image to the configured registry, and the wheels that were compiled here, signed.",
+)
 @click.option("--builder", metavar="NAME", help="Build with this buildx builder: local, remote or kubernetes.")
 @click.option(
     "--jobs",
@@ -169,8 +174,9 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     from envbuild.pipeline.image import ImageRequest
     from envbuild.pipeline.output import write_image
     from envbuild.pipeline.platform import require_platform
-    from envbuild.pipeline.prebuilt import push_image
+    from envbuild.pipeline.prebuilt import push_image, require_registry
     from envbuild.pipeline.prove import prove
+    from envbuild.pipeline.wheel_sharing import push_wheels, wheel_keys
 
     started = time.monotonic()
     substitutes, output = options.substitutes, options.output
@@ -183,6 +189,9 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     gpu = asked.solution.cell.versions.get("gpu", "none")
     if gpu != "none" and not given.flags.get("gpu") and asked.stack is None:
         note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
+    if options.push:  # before hours of work
+        require_registry(settings)
+    keys = wheel_keys(settings) if options.push else ()
     doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)
@@ -193,6 +202,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         tag=options.tag,
         locked_only=options.locked_only,
         pull=options.pull,
+        push=options.push,
         cache=options.cache,
         substitutes=substitutes,
         digest=options.digest,
@@ -212,6 +222,10 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     )
     report |= proof.as_json()
     report["replaced"] = substitutes
+    if settings.cache_from and made.built.stages:
+        report["not_proven"].append(
+            f"that the builder ran every step itself: finished ones may come from {settings.cache_from}, and nobody signs them"
+        )
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
     ]
@@ -223,7 +237,8 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     pushing = options.push and proof.failure is None
     if pushing:
         note("pushing the image")
-    report["pushed"] = push_image(client, made.locked.lock, made.built.digest) if pushing else None
+    report["wheels_pushed"] = push_wheels(settings, made.plan, keys, note=note) if pushing else []
+    report["pushed"] = push_image(client, made.locked.lock, made.built) if pushing else None
     if output is not None and proof.failure is None:
         note(f"writing {output}")
         write_image(client, made.built.digest, output)

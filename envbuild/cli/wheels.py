@@ -115,27 +115,23 @@ def push(as_json: bool, **chosen: tuple[str, ...]) -> None:
     Each goes to REGISTRY/wheels, under its component and key, with its build record and all inputs of its key. A build
     elsewhere takes it where its settings trust the key (`trusted_keys`).
 
-    Exits with 2 when no registry or no key is set, 4 when what a wheel was compiled from is not known, or the registry
-    has another wheel under its key, and 8 when the registry cannot be reached.
-    """
-    import os
+    A wheel that came from a registry is not pushed: its signature would state that it was compiled here, too.
 
-    from envbuild.engine.shared_wheels import push_wheel, repository_of
+    Exits with 2 when no registry or no key is set, 4 when what a wheel was compiled from is not known, it was not
+    compiled here, or the registry has another wheel under its key, and 8 when the registry cannot be reached.
+    """
     from envbuild.errors import DataError, LockError
+    from envbuild.pipeline.wheel_sharing import push_kept, wheel_keys, wheel_repository
     from envbuild.pipeline.wheels import require_some
-    from envbuild.registry.keys import read_private_key
     from envbuild.registry.repository import Repository
     from envbuild.settings import load_settings
 
     settings = load_settings()
-    name = repository_of(settings)
-    if name is None:
-        raise DataError("no registry is set to push to", where="registry", hint="set `registry` in the settings")
-    if not settings.signing_keys:
+    name, keys = wheel_repository(settings), wheel_keys(settings)
+    if not keys:
         raise DataError(
             "no key signs the wheels", where="signing_keys", hint="name a private key: nobody takes what nobody signed"
         )
-    keys = [read_private_key(path, lambda: os.environ.get("COSIGN_PASSWORD")) for path in settings.signing_keys]
     found, faults = _found(chosen)
     require_some(found, name)
     pushed, failed = [], []
@@ -143,7 +139,7 @@ def push(as_json: bool, **chosen: tuple[str, ...]) -> None:
         for wheel in found:
             doing(f"pushing {wheel.file.name}")
             try:
-                done = push_wheel(repository, wheel.kept, keys)
+                done = push_kept(settings, repository, wheel.kept, keys)
             except LockError as error:
                 note(f"{wheel.file.name} is not pushed: {error.what}")
                 failed.append((wheel, error))

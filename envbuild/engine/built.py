@@ -24,6 +24,7 @@ class Built:
         stages: what took part in this run; empty when the image was there already.
         log: the build's output.
         taken: the compiled wheels that came from a registry.
+        pushed: the repository that holds the image already, under its digest alone.
 
     """
 
@@ -34,6 +35,7 @@ class Built:
     stages: tuple[StageTime, ...] = ()
     log: Path | None = None
     taken: tuple[Taken, ...] = ()
+    pushed: str | None = None
 
     @property
     def executed(self) -> int:

@@ -42,10 +42,8 @@ _OUTPUT_LINES = 400
 
 _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
 
-
 _NOT_UNPACKED = "Error unpacking image"
 """How the engine prints that an image which it loaded cannot be run."""
-
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Docker's name of an architecture, by the kernel's."""
 
@@ -182,10 +180,6 @@ class EngineClient:
         named = [self.settings.builder] if self.settings.builder else []
         ran = self._ask("buildx", "inspect", *named, seconds=_QUICK_S)
         return read_builder(ran.out.decode("utf-8", "replace"))
-
-    def builds_into_store(self) -> bool:
-        """Return whether the builder is the engine's own, which puts an image where the engine keeps its images."""
-        return self.builder().is_engines
 
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch

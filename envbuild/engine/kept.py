@@ -9,7 +9,7 @@ from envbuild.engine.bootstrap import checksum_of
 from envbuild.plan.plan import Plan
 from envbuild.plan.stages import Stage
 from envbuild.settings import Settings
-from envbuild.util.names import FileName, checked
+from envbuild.util.names import FileName, Sha256, checked
 from envbuild.util.scratch import scratch
 
 # Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
@@ -88,6 +88,42 @@ def keep_inputs(folder: Path, stage: Stage) -> None:
         made = new / "inputs.json"
         made.write_text(stage.text, encoding="utf-8")
         made.rename(place)
+
+
+def _note_of_taken(settings: Settings, sha256: str) -> Path:
+    return settings.cache_dir / "taken" / checked(Sha256, sha256)
+
+
+def remember_taken(settings: Settings, sha256: str, reference: str) -> None:
+    """Note that a wheel came from a registry: this machine must not sign it as compiled here.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    place = _note_of_taken(settings, sha256)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(reference, encoding="utf-8")
+
+
+def forget_taken(settings: Settings, folder: Path) -> None:
+    """Note that the wheel of a folder was compiled here, whether or not a registry gave the same one before.
+
+    Raises:
+        OSError: the note cannot be removed.
+
+    """
+    stated = json.loads((folder / "record.json").read_text(encoding="utf-8"))["sha256"]
+    _note_of_taken(settings, stated).unlink(missing_ok=True)
+
+
+def taken_from(settings: Settings, sha256: str) -> str | None:
+    """Return where in a registry a wheel came from, or None for one that was compiled here."""
+    try:
+        with _note_of_taken(settings, sha256).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_RECORD_BYTES)
+    except FileNotFoundError:
+        return None
 
 
 def sha256_of(file: Path) -> str | None:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.store import policy_of
 from envbuild.components.base import Wheel
-from envbuild.engine.kept import keep_inputs, keep_wheel, place_of_wheel
+from envbuild.engine.kept import keep_inputs, keep_wheel, place_of_wheel, remember_taken
 from envbuild.engine.wheel_file import check_wheel
 from envbuild.engine.wheels import BuildRecord, KeptWheel, parse_record
 from envbuild.errors import HostError, LockError
@@ -44,7 +44,7 @@ TITLE = "org.opencontainers.image.title"
 _TEXT = 1 << 20
 LARGEST = 4 << 30
 """Bytes of a wheel; flash-attention's are the largest that we compile, some 0.5 GB."""
-_REFUSED = "the wheel is compiled here; ask who publishes there"
+_REFUSED = "ask who publishes there"
 
 
 def repository_of(settings: Settings) -> str | None:
@@ -55,6 +55,10 @@ def repository_of(settings: Settings) -> str | None:
 def tag_of(component: str, key: str) -> str:
     """Return the tag of a wheel."""
     return f"{component}-{key}"
+
+
+class NotSharedError(LockError):
+    """A wheel's key does not cover all that it was compiled from, so that nobody can take it by the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +81,15 @@ def push_wheel(repository: Repository, wheel: KeptWheel, keys: Sequence[PrivateK
         keys: sign it; without one it is of use to those alone whose machines hold its record.
 
     Raises:
-        LockError: its inputs are not known or leave something open, another wheel is there under its key, or the registry
-            does not hold what was pushed.
+        NotSharedError: its inputs are not known or leave something open.
+        LockError: another wheel is there under its key, or the registry does not hold what was pushed.
         HostError: the registry cannot be reached or refuses.
 
     """
     if wheel.inputs is None or wheel.inputs.gaps:
         what = "what it was compiled from is not noted" if wheel.inputs is None else "its key leaves something open"
         why = ", ".join(wheel.inputs.gaps) if wheel.inputs else ""
-        raise LockError(
+        raise NotSharedError(
             f"{wheel.record.wheel} cannot be shared: {what}{': ' + why if why else ''}",
             where=str(wheel.folder),
             hint="build a cell that uses it with a complete lock, and push it again",
@@ -181,13 +185,16 @@ def take_wheel(
         (made / "record.json").write_bytes(body)
         for path in made.iterdir():
             path.chmod(0o644)  # an image copies the record with its mode
+        reference = f"{where}@{descriptor.digest}"
+        if signers:
+            remember_taken(settings, record.sha256, reference)
         keep_wheel(made, place, replace=False)
     keep_inputs(place, stage)
-    return Taken(component=component.axis, reference=f"{where}@{descriptor.digest}", signers=signers)
+    return Taken(component=component.axis, reference=reference, signers=signers)
 
 
 class SharedWheels:
-    """The wheels of the settings' registry, for a build: what cannot be taken from there is compiled.
+    """The wheels of the settings' registry, for a build: what is not there is compiled.
 
     Args:
         settings: the registry, who may sign, and where the store is.
@@ -201,10 +208,11 @@ class SharedWheels:
         self.taken: list[Taken] = []
 
     def take(self, plan: Plan, component: Wheel) -> bool:
-        """Put the wheel of a component into the store, if the registry has one that may be used.
+        """Put the wheel of a component into the store, if the registry has one; where it does not answer, there is none.
 
         Raises:
             DataError: the settings name keys that cannot be read, or fewer than must sign.
+            LockError: the registry's wheel must not be used. Nothing of it is kept.
 
         """
         trusted = self._settings.trusted_keys
@@ -215,8 +223,10 @@ class SharedWheels:
             with Repository(self._name, self._settings) as repository:
                 found = take_wheel(self._settings, repository, plan, component, policy)
         except LockError as error:
-            self._note(f"the wheel of {component.axis} in {self._name} is not used: {_first_line(error)}")
-            return False
+            hint = "envbuild image --no-pull compiles the wheel here"
+            raise LockError(
+                error.what, where=error.where, hint=f"{error.hint}; {hint}" if error.hint else hint
+            ) from None
         except HostError as error:
             self._note(f"no wheel is taken from {self._name}: {_first_line(error)}")
             self._name = None

@@ -14,7 +14,7 @@ from envbuild.cli import main
 from envbuild.components.base import Wheel
 from envbuild.engine import shared_wheels
 from envbuild.engine.build import Builder
-from envbuild.engine.kept import kept_wheel
+from envbuild.engine.kept import forget_taken, kept_wheel
 from envbuild.engine.shared_wheels import (
     ARTIFACT_TYPE,
     INPUTS_TYPE,
@@ -29,6 +29,7 @@ from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError
 from envbuild.lock.model import GitSource
 from envbuild.pipeline.locked import UnreachableError, require_sources
+from envbuild.pipeline.wheel_sharing import push_wheels
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.registry.manifests import artifact_of
 from envbuild.registry.repository import Repository
@@ -207,12 +208,17 @@ def test_what_one_machine_pushes_another_builds_with(registry, keys, made, tmp_p
     assert len(notes) == 1
 
 
-def test_a_build_compiles_what_it_may_not_take(registry, repo, keys, made, tmp_path):
+def test_a_build_ends_at_a_wheel_that_it_may_not_take(registry, repo, keys, made, tmp_path):
     name = repo.name.removesuffix("/wheels")
     push_wheel(repo, only(made), keys[1:])
     notes = []
-    assert builder(site(registry, tmp_path, registry=name), notes)._take_wheels() == ()
-    assert "is not used: the registry's wheel of apex is signed by none of the trusted keys" in notes[0]
+    with pytest.raises(LockError, match="is signed by none of the trusted keys") as refused:
+        builder(site(registry, tmp_path, registry=name), notes)._take_wheels()
+    assert refused.value.exit_code == 4
+    assert "--no-pull compiles the wheel here" in refused.value.hint
+    assert notes == []
+    assert not list((tmp_path / "elsewhere").glob("wheels/*"))
+    assert builder(site(registry, tmp_path, registry=name), notes, pull=False)._take_wheels() == ()
     # nobody is trusted: nothing is asked
     asked = []
     assert builder(Settings(cache_dir=tmp_path / "n", registry="127.0.0.1:1/x"), asked)._take_wheels() == ()
@@ -273,6 +279,31 @@ def test_push_goes_on_past_a_wheel_that_cannot_be_shared(registry, keys, made, t
     assert [each["component"] for each in answer["pushed"]] == ["apex"]
     assert [each["component"] for each in answer["failed"]] == ["te"]
     assert "is not noted" in err
+
+
+def test_a_wheel_from_a_registry_is_not_signed_as_compiled_here(registry, keys, made, tmp_path, capsys, monkeypatch):
+    name = f"{registry}/{secrets.token_hex(4)}"
+    with Repository(f"{name}/wheels") as repository:
+        push_wheel(repository, only(made), keys[:1])
+    elsewhere = site(registry, tmp_path, registry=name, signing_keys=(tmp_path / "theirs.key",))
+    notes = []
+    (taken,) = builder(elsewhere, notes)._take_wheels()
+    mine = SimpleNamespace(stage=plan().stage, components=(APEX,))
+    assert push_wheels(elsewhere, mine, keys[1:], note=notes.append) == []
+    assert "was not compiled here" in notes[-1]
+    code, _, err = run(capsys, monkeypatch, elsewhere, "push")
+    assert (code, taken.reference in err) == (4, True), err
+    # compiled here as well, it is
+    forget_taken(elsewhere, only(elsewhere).folder)
+    (pushed,) = push_wheels(elsewhere, mine, keys[1:], note=notes.append)
+    assert pushed == {"component": "apex", "reference": taken.reference, "new": False}
+    both = Policy(verifiers=tuple(KeyVerifier(key=key.public) for key in keys), needed=2)
+    with Repository(f"{name}/wheels") as repository:
+        assert take_wheel(Settings(cache_dir=tmp_path / "x"), repository, plan(), APEX, both).signers == (
+            "ours",
+            "theirs",
+        )
+    assert push_wheels(elsewhere, mine, (), note=notes.append) == []  # nobody takes what nobody signed
 
 
 # -- what is signed and still not what it says: a key that was misled, or a registry that moves what is signed
