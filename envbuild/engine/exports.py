@@ -43,8 +43,8 @@ def registry_output(repository: str) -> str:
 def cache_of(settings: Settings, plan: Plan, target: str, *, taken: bool) -> dict[str, list[str]]:
     """Return where a run takes steps of other builders from, and where it leaves its own, as a bake file states it.
 
-    The steps of an image lie under the image's own tag. Those of wheels lie under the key of the compilers' stage: a wheel
-    that was compiled is found by its key, and what is left to share is what it was compiled with.
+    The steps of an image lie under the image's own tag. Those of wheels lie under the key of the torch that they are
+    compiled against: a wheel itself is found by its key, and what is left to share is what it is compiled with.
 
     Args:
         settings: the repositories.
@@ -53,7 +53,7 @@ def cache_of(settings: Settings, plan: Plan, target: str, *, taken: bool) -> dic
         taken: whether steps of other builders will do.
 
     """
-    tag = plan.tag.partition(":")[2][:128] if target == "image" else f"builder-{plan.stage('builder').key[:32]}"
+    tag = plan.tag.partition(":")[2][:128] if target == "image" else f"builder-{plan.stage('torch').key[:32]}"
     found = {}
     if settings.cache_from and taken:
         found["cache-from"] = [quote.csv_fields(type="registry", ref=f"{settings.cache_from}:{tag}")]

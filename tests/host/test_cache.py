@@ -45,6 +45,7 @@ def cache(tmp_path):
     put(folder / "uv" / "wheels-v5" / "x.whl")
     put(folder / "wheels" / f"flash-attn-{KEY[:32]}" / "record.json")
     put(folder / "catalogs" / f"{KEY}.json")
+    put(folder / "catalog-locks" / KEY / "lock.json")
     for kind in ("built", "pulled", "records", "taken", "times", "trials"):
         put(folder / kind / KEY)
     log = new_log(folder / "logs", "build", KEY[:8])
