@@ -123,4 +123,5 @@ def for_people(report: dict[str, Any]) -> str:
         lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
         lines += ["", f"pushed to {report['pushed']}"]
+        lines += [f"wheel of {each['component']} in {each['reference']}" for each in report["wheels_pushed"]]
     return "\n".join([*lines, "", "run it", f"  {report['run']}"])

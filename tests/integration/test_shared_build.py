@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -213,3 +214,27 @@ def test_a_builder_elsewhere_pushes_the_image_itself(site, first, remote, engine
     assert reference not in engine.image.inspect(TAG).repo_tags  # what the engine pushes has this name there
     (wheel,) = answer["wheels_pushed"]
     assert wheel["component"] == "regex"
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_the_wheel_is_installed_without_a_container(site, first, tool, tmp_path):
+    exported = run("wheels", "export", str(tmp_path / "out"), "--json", env=site.env("first"))
+    assert exported.code == 0, exported.err
+    (index,) = [path for path in (tmp_path / "out").iterdir() if (path / "regex").is_dir()]
+    words = {
+        "pip": [sys.executable, "-m", "pip", "download", "--no-cache-dir", "--dest"],
+        "uv": [str(Path(sys.executable).with_name("uv")), "pip", "install", "--no-cache", "--no-config", "--target"],
+    }[tool]
+    python = first["cell"]["python"]
+    chosen = ["--python-version", python, "--only-binary", ":all:", "--no-deps", "--index-url", index.as_uri()]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    done = subprocess.run(
+        [*words, str(tmp_path / "site"), *chosen, "regex"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    got = tmp_path / "site"
+    if tool == "pip":
+        (file,) = got.iterdir()
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == first["wheel"]["sha256"]
+    else:
+        assert list((got / "regex").glob("_regex.*.so"))
