@@ -156,7 +156,7 @@ TAMPERED = {
 
 @pytest.mark.parametrize("kind", TAMPERED)
 def test_what_was_tampered_with_ends_the_build(site, first, start_registry, kind, tmp_path_factory):
-    """Each in a registry of its own, which holds the same wheel otherwise."""
+    """Each in a separate registry, which holds the same wheel otherwise."""
     change, by, says = TAMPERED[kind]
     base = tmp_path_factory.getbasetemp()
     before = set(base.glob("registry*"))
