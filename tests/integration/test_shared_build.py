@@ -100,7 +100,7 @@ def stages(answer):
 
 
 def test_the_wheel_is_compiled_once(site, first):
-    assert {"build-regex", "builder"} <= set(stages(first))
+    assert "build-regex" in stages(first)
     assert first["wheels_taken"] == []
     done = site.image("--locked", cache=site.machine("second"), **site.ours)
     assert done.code == 0, done.err
@@ -108,7 +108,7 @@ def test_the_wheel_is_compiled_once(site, first):
     assert [(each["reference"], each["signers"]) for each in answer["wheels_taken"]] == [
         (first["wheel"]["reference"], ["ours"])
     ]
-    assert not {"build-regex", "builder"} & set(stages(answer))  # no compiler is even set up
+    assert "build-regex" not in stages(answer)  # BuildKit does not even look at it
     assert stages(answer)["wheel-regex"]["executed"] == 0
     assert (answer["origin"], answer["digest"]) == ("built", first["digest"])
 
