@@ -19,11 +19,11 @@ from envbuild.engine.details import Details, part_of
 from envbuild.engine.exports import archive_output, bake_file, cache_of, folder_output, registry_output, store_output
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import (
-    forget_taken,
     keep_inputs,
     keep_wheel,
     kept_wheel,
     place_of_wheel,
+    remember_compiled,
     root_state,
     wheel_fault,
 )
@@ -298,7 +298,7 @@ class Builder:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
                 keep_wheel(made, kept, replace=not self.cache)
-                forget_taken(self.settings, kept)
+                remember_compiled(self.settings, kept)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")

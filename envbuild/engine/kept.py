@@ -94,8 +94,8 @@ def _note_of_taken(settings: Settings, sha256: str) -> Path:
     return settings.cache_dir / "taken" / checked(Sha256, sha256)
 
 
-def remember_taken(settings: Settings, sha256: str, reference: str) -> None:
-    """Note that a wheel came from a registry: this machine must not sign it as compiled here.
+def remember_taken(settings: Settings, sha256: str, origin: str) -> None:
+    """Note that a wheel came from elsewhere, or from steps that did: this machine must not sign it as compiled here.
 
     Raises:
         OSError: it cannot be written.
@@ -103,22 +103,27 @@ def remember_taken(settings: Settings, sha256: str, reference: str) -> None:
     """
     place = _note_of_taken(settings, sha256)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(reference, encoding="utf-8")
+    place.write_text(origin, encoding="utf-8")
 
 
-def forget_taken(settings: Settings, folder: Path) -> None:
-    """Note that the wheel of a folder was compiled here, whether or not a registry gave the same one before.
+def remember_compiled(settings: Settings, folder: Path) -> None:
+    """Note that the wheel in a folder of the store was compiled here, whether or not it came from elsewhere before.
+
+    A build that takes finished steps from a registry cannot know that: nobody signs those.
 
     Raises:
-        OSError: the note cannot be removed.
+        OSError: the note cannot be written.
 
     """
-    stated = json.loads((folder / "record.json").read_text(encoding="utf-8"))["sha256"]
-    _note_of_taken(settings, stated).unlink(missing_ok=True)
+    sha256 = json.loads((folder / "record.json").read_text(encoding="utf-8"))["sha256"]
+    if settings.cache_from:
+        remember_taken(settings, sha256, settings.cache_from)
+    else:
+        _note_of_taken(settings, sha256).unlink(missing_ok=True)
 
 
 def taken_from(settings: Settings, sha256: str) -> str | None:
-    """Return where in a registry a wheel came from, or None for one that was compiled here."""
+    """Return where a wheel, or steps that made it, came from; None for one that was compiled here."""
     try:
         with _note_of_taken(settings, sha256).open(encoding="utf-8", errors="replace") as file:
             return file.read(_RECORD_BYTES)

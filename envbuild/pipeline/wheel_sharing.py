@@ -11,6 +11,7 @@ from envbuild.plan.plan import Plan
 from envbuild.registry.keys import PrivateKey, read_private_key
 from envbuild.registry.repository import Repository
 from envbuild.settings import Settings
+from envbuild.util.names import shown
 
 
 def wheel_repository(settings: Settings) -> str:
@@ -44,16 +45,16 @@ def push_kept(settings: Settings, repository: Repository, wheel: KeptWheel, keys
     """Push and sign a wheel that this machine compiled; see `push_wheel`.
 
     Raises:
-        NotSharedError: it came from a registry: a signature would state that it was compiled here, too.
+        NotSharedError: it, or steps that made it, came from a registry: a signature states that it was compiled here.
         LockError, HostError: as `push_wheel`.
 
     """
     origin = taken_from(settings, wheel.record.sha256)
     if origin is not None:
         raise NotSharedError(
-            f"{wheel.record.wheel} was not compiled here",
-            where=origin,
-            hint="envbuild image --no-cache --no-pull compiles it here, too",
+            f"it is not known that {wheel.record.wheel} was compiled here: it came from {shown(origin)}",
+            where=str(wheel.folder),
+            hint="envbuild image --no-cache --no-pull, without the setting cache_from, compiles it here",
         )
     return push_wheel(repository, wheel, keys)
 

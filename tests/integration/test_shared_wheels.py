@@ -14,7 +14,7 @@ from envbuild.cli import main
 from envbuild.components.base import Wheel
 from envbuild.engine import shared_wheels
 from envbuild.engine.build import Builder
-from envbuild.engine.kept import forget_taken, kept_wheel
+from envbuild.engine.kept import kept_wheel, remember_compiled
 from envbuild.engine.shared_wheels import (
     ARTIFACT_TYPE,
     INPUTS_TYPE,
@@ -290,11 +290,15 @@ def test_a_wheel_from_a_registry_is_not_signed_as_compiled_here(registry, keys, 
     (taken,) = builder(elsewhere, notes)._take_wheels()
     mine = SimpleNamespace(stage=plan().stage, components=(APEX,))
     assert push_wheels(elsewhere, mine, keys[1:], note=notes.append) == []
-    assert "was not compiled here" in notes[-1]
+    assert f"came from {taken.reference}" in notes[-1]
     code, _, err = run(capsys, monkeypatch, elsewhere, "push")
     assert (code, taken.reference in err) == (4, True), err
+    # with steps of a builder that nobody knows, it was not compiled here either
+    remember_compiled(elsewhere.model_copy(update={"cache_from": "r.example.org/steps"}), only(elsewhere).folder)
+    assert push_wheels(elsewhere, mine, keys[1:], note=notes.append) == []
+    assert "came from r.example.org/steps" in notes[-1]
     # compiled here as well, it is
-    forget_taken(elsewhere, only(elsewhere).folder)
+    remember_compiled(elsewhere, only(elsewhere).folder)
     (pushed,) = push_wheels(elsewhere, mine, keys[1:], note=notes.append)
     assert pushed == {"component": "apex", "reference": taken.reference, "new": False}
     both = Policy(verifiers=tuple(KeyVerifier(key=key.public) for key in keys), needed=2)
