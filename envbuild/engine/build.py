@@ -16,7 +16,15 @@ from envbuild.engine.built import Built, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
-from envbuild.engine.exports import archive_output, bake_file, cache_of, folder_output, registry_output, store_output
+from envbuild.engine.exports import (
+    CACHE_ONLY,
+    archive_output,
+    bake_file,
+    cache_of,
+    folder_output,
+    registry_output,
+    store_output,
+)
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import (
     keep_inputs,
@@ -39,7 +47,6 @@ from envbuild.engine.stored import write_listing
 from envbuild.errors import BuildError
 from envbuild.lock.model import Root
 from envbuild.matrix.cell import DEBIAN_ARCH
-from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, read_below
@@ -50,13 +57,6 @@ from envbuild.util.scratch import scratch
 _LOG_END = 2**20
 
 Change = Callable[[str, str], None]
-
-
-def write_context(plan: Plan, folder: Path) -> None:
-    """Write Dockerfile and bake file to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "Dockerfile").write_text(dockerfile(plan), encoding="utf-8")
-    (folder / "docker-bake.json").write_text(bake(plan), encoding="utf-8")
 
 
 @dataclass(kw_only=True)
@@ -326,6 +326,8 @@ class Builder:
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
                 return None
+            if self.settings.cache_to and self._watch.stored:  # the error that it ends with comes before the cache
+                self._bake("image", CACHE_ONLY)
             with scratch("image", self._cache("builds")) as folder:
                 write_listing(folder / "image.tar", image.manifest, tag)
                 self._load(folder / "image.tar", tag)

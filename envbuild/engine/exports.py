@@ -18,6 +18,16 @@ EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediat
 # A builder that cannot write its cache has still built: `Watch.cache_errors` says why it could not.
 _CACHE = "mode=max,image-manifest=true,oci-mediatypes=true,compression=zstd,compression-level=1,ignore-error=true"
 
+CACHE_ONLY = "type=cacheonly"
+"""The output of a run that makes nothing but the build cache."""
+
+
+def write_context(plan: Plan, folder: Path) -> None:
+    """Write Dockerfile and bake file to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Dockerfile").write_text(dockerfile(plan), encoding="utf-8")
+    (folder / "docker-bake.json").write_text(bake(plan), encoding="utf-8")
+
 
 def folder_output(folder: Path) -> str:
     """Return the output that writes a target's files to a folder."""

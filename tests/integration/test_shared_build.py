@@ -150,7 +150,7 @@ TAMPERED = {
         "is signed by none of the trusted keys",
     ),
     "a signed wheel of another key": (another_key, "ours", "was compiled from something else than its tag says"),
-    "other bytes in the registry's storage": (nothing, "ours", "registry"),
+    "other bytes in the registry's storage": (nothing, "ours", "serves is another one"),
 }
 
 
@@ -207,7 +207,7 @@ def test_a_builder_elsewhere_pushes_the_image_itself(site, first, remote, engine
     assert "the build cache is not" not in done.err
     assert answer["digest"] == first["digest"]
     ran = {name for name, stage in stages(answer).items() if stage["executed"]}
-    assert not {"runtime", "torch", "builder", "build-regex", "env"} & ran  # the first engine's steps
+    assert not {"build-regex", "env", "stack"} & ran, ran  # the first engine's steps
     assert f"may come from {site.registry}/cache" in " ".join(answer["not_proven"])
     reference, _, digest = answer["pushed"].partition("@")
     assert find_digest(reference) == digest == first["digest"]
@@ -228,6 +228,7 @@ def test_the_wheel_is_installed_without_a_container(site, first, tool, tmp_path)
     python = first["cell"]["python"]
     chosen = ["--python-version", python, "--only-binary", ":all:", "--no-deps", "--index-url", index.as_uri()]
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    environment["PIP_CONFIG_FILE"] = os.devnull  # this machine's own index
     done = subprocess.run(
         [*words, str(tmp_path / "site"), *chosen, "regex"], capture_output=True, text=True, check=False, env=environment
     )
