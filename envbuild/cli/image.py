@@ -64,6 +64,11 @@ if TYPE_CHECKING:
 )
 @click.option("--skip", multiple=True, metavar="PATTERN", help="With --matrix, leave out the cells whose id matches.")
 @click.option("--dry-run", is_flag=True, help="With --matrix, list the cells and make none.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Add an evidence record of the smoke tests to this folder, however they end.",
+)
 @json_option
 @progress_options
 def image(
@@ -78,6 +83,7 @@ def image(
     jobs: int | None,
     contexts: tuple[str, ...],
     output: Path | None,
+    record: Path | None,
     patterns: tuple[str, ...],
     skip: tuple[str, ...],
     dry_run: bool,
@@ -116,8 +122,17 @@ def image(
         substitutes=substitutes,
         digest=parse_digest(digest),
         output=output,
+        record=record,
         changed={k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None},
     )
+    if record is not None and (no_smoke or substitutes):
+        raise UsageError(
+            "no smoke tests run that could be recorded"
+            if no_smoke
+            else "an image with a replaced input does not match its lock, and a record is of a lock's image",
+            where="--record",
+            hint="leave --record out; `envbuild smoke TAG --record FOLDER` records a run of any image",
+        )
     if substitutes and do_push:
         raise UsageError(
             "an image with a replaced input does not match its lock, and the registry stores images by their lock",
@@ -151,6 +166,7 @@ class Asked:
     substitutes: dict[str, str]
     digest: str | None
     output: Path | None
+    record: Path | None
     changed: dict[str, Any]
     """Settings that options replace."""
 
@@ -219,8 +235,11 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         with_smoke=options.smoke,
         note=note,
         progress=TestCount(),
+        record=options.record,
     )
     report |= proof.as_json()
+    if options.record is not None:
+        report["evidence"] = str(proof.evidence) if proof.evidence else None
     report["replaced"] = substitutes
     if settings.cache_from and made.built.stages:
         report["not_proven"].append(

@@ -24,6 +24,7 @@ from envbuild.engine.exports import (
     folder_output,
     registry_output,
     store_output,
+    write_context,
 )
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import (
@@ -264,8 +265,7 @@ class Builder:
 
     def _bootstrap(self, root: Root, kept: Path) -> None:
         with self._new_log("bootstrap") as output:
-            log = Path(output.name)
-            self._bootstrap_into(root, kept, log)
+            self._bootstrap_into(root, kept, Path(output.name))
 
     def _bootstrap_into(self, root: Root, kept: Path, log: Path) -> None:
         try:
@@ -326,7 +326,7 @@ class Builder:
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
                 return None
-            if self.settings.cache_to and self._watch.stored:  # the error that it ends with comes before the cache
+            if self.settings.cache_to and self._watch.stored:  # its error comes before the cache is written
                 self._bake("image", CACHE_ONLY)
             with scratch("image", self._cache("builds")) as folder:
                 write_listing(folder / "image.tar", image.manifest, tag)
