@@ -287,8 +287,7 @@ class Builder:
 
     def _have_wheel(self, axis: str) -> None:
         """Have the wheel of `axis`: the one kept for its key, or a new one."""
-        kept = self._kept_wheel(axis)
-        name = f"wheel-{axis}"
+        kept, name = self._kept_wheel(axis), f"wheel-{axis}"
         if kept is None:
             self._note_damage(axis)
             with scratch("wheel", self._cache("wheels")) as folder:
