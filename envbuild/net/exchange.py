@@ -1,6 +1,6 @@
-"""What one request may take, and what a host answers to it before the body."""
+"""What one request may send and take, and what a host answers to it before the body."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -24,6 +24,17 @@ class Bounds:
 
 PAGE = Bounds(size=64 << 20)
 """An index page, a METADATA file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """The body of a request."""
+
+    size: int
+    """Bytes."""
+    chunks: Callable[[], Iterator[bytes]]
+    """Returns the body from its start; called once for each attempt."""
+    media_type: str = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 
 from envbuild.errors import HostError
 from envbuild.net.address import Address, host_of, place_of, read_address
-from envbuild.net.exchange import Answer, Bounds
+from envbuild.net.exchange import Answer, Bounds, Upload
 from envbuild.net.failures import BadAnswerError, NoAnswerError, no_answer, words_of
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -64,6 +64,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
         login: str | None = None,
         hashed: bool = False,
+        method: str = "GET",
+        upload: Upload | None = None,
     ) -> tuple[Answer, T | None]:
         """Ask for `url` and hand the body of a good answer to `take`, as it comes.
 
@@ -77,6 +79,8 @@ class Client:
             headers: sent to every host that redirects lead to.
             login: an Authorization header for the scheme, host and port of `url`; the URL's own by default.
             hashed: whether the caller knows the hash of the body. Without it, a redirect from https to http is refused.
+            method: of HTTP. A redirect is followed for GET and HEAD alone: no other host gets what is uploaded.
+            upload: the body of the request. What is tried again is sent again, so it must be the same each time.
 
         Returns:
             The last answer, and what `take` returned; None for an answer that is not good.
@@ -91,7 +95,14 @@ class Client:
         except ValueError as error:
             raise NoAnswerError(host_of(url), str(error)) from None
         deadline = time.monotonic() + bounds.total_s
-        asked = _Asked(headers=dict(headers or {}), login=login or address.login, bounds=bounds, hashed=hashed)
+        asked = _Asked(
+            headers=dict(headers or {}),
+            login=login or address.login,
+            bounds=bounds,
+            hashed=hashed,
+            method=method,
+            upload=upload,
+        )
         for attempt in range(1, bounds.attempts + 1):
             pause = min(bounds.pause_s * 2 ** (attempt - 1), bounds.longest_pause_s)
             pause += random.uniform(0, pause / 4)  # noqa: S311 - so that many clients do not come back at once
@@ -115,7 +126,7 @@ class Client:
             headers = {"Accept-Encoding": "identity", "User-Agent": "envbuild"} | asked.headers
             if asked.login and address.origin == home:  # another host, scheme or port has no right to it
                 headers["Authorization"] = asked.login
-            response = self._open(address, headers, asked.bounds, deadline)
+            response = self._open(address, headers, asked, deadline)
             try:
                 answer = Answer(
                     status=response.status,
@@ -128,24 +139,30 @@ class Client:
                         return answer, None
                     with contextlib.closing(_chunks(response, address.host, asked.bounds, deadline)) as chunks:
                         return answer, take(answer, chunks)
+                if asked.method not in {"GET", "HEAD"}:
+                    raise BadAnswerError(address.host, f"redirects an upload to {place_of(target)}")
             finally:
                 response.close()
             address = _redirected(address, target, hashed=asked.hashed)
         raise BadAnswerError(address.host, f"redirects more than {_HOPS} times")
 
-    def _open(
-        self, address: Address, headers: Mapping[str, str], bounds: Bounds, deadline: float
-    ) -> "BaseHTTPResponse":
+    def _open(self, address: Address, headers: dict[str, str], asked: "_Asked", deadline: float) -> "BaseHTTPResponse":
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
+        bounds, upload = asked.bounds, asked.upload
+        if upload:
+            headers |= {"Content-Length": str(upload.size), "Content-Type": upload.media_type}
+        elif asked.method in {"POST", "PUT"}:
+            headers |= {"Content-Length": "0"}
         left = deadline - time.monotonic()
         if left <= 0:
             raise NoAnswerError(address.host, f"no answer within {bounds.total_s:g} s")
         try:
             return self._pool(address).urlopen(
-                "GET",
+                asked.method,
                 address.url,
+                body=_sent(upload, deadline) if upload else None,
                 headers=headers,
                 redirect=False,
                 retries=False,
@@ -204,6 +221,16 @@ class _Asked:
     login: str | None
     bounds: Bounds
     hashed: bool
+    method: str
+    upload: Upload | None
+
+
+def _sent(upload: Upload, deadline: float) -> Iterator[bytes]:
+    """Yield the body of a request, until the time is over: a host that takes a byte now and then would hold us for good."""
+    for chunk in upload.chunks():
+        if time.monotonic() > deadline:
+            raise OSError("the upload was not complete in time")
+        yield chunk
 
 
 def _redirected(address: Address, target: str, *, hashed: bool) -> Address:

@@ -50,6 +50,12 @@ class Reference:
         return f"{self.host}/{self.path}"
 
     @property
+    def api(self) -> str:
+        """The address of the repository in the registry's HTTP API v2: plain http on loopback, https elsewhere."""
+        host = _HUB_API if self.host == _HUB else self.host
+        return f"{'http' if self.loopback else 'https'}://{host}/v2/{self.path}"
+
+    @property
     def loopback(self) -> bool:
         """Whether the registry is on this machine, where plain http is what docker speaks, too."""
         name = self.host.rpartition(":")[0] or self.host
@@ -107,15 +113,14 @@ def find_digest(reference: str, *, settings: Settings | None = None) -> str | No
     from envbuild.net.http import Client
 
     ref = parse_reference(reference)
-    host = _HUB_API if ref.host == _HUB else ref.host
-    url = f"{'http' if ref.loopback else 'https'}://{host}/v2/{ref.path}/manifests/{ref.digest or ref.tag}"
+    url = f"{ref.api}/manifests/{ref.digest or ref.tag}"
     headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
     try:
         # a proxy would look for loopback on itself
         with Client(settings, direct=ref.loopback) as client:
             answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers)
             if answer.status == 401:
-                login = _authorization(client, ref, answer.headers.get("www-authenticate", ""))
+                login = authorization(client, ref, answer.headers.get("www-authenticate", ""))
                 answer, body = client.ask(url, body_of, bounds=_bounds(), headers=headers, login=login)
     except NoAnswerError as error:
         raise HostError(
@@ -164,8 +169,20 @@ def _bounds() -> "Bounds":
     return Bounds(size=4 << 20, stall_s=20.0, total_s=90.0)
 
 
-def _authorization(client: "Client", ref: Reference, header: str) -> str:
-    """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic)."""
+def authorization(client: "Client", ref: Reference, header: str, *, actions: str = "pull") -> str:
+    """Return the Authorization header that answers the registry's challenge (RFC 6750, or HTTP Basic).
+
+    Args:
+        client: what asks for a token.
+        ref: of the repository.
+        header: the challenge, the registry's WWW-Authenticate.
+        actions: what a token is asked for, where the challenge does not say: `pull` or `pull,push`.
+
+    Raises:
+        HostError: there is no login, or it is refused.
+        NoAnswerError, BadAnswerError: the host that gives tokens cannot be reached or used.
+
+    """
     from envbuild.net.answers import read_challenge, read_token, token_url
     from envbuild.net.docker_login import docker_login
     from envbuild.net.fetch import body_of
@@ -176,7 +193,7 @@ def _authorization(client: "Client", ref: Reference, header: str) -> str:
         return basic
     if challenge.scheme != "bearer" or not challenge.realm:
         raise no_access(ref)
-    url = token_url(challenge, scope=f"repository:{ref.path}:pull", plain=ref.loopback)
+    url = token_url(challenge, scope=f"repository:{ref.path}:{actions}", plain=ref.loopback)
     # As docker does: the login for a registry goes to the realm that this registry itself names, which is often another
     # host (auth.docker.io). It goes there over https and to no further host.
     answer, body = client.ask(url, body_of, bounds=_bounds(), login=basic)

@@ -44,6 +44,28 @@ class Settings(BaseModel):
     registry: Registry | None = Field(
         None, description="Prefix that prebuilt images are pulled from and pushed to, such as `ghcr.io/acme/envbuild`."
     )
+    trusted_keys: tuple[ExistingFile, ...] = Field(
+        (),
+        description="PEM files of the public keys that may sign the registry's catalogue; a file's name without its ending "
+        "is the signer's name. With none, no catalogue is read.",
+    )
+    trusted_signatures: int = Field(1, ge=1, le=50, description="How many of `trusted_keys` must have signed.")
+    catalog_max_age_days: int = Field(
+        90, ge=1, le=3650, description="Days after which a catalogue that nobody signed again is refused."
+    )
+    signing_keys: tuple[ExistingFile, ...] = Field(
+        (),
+        description="PEM files of the private keys (PKCS #8) that sign what this machine publishes; the variable "
+        "`COSIGN_PASSWORD` holds their password.",
+    )
+    cache_from: Registry | None = Field(
+        None,
+        description="Repository that a build takes finished steps of other builders from; a tag for each cell. Nobody signs "
+        "them: name one that only builders you trust can write to.",
+    )
+    cache_to: Registry | None = Field(
+        None, description="Repository that a build leaves its finished steps in, for `cache_from` elsewhere."
+    )
     builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
     engine_host: str | None = Field(
         None,
@@ -113,5 +135,5 @@ class Settings(BaseModel):
         yield from self.redacted().items()
 
 
-LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols"})
+LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_keys"})
 """Settings that hold several values; in the environment they are separated by whitespace."""

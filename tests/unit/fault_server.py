@@ -15,6 +15,11 @@ class Fault:
         self.handler = handler
         self.headers = handler.headers
         self.path = handler.path
+        self.method = handler.command
+
+    def body(self):
+        """Return what the request sends."""
+        return self.handler.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def send(self, body=b"", status=200, reason="OK", **headers):
         fields = {"Content-Length": str(len(body))} | {k.replace("_", "-"): v for k, v in headers.items()}
@@ -67,6 +72,8 @@ class FaultServer:
 
             do_HEAD = do_GET  # noqa: N815 - as http.server has it
             do_CONNECT = do_GET  # noqa: N815
+            do_POST = do_GET  # noqa: N815
+            do_PUT = do_GET  # noqa: N815
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True

@@ -106,6 +106,7 @@ def test_evidence_is_next_to_what_it_proves(matrix, page):
             "cell": "cu130-py311-torch2.11.0-te2.12.0-x",
             "where": "H200, driver 580",
             "gpu": "sm_90",
+            "image": "sha256:aa",
             "date": "2026-11-17T09:00:00Z",
             "why": "",
             "record": "sha256:0123",

@@ -1,0 +1,252 @@
+"""Signatures over manifests in a registry, in cosign's format: who signed a digest, and whether that is enough.
+
+A signature of the manifest `sha256:HEX` lies in the same repository under the tag `sha256-HEX.sig`: a manifest with a
+blob per signature. The blob is a "simple signing" payload that names the digest; its signature, in base64, is an
+annotation of its descriptor (cosign's SIGNATURE_SPEC.md). So `cosign verify --key` checks what is signed here, and what
+cosign signed with a key counts here.
+
+The tag and the manifest are hints, as everything that a registry serves: a signature counts only where a trusted key
+signed the payload's bytes and the payload names the digest that was asked for.
+
+Signatures without a key of one's own (sigstore's short-lived certificates, for CI) have the same layout, with the
+certificate, its chain and the transparency log's entry as further annotations. `Signature` holds them, and a `Verifier`
+for an identity can judge them with sigstore's library; this release has none.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from envbuild.errors import LockError
+from envbuild.registry.keys import PrivateKey, PublicKey
+from envbuild.registry.manifests import MANIFEST, Artifact, Descriptor
+from envbuild.registry.repository import Repository
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import Digest, checked
+
+PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+_SIGNATURE = "dev.cosignproject.cosign/signature"
+_SIGSTORE = "dev.sigstore.cosign/"
+_KIND = "cosign container image signature"
+_LARGEST_PAYLOAD = 64 << 10
+_MOST_SIGNATURES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What claims to be a signature of a digest."""
+
+    payload: bytes
+    signature: bytes
+    certificate: str = ""
+    """PEM, for a signature without a key of one's own."""
+    chain: str = ""
+    bundle: str = ""
+    """The transparency log's entry, in JSON."""
+
+
+class Verifier(Protocol):
+    """Judges signatures: by a public key, or by an identity in a certificate."""
+
+    @property
+    def name(self) -> str:
+        """Whose signature it is."""
+
+    def accepts(self, signature: Signature) -> bool:
+        """Return whether `signature` is of this signer over just its payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyVerifier:
+    """Judges signatures by a public key."""
+
+    key: PublicKey
+
+    @property
+    def name(self) -> str:
+        """The key's name."""
+        return self.key.name
+
+    def accepts(self, signature: Signature) -> bool:
+        """Return whether the key signed the payload."""
+        return self.key.verifies(signature.signature, signature.payload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Who may sign, and how many of them must."""
+
+    verifiers: Sequence[Verifier]
+    needed: int = 1
+
+
+def signature_tag(digest: str) -> str:
+    """Return the tag of the signatures of `digest`."""
+    return checked(Digest, digest).replace(":", "-") + ".sig"
+
+
+def payload_of(repository: str, digest: str, claims: Mapping[str, str] | None = None) -> bytes:
+    """Return what is signed for the manifest `digest`."""
+    value = {
+        "critical": {
+            "identity": {"docker-reference": repository},
+            "image": {"docker-manifest-digest": checked(Digest, digest)},
+            "type": _KIND,
+        },
+        "optional": dict(claims or {}) or None,
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def signed_digest(payload: bytes) -> str:
+    """Return the digest that a payload is about.
+
+    Raises:
+        ValueError: it is no payload of this kind.
+
+    """
+    value: Any = parse_json(payload, limit=_LARGEST_PAYLOAD)
+    critical = value.get("critical") if isinstance(value, dict) else None
+    image = critical.get("image") if isinstance(critical, dict) else None
+    if not isinstance(critical, dict) or not isinstance(image, dict) or critical.get("type") != _KIND:
+        raise ValueError("it is no simple signing payload")
+    return checked(Digest, image.get("docker-manifest-digest"))
+
+
+def sign(repository: Repository, digest: str, key: PrivateKey, *, alone: bool = False) -> None:
+    """Sign the manifest `digest` of a repository, and keep the signatures of others.
+
+    Args:
+        repository: where the manifest is.
+        digest: of the manifest.
+        key: signs.
+        alone: whether nobody else knows the manifest yet, so that nobody else signs it at the same time.
+
+    Raises:
+        HostError, LockError: as the methods of `Repository`.
+
+    """
+    own = KeyVerifier(key=key.public)
+    payload = payload_of(repository.name, digest)
+    annotations = {_SIGNATURE: base64.b64encode(key.sign(payload)).decode()}
+    blob = repository.push_blob(payload, PAYLOAD_TYPE, annotations=annotations)
+
+    def added() -> bytes | None:
+        try:
+            if signers(repository, digest, (own,)):
+                return None
+            held = _held(repository, digest)
+        except LockError:
+            held = ()  # what is there cannot be read, so it counts for nobody
+        blobs = (*held[: _MOST_SIGNATURES - 1], blob)
+        config = _config(blobs)
+        described_config = repository.push_blob(config, CONFIG_TYPE)
+        return Artifact(artifact_type=CONFIG_TYPE, config=described_config, blobs=blobs).body()
+
+    if not alone:
+        repository.change_tag(signature_tag(digest), added, MANIFEST)
+    elif (body := added()) is not None:
+        repository.push_manifest(body, MANIFEST, tag=signature_tag(digest))
+
+
+def _config(blobs: Sequence[Descriptor]) -> bytes:
+    """Return the config that makes the signatures' manifest an image in the eyes of older registries."""
+    value = {
+        "architecture": "",
+        "config": {},
+        "history": [],
+        "os": "",
+        "rootfs": {"type": "layers", "diff_ids": [blob.digest for blob in blobs]},
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _held(repository: Repository, digest: str) -> tuple[Descriptor, ...]:
+    """Return the blobs of the signatures that the registry holds for `digest`."""
+    found = repository.artifact(signature_tag(digest), CONFIG_TYPE)
+    if found is None:
+        return ()
+    blobs = tuple(blob for blob in found[1].blobs if blob.mediaType == PAYLOAD_TYPE)
+    if len(blobs) > _MOST_SIGNATURES:
+        raise LockError(
+            f"{digest} has {len(blobs)} signatures, and at most {_MOST_SIGNATURES} are looked at",
+            where=f"{repository.name}:{signature_tag(digest)}",
+            hint="have the tag deleted and the manifest signed again",
+        )
+    return blobs
+
+
+def signers(repository: Repository, digest: str, verifiers: Sequence[Verifier]) -> tuple[str, ...]:
+    """Return the names of those among `verifiers` who signed the manifest `digest`, in their order.
+
+    Raises:
+        HostError: the registry cannot be reached or refuses.
+        LockError: it serves something else than signatures.
+
+    """
+    found: set[str] = set()
+    for blob in _held(repository, digest):
+        signature = _read(repository, blob)
+        if signature is None:
+            continue
+        accepting = [each.name for each in verifiers if each.accepts(signature)]
+        if accepting and _names(signature.payload, digest):
+            found |= set(accepting)
+    return tuple(each.name for each in verifiers if each.name in found)
+
+
+def _names(payload: bytes, digest: str) -> bool:
+    try:
+        return signed_digest(payload) == digest
+    except ValueError:
+        return False
+
+
+def _read(repository: Repository, blob: Descriptor) -> Signature | None:
+    """Return a signature, or None where what is there is none: somebody else's damage must not hide a good one."""
+    try:
+        raw = base64.b64decode(blob.annotations.get(_SIGNATURE, ""), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not raw:
+        return None
+    try:
+        payload = repository.read_blob(blob, limit=_LARGEST_PAYLOAD)
+    except LockError:
+        return None
+    return Signature(
+        payload=payload,
+        signature=raw,
+        certificate=blob.annotations.get(f"{_SIGSTORE}certificate", ""),
+        chain=blob.annotations.get(f"{_SIGSTORE}chain", ""),
+        bundle=blob.annotations.get(f"{_SIGSTORE}bundle", ""),
+    )
+
+
+def require_signed(repository: Repository, digest: str, policy: Policy, *, what: str) -> tuple[str, ...]:
+    """Return who signed the manifest `digest`, by the policy.
+
+    Raises:
+        LockError: it is not signed, or not by enough of those who may.
+        HostError: the registry cannot be reached or refuses.
+
+    """
+    found = signers(repository, digest, policy.verifiers)
+    if len(found) >= policy.needed:
+        return found
+    trusted = ", ".join(each.name for each in policy.verifiers)
+    if found:
+        why = f"is signed by {', '.join(found)}, and {policy.needed} signatures are needed"
+    elif _held(repository, digest):
+        why = "is signed by none of the trusted keys"
+    else:
+        why = "is not signed"
+    raise LockError(
+        f"{what} {why}",
+        where=f"{repository.name}@{digest}",
+        hint=f"do not use it, and ask who publishes there; the settings trust {trusted or 'no key'} (trusted_keys)",
+    )
