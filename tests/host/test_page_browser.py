@@ -366,6 +366,7 @@ def test_a_published_image_is_pulled_by_its_digest(wide, address):
     wide.open(address)
     wide.click("#published .copy")
     wide.js("new Promise(done => setTimeout(done, 100))")
+    wide.js("document.querySelector('#published .copy').scrollIntoView({block: 'center', behavior: 'instant'})")
     assert in_view(wide, "#published .copy")
     wanted = f"docker pull registry.example.org/team/megatron@sha256:{'ab' * 32}"
     assert wide.js("navigator.clipboard.readText()") == wanted
