@@ -1,5 +1,7 @@
 """The image of a lock in the registry of the settings: pulled when it is the right one, or pushed there."""
 
+from collections.abc import Mapping
+
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
 from envbuild.engine.registry import pull_verified, push
@@ -21,14 +23,22 @@ def registry_reference(settings: Settings, lock: Lock) -> str | None:
     return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
 
 
-def expected_of(settings: Settings, plan: Plan, digest: str | None) -> Expected | None:
+def expected_of(
+    settings: Settings, plan: Plan, digest: str | None, catalog: Mapping[str, str] | None = None
+) -> Expected | None:
     """Return the digests that the image of `plan` may have, from all that this installation knows.
+
+    Args:
+        settings: where the cache is.
+        plan: of the image.
+        digest: the one that a person named.
+        catalog: the one that the signed catalogue names -> who signed.
 
     Raises:
         DataError: an evidence record was edited.
 
     """
-    return expected_digests(settings, plan, committed_evidence(), flag=digest)
+    return expected_digests(settings, plan, committed_evidence(), flag=digest, catalog=catalog)
 
 
 def pull_prebuilt(
@@ -56,7 +66,9 @@ def pull_prebuilt(
     reference = registry_reference(settings, plan.lock)
     if reference is None:
         return None
-    digest = find_digest(reference, settings=settings)
+    # What the catalogue names is asked for by that digest: nobody has to trust the tag.
+    named = next(iter(expected.records)) if expected is not None and expected.by == "catalog" else None
+    digest = find_digest(f"{settings.registry}@{named}" if named else reference, settings=settings)
     if digest is None:
         return None
     where = f"{reference}@{digest}"
