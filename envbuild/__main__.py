@@ -4,7 +4,6 @@ It imports the command line inside `main`, so that Ctrl-C while modules load is 
 """
 
 import os
-import signal
 import sys
 
 
@@ -19,6 +18,8 @@ def main() -> None:
         print("envbuild: interrupted", file=sys.stderr)
         sys.exit(130)
     finally:
+        import signal  # 2 ms, which a quick answer does not wait for: it ends before this
+
         # All is done: a Ctrl-C while the interpreter ends would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

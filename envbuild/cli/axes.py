@@ -55,23 +55,32 @@ def _help(name: str, title: str, use: str) -> str:
     return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
 
-def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one option per axis and `--stack` to a command; `request_from` reads them from its kwargs."""
+@cache
+def _pin_options() -> tuple[click.Stated, ...]:
+    """Return `--stack` and one option per axis, the last first, as decorators are applied; made once for all commands."""
     stacks = ", ".join(sorted(path.stem for path in (data_dir("matrices") / "stacks").glob("*.toml")))
-    command = click.option(
+    stack = click.option(
         "--stack",
         metavar="NAME|FILE",
         shell_complete=complete_stack,
         help=f"Add the versions that a stack pins: {stacks}, or your own file.",
-    )(command)
-    for name, title, use in reversed(_headers()):
-        command = click.option(
+    )
+    return stack, *(
+        click.option(
             f"--{name}",
             keyword(name),
             metavar="SPEC",
             help=_help(name, title, use),
             shell_complete=completing(name),
-        )(command)
+        )
+        for name, title, use in reversed(_headers())
+    )
+
+
+def pin_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option per axis and `--stack` to a command; `request_from` reads them from its kwargs."""
+    for option in _pin_options():
+        command = option(command)
     return command
 
 

@@ -1,7 +1,6 @@
 """What render, lock and image have in common: flags -> cell -> inputs -> lock."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from envbuild.cli import declared as click
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.errors import UsageError
+from envbuild.util.frozen import Frozen
 from envbuild.util.names import Digest, checked, shown
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from envbuild.stacks.model import Stack
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResolvedRequest:
+class ResolvedRequest(Frozen):
     """A request, resolved: the cell and what it is made of."""
 
     matrix: "Matrix"

@@ -104,6 +104,9 @@ def image(
     settings = asked.settings.model_copy(update=changed)
     show_notices(use_cache(settings))
     note(f"cell {asked.solution.cell.id}")
+    gpu = asked.solution.cell.versions.get("gpu", "none")
+    if gpu != "none" and not flags.get("gpu") and asked.stack is None:
+        note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
     doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)

@@ -224,12 +224,17 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     Exits with 2 when there is an error.
     """
     from envbuild.curate.checks import check_matrix
+    from envbuild.curate.proposals import unfilled
     from envbuild.errors import DataError
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
+    note(f"reading {data_dir('matrices')}")
     loaded = load_matrix()
-    found = check_matrix(loaded, online=online, settings=show_notices(use_cache(load_settings())) if online else None)
+    found = [
+        *unfilled(data_dir("matrices")),
+        *check_matrix(loaded, online=online, settings=show_notices(use_cache(load_settings())) if online else None),
+    ]
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
     answer = {
@@ -335,7 +340,11 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         if not proposals.found:
             return "nothing new at " + ", ".join(proposals.asked)
         blocks = [f"# {p.axis}.toml\n{p.toml()}" for p in proposals.found]
-        return "\n".join(blocks) + f"\n# {len(blocks)} proposals" + (", appended" if write else "")
+        return (
+            "\n".join(blocks)
+            + f"\n# {len(blocks)} proposal{'' if len(blocks) == 1 else 's'}"
+            + (", appended" if write else "")
+        )
 
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:

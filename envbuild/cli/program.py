@@ -92,6 +92,12 @@ class LazyGroup(click.Group):
             UsageError: an option that takes one value is given twice, or without a value.
 
         """
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            if near and not ctx.resilient_parsing:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:  # a shell completes a line that is not finished yet
             _refuse_repeated(ctx, command, name, rest)
@@ -260,7 +266,7 @@ def _usage(error: click.ClickException) -> UsageError:
     """Return what click says of the arguments as an error like every other."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else "envbuild"
-    text = error.format_message().rstrip(".").replace(". (Did you", " (did you")
+    text = error.format_message().rstrip(".").replace(". (Did you", " (did you").replace(". Did you", ", did you")
     return UsageError(text[0].lower() + text[1:], where=command, hint=f"`{command} --help` lists what it takes")
 
 

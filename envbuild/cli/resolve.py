@@ -242,7 +242,8 @@ def _explained(
     from envbuild.solver.order import ORDER_IN_WORDS
 
     prefer = solution.request.prefer
-    lines = [solution.cell.id, "", f"the order: {ORDER_IN_WORDS[prefer]}"]
+    order = ORDER_IN_WORDS[prefer].split(", then ")
+    lines = [solution.cell.id, "", "cells are ordered by:", *(f"    {n}. {each}" for n, each in enumerate(order, 1))]
     by_axis = {choice.axis: choice for choice in choices}
     for name in _sorted_axes(list(by_axis)):
         choice = by_axis[name]
@@ -257,6 +258,7 @@ def _explained(
     lines += [
         f"    {rule.id} ({rule.kind}): {rule.why} ({rule.source})" for rule in (*solution.rules, *solution.tested_with)
     ]
-    lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
+    if pairs:
+        lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
     lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *_left_out_lines(solution)]
     return "\n".join(lines)

@@ -1,19 +1,21 @@
 """The components: one module each, found by being here. Nothing outside this package decides by a component's name."""
 
 import importlib
-import pkgutil
+import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from envbuild.components.base import Component, View
 
-_NOT_COMPONENTS = ("base",)
+_NOT_COMPONENTS = ("__init__", "base")
 
 
 def _found() -> Iterator[Component]:
-    for module in pkgutil.iter_modules(__path__):
-        if module.name not in _NOT_COMPONENTS:
-            yield importlib.import_module(f"{__name__}.{module.name}").component
+    # not by pkgutil, which imports inspect: 7 ms
+    for file in sorted(os.listdir(os.path.dirname(__file__))):  # noqa: PTH120, PTH208 - pathlib comes later, if at all
+        name, dot, kind = file.partition(".")
+        if (dot, kind) == (".", "py") and name not in _NOT_COMPONENTS:
+            yield importlib.import_module(f"{__name__}.{name}").component
 
 
 COMPONENTS: Mapping[str, Component] = MappingProxyType(

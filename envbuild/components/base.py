@@ -5,11 +5,11 @@ cell through a `View` and asks nothing else: no network, no clock, no process.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from envbuild.errors import UsageError
+from envbuild.util.frozen import Frozen
 from envbuild.util.model import Model, NoFacts
 
 Environment = Mapping[str, str]
@@ -59,8 +59,7 @@ class View(Protocol):
         """Return the cell's release on `axis`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tree:
+class Tree(Frozen):
     """A source tree by commit.
 
     Attributes:
@@ -77,8 +76,7 @@ class Tree:
     submodules: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sdist:
+class Sdist(Frozen):
     """A source distribution on the package index."""
 
     name: str
@@ -86,8 +84,7 @@ class Sdist:
     version: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Download:
+class Download(Frozen):
     """A file by address and hash, as the matrix states it. `sha256` is None where its publisher states none."""
 
     name: str
@@ -95,8 +92,7 @@ class Download:
     sha256: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sources:
+class Sources(Frozen):
     """Where a component comes from."""
 
     trees: tuple[Tree, ...] = ()
@@ -104,8 +100,7 @@ class Sources:
     files: tuple[Download, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
+class Wheel(Frozen):
     """How one wheel is compiled.
 
     Attributes:
@@ -135,18 +130,17 @@ class Wheel:
     folder: str = "."
     nvcc: bool = True
     job_gib: float
-    environment: Environment = field(default_factory=lambda: _NONE)
+    environment: Environment = _NONE
     config_settings: tuple[str, ...] = ()
     tools: tuple[str, ...] = ("packaging", "wheel")
     version: str = ""
     alone: bool = False
     mpi: bool = False
     only_sm: str | None = None
-    downloads: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    downloads: Mapping[str, str] = _NONE
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostSources:
+class HostSources(Frozen):
     """The C++ of a component that an ordinary compiler reads, for trials without a build.
 
     Attributes:
@@ -163,11 +157,10 @@ class HostSources:
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
     cxx_flags: str | None = None
-    instead: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _NONE_INSTEAD)
+    instead: Mapping[str, tuple[str, str]] = _NONE_INSTEAD
 
 
-@dataclass(frozen=True, kw_only=True)
-class Upstream:
+class Upstream(Frozen):
     """Where new releases appear, for `matrix update` and `matrix check --online`.
 
     Attributes:

@@ -237,7 +237,9 @@ def _online(matrix: Matrix, settings: Settings) -> Iterator[MatrixFinding]:
     for axis, component in COMPONENTS.items():
         name = component.upstream.distribution
         if name is not None and axis in matrix.axes and axis not in _CHECKED_BY_THEIR_OWN:
-            yield from _check_listed(matrix, settings, axis, name, distributions(settings, name), reach)
+            known = [Version(getattr(r.facts, "pypi", None) or r.version) for r in matrix.releases[axis]]
+            listed = distributions(settings, name, prereleases=any(version.is_prerelease for version in known))
+            yield from _check_listed(matrix, settings, axis, name, listed, reach)
     listed = distributions(settings, "cuda-toolkit")
     for release in matrix.releases.get("nvcc", ()):
         if isinstance(release.facts, NvccFacts) and release.facts.pypi and Version(release.facts.pypi) not in listed:

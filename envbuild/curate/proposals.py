@@ -3,14 +3,17 @@
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envbuild.curate.checks import MatrixFinding
 from envbuild.errors import DataError
 from envbuild.matrix.model import AxisName
 from envbuild.util.quote import comment
+
+_GAP = "# to fill in: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Proposal:
 
     def toml(self) -> str:
         """Return the release as TOML, what is missing as comments above it."""
-        lines = [f"# to fill in: {comment(text)}" for text in self.to_fill_in]
+        lines = [f"{_GAP}{comment(text)}" for text in self.to_fill_in]
         lines += [f"# metadata: {comment(text)}" for text in self.remarks]
         lines += ["[[release]]", *(f"{key} = {_value(value)}" for key, value in self.release.items() if value)]
         return "\n".join(lines) + "\n"
@@ -40,6 +43,15 @@ class Proposals:
     found: tuple[Proposal, ...]
     asked: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
+
+
+def unfilled(folder: Path) -> Iterator[MatrixFinding]:
+    """Yield what nobody filled in: each line of the axis files in `folder` that a proposal left for a person."""
+    for path in sorted(folder.glob("*.toml")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.startswith(_GAP):
+                text = f"to fill in: {line.removeprefix(_GAP)}; remove the line when it is done"
+                yield MatrixFinding(level="error", where=f"{path.name}:{number}", text=text)
 
 
 def append(folder: Path, proposals: Sequence[Proposal]) -> list[Path]:

@@ -5,7 +5,6 @@ than it counts (`place.differences`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from envbuild.components import COMPONENTS, SOFTWARE
@@ -15,6 +14,7 @@ from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, st
 from envbuild.matrix.cell import NONE, Cell
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import EvidenceRef, Proof
+from envbuild.util.frozen import Frozen, field
 
 
 class Tried(Protocol):
@@ -35,8 +35,7 @@ class Trials(Protocol):
         """Return what is known of two releases, axis -> version; None where they were not tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComponentClaim:
+class ComponentClaim(Frozen):
     """What is known of one component of a cell."""
 
     proof: Proof
@@ -48,8 +47,7 @@ class ComponentClaim:
     """What the trials with each other component of the cell came to, in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Frozen):
     """What is known of a cell from its own records, or else from those of another cell with its software."""
 
     status: Status
@@ -75,7 +73,12 @@ class Claim:
             "ran_on": {"machine": record.machine, "image": record.image, **place_of(record)} if record else None,
             "differences": dict(self.differences),
             "components": {
-                axis: {"claim": each.proof.value} | {k: v for k, v in asdict(each).items() if k != "proof"}
+                axis: {
+                    "claim": each.proof.value,
+                    "text": each.text,
+                    "record": each.record,
+                    "tried": dict(each.tried),
+                }
                 for axis, each in self.components.items()
             },
         }

@@ -24,7 +24,7 @@ def committed_evidence() -> tuple["Evidence", ...]:
     """
     from envbuild.evidence.records import Evidence, load_evidence
 
-    return records_of(data_dir("matrices") / "evidence", "*.json", Evidence, load_evidence)
+    return records_of(data_dir("matrices") / "evidence", ".json", Evidence, load_evidence, ("tests",))
 
 
 @cache

@@ -1,11 +1,11 @@
 """The result of one run of the smoke tests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from envbuild.errors import HostError, SmokeError
+from envbuild.util.frozen import Frozen, field
 
 
 class Level(StrEnum):
@@ -24,8 +24,7 @@ Device = Literal["cpu", "cuda"]
 Verdict = Literal["passed", "failed", "hung", "host", "interrupted"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Frozen):
     """How one test ended."""
 
     id: str
@@ -37,8 +36,7 @@ class Outcome:
     tables: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmokeReport:
+class SmokeReport(Frozen):
     """One run of the suite."""
 
     target: Mapping[str, Any]
@@ -72,6 +70,8 @@ class SmokeReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
+        from dataclasses import asdict
+
         return {**asdict(self), "counts": self.counts}
 
     def raise_for_verdict(self) -> None:

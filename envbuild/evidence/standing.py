@@ -1,7 +1,6 @@
 """What the records of a cell prove of it: the one that counts, and whether it is stale; the same for the page."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.evidence.place import differences, place_of, proof_of
@@ -9,6 +8,7 @@ from envbuild.evidence.records import Evidence
 from envbuild.matrix.cell import NONE
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
+from envbuild.util.frozen import Frozen
 
 Suite = str | Callable[[Collection[str]], str]
 """The hash of the smoke suite, or what gives it for the axes of a cell."""
@@ -17,8 +17,7 @@ Status = Literal["verified", "failed", "stale", "never"]
 _BEST_FIRST = ("verified", "stale", "failed", "never")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
+class Standing(Frozen):
     """What the records say of one cell or lock."""
 
     status: Status

@@ -9,8 +9,7 @@ import datetime as dt
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +21,8 @@ from envbuild.matrix.spec import public_version
 from envbuild.paths import data_dir
 from envbuild.util import compiled
 from envbuild.util.bounded import read_text
-from envbuild.util.model import AfterValidator, Field, Model, model_validator, plain
+from envbuild.util.frozen import Frozen
+from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import Line, SafeName, Sha256, Version, shown
 
 Kind = Literal["metadata", "names", "libraries", "headers", "sources"]
@@ -164,13 +164,21 @@ def add_trial(trial: Trial, folder: Path) -> Trial:
     return trial
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tried:
+class Last(Frozen):
+    """What counts of the last trial of a kind for the word on its two releases."""
+
+    id: str
+    kind: Kind
+    verdict: Verdict
+    first: str
+
+
+class Tried(Frozen):
     """What the newest trials say of two releases."""
 
     verdict: Verdict
-    kinds: tuple[Kind, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[Last, ...]
+    """By kind, as `KINDS` has them."""
 
     def describe(self) -> str:
         """Return it in words: `tried: metadata and names passed`."""
@@ -208,12 +216,12 @@ def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], di
     return found
 
 
-_Pair = tuple[dict[AxisName, str], dict[Kind, int]]
-"""Two releases, and the number of the last trial of each kind."""
+_Pair = tuple[dict[AxisName, str], dict[Kind, tuple[str, Verdict, str]]]
+"""Two releases, and of each kind the last trial's id, verdict and first line."""
 
 
 class Ledger:
-    """Trials by pair.
+    """What trials came to, by pair.
 
     Args:
         trials: as `load_trials` returns them; a later one of the same kind counts, an earlier one does not.
@@ -221,43 +229,59 @@ class Ledger:
     """
 
     def __init__(self, trials: Iterable[Trial]) -> None:
-        self._trials: Callable[[int], Trial] = (kept := tuple(trials)).__getitem__
-        by_pair: dict[tuple[tuple[str, str], ...], dict[Kind, int]] = {}
-        for number, trial in enumerate(kept):
-            by_pair.setdefault(tuple(trial.pair.items()), {})[trial.kind] = number
+        by_pair: dict[tuple[tuple[str, str], ...], _Pair] = {}
+        for trial in trials:
+            pair = by_pair.setdefault(tuple(trial.pair.items()), (dict(trial.pair), {}))
+            pair[1][trial.kind] = (trial.id, trial.verdict, trial.first)
         self._by_axes: dict[frozenset[str], list[_Pair]] = {}
-        for pair, kinds in by_pair.items():
-            self._by_axes.setdefault(frozenset(dict(pair)), []).append((dict(pair), kinds))
+        for each in by_pair.values():
+            self._by_axes.setdefault(frozenset(each[0]), []).append(each)
+        self._lines: dict[frozenset[str], bytes] = {}
 
     @classmethod
     def kept(cls, lines: list[bytes]) -> "Ledger":
-        """Return a ledger from its compiled form, `plain`; a trial is read when it is asked for."""
+        """Return a ledger from its compiled form, `plain`; what is known of two axes is read when it is asked for."""
         made = cls(())
-        made._trials = lambda number: Trial.from_plain(lines[number + 1])
-        for entries in json.loads(lines[0]):
-            made._by_axes[frozenset(entries[0][0])] = entries
+        made._lines = dict(zip(map(frozenset, json.loads(lines[0])), lines[1:], strict=True))
         return made
 
-    def plain(self, trials: Iterable[Trial]) -> list[Any]:
-        """Return what `kept` makes it from again: the index, then each of the trials that it was made of."""
-        return [list(self._by_axes.values()), *map(plain, trials)]
+    def plain(self) -> list[Any]:
+        """Return what `kept` makes it from again: the pairs of axes, then what is known of each."""
+        return [[sorted(axes) for axes in self._by_axes], *self._by_axes.values()]
 
-    def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
-        """Return the last trial of this kind of exactly these releases."""
-        for known, kinds in self._by_axes.get(frozenset(pair), ()):
-            if list(known.items()) == list(pair.items()) and kind in kinds:
-                return self._trials(kinds[kind])
-        return None
+    def _of_axes(self, axes: frozenset[str]) -> list[_Pair]:
+        if axes in self._lines:
+            self._by_axes[axes] = json.loads(self._lines.pop(axes))
+        return self._by_axes.get(axes, [])
 
     def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
         """Return what is known of two releases, as a cell states them; None where they were not tried."""
-        for known, kinds in self._by_axes.get(frozenset(versions), ()):
-            if all(_same(axis, known[axis], version) for axis, version in versions.items()):
-                trials = tuple(self._trials(kinds[kind]) for kind in KINDS if kind in kinds)
+        # torch last: it alone takes more than a comparison
+        asked = sorted(versions.items(), key=lambda item: item[0] == "torch")
+        for known, kinds in self._of_axes(frozenset(versions)):
+            if all(_same(axis, known[axis], version) for axis, version in asked):
+                trials = tuple(
+                    Last(kind=kind, id=kinds[kind][0], verdict=kinds[kind][1], first=kinds[kind][2])
+                    for kind in KINDS
+                    if kind in kinds
+                )
                 verdicts = [trial.verdict for trial in trials]
                 worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
-                return Tried(verdict=worst, kinds=tuple(t.kind for t in trials), trials=trials)
+                return Tried(verdict=worst, trials=trials)
         return None
+
+
+class History(Ledger):
+    """A ledger that has the trials themselves, too."""
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        kept = tuple(trials)
+        self._trials = {(*trial.pair.items(), trial.kind): trial for trial in kept}
+        super().__init__(kept)
+
+    def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
+        """Return the last trial of this kind of exactly these releases."""
+        return self._trials.get((*pair.items(), kind))
 
 
 @cache
@@ -268,13 +292,12 @@ def committed_ledger() -> Ledger:
         DataError: a trial was edited.
 
     """
-    key = key_of_files(trials_folder(), "*.jsonl")
+    key = key_of_files(trials_folder(), ".jsonl")
     lines = compiled.read("ledger", key) if key else None
     if lines is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
             return Ledger.kept(lines)
-    trials = load_trials(trials_folder())
-    ledger = Ledger(trials)
+    ledger = Ledger(load_trials(trials_folder()))
     if key:
-        compiled.keep("ledger", key, ledger.plain(trials))
+        compiled.keep("ledger", key, ledger.plain())
     return ledger

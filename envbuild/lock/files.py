@@ -1,12 +1,12 @@
 """A lock on the disk: `lock.json` and its `pylock.<name>.toml` files, written whole, and not trusted when read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import DataError, LockError
 from envbuild.lock.model import Lock, PythonSet
 from envbuild.util.below import OutsideError, read_below, read_file
+from envbuild.util.frozen import Frozen
 from envbuild.util.names import shown
 
 _LARGEST_LOCK = 16 * 2**20
@@ -14,8 +14,7 @@ _LARGEST_PYLOCK = 32 * 2**20
 _WHOLE = "take the whole folder as `envbuild lock` wrote it, or lock again"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Locked:
+class Locked(Frozen):
     """A lock and the pylock files that go with it, by set name."""
 
     lock: Lock

@@ -1,7 +1,6 @@
 """What a cell is made of, by name: requirements, sources, images, OS packages. Pure; `make` puts a hash on each."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, components_in
@@ -19,6 +18,7 @@ from envbuild.matrix.view import CellView
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import wheels_of
+from envbuild.util.frozen import Frozen, replace
 
 Flavor = Literal["runtime", "devel"]
 TeSource = Literal["pypi", "git"]
@@ -33,8 +33,7 @@ _DEVEL_PACKAGES = ("g++", "make")
 SETUPTOOLS = "setuptools<82"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PythonGroup:
+class PythonGroup(Frozen):
     """Requirements that are installed in one step; `index` is used in addition to PyPI."""
 
     name: Literal["torch", "tools", "toolchain", "env"]
@@ -42,8 +41,7 @@ class PythonGroup:
     index: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
+class Inputs(Frozen):
     """Everything that a lock must pin."""
 
     cell: Cell

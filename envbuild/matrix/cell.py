@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
 from envbuild.components import COMPONENTS
 from envbuild.matrix.model import AxisName
+from envbuild.util.frozen import Frozen
 
 NONE = "none"
 """The spec that leaves an axis out of the cell (`--te none`)."""
@@ -29,8 +29,7 @@ _NOT_IN_ID = frozenset({"board", "driver", "flavor"})
 """What is stated in addition to a cell, so that rules can check it, and is no part of the cell's id."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pin:
+class Pin(Frozen):
     """One axis as asked: the constraint and where it came from (`--cuda`, `stack llm-jp`)."""
 
     axis: AxisName
@@ -38,20 +37,18 @@ class Pin:
     origin: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Frozen):
     """Everything asked of the solver; the same request and matrix give the same cell everywhere."""
 
     pins: tuple[Pin, ...] = ()
     prefer: Literal["proven", "newest"] = "proven"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Frozen):
     """One release on every axis in use, e.g. `{"cuda": "12.6", "torch": "2.8.0+cu126", ...}`."""
 
     versions: Mapping[AxisName, str]
-    commits: Mapping[AxisName, str] = field(default_factory=lambda: MappingProxyType({}))
+    commits: Mapping[AxisName, str] = MappingProxyType({})
     """Full commits of the axes whose releases are commits."""
 
     @cached_property

@@ -1,6 +1,5 @@
 """What a driver means for a cell: every feature, minor-version compatibility, a compat package, or no start at all."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.components.torch import TorchFacts
@@ -9,6 +8,7 @@ from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
+from envbuild.util.frozen import Frozen
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 Verdict = Literal["full", "minor-version", "needs-compat", "refused"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverVerdict:
+class DriverVerdict(Frozen):
     """A verdict with its reason and the source of the fact that decides it."""
 
     verdict: Verdict
@@ -26,8 +25,7 @@ class DriverVerdict:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compat:
+class Compat(Frozen):
     """NVIDIA's package cuda-compat of a CUDA release, and the drivers that it extends."""
 
     cuda: str

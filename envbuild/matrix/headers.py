@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envbuild.errors import DataError
 from envbuild.paths import data_dir
-from envbuild.util import compiled
+from envbuild.util import compiled, keys
 from envbuild.util.bounded import read_file
 
 
@@ -26,8 +26,7 @@ def axis_headers() -> tuple[tuple[str, str, str], ...]:
     Only the head of each file is read: the command line needs the names before it knows whether it needs the matrix.
     """
     folder = data_dir("matrices")
-    bodies, digest = _JUST_READ[folder] = _files(folder)
-    key = compiled.key_of(digest)
+    key = keys.key_of(bytes.fromhex(digest_of(folder)))
     kept = compiled.read("axes", key)
     if kept is not None:
         with contextlib.suppress(TypeError, ValueError):
@@ -35,7 +34,7 @@ def axis_headers() -> tuple[tuple[str, str, str], ...]:
     import tomli
 
     found = []
-    for body in bodies.values():
+    for body in data_files(folder)[0].values():
         try:
             axis = tomli.loads(body.partition(b"\n[[")[0].decode()).get("axis")
         except ValueError:
@@ -46,24 +45,26 @@ def axis_headers() -> tuple[tuple[str, str, str], ...]:
     return tuple(found)
 
 
-_JUST_READ: dict[Path, tuple[dict[Path, bytes], bytes]] = {}
-"""What `axis_headers` read, for the first that loads the matrix."""
-
-
-def data_files(folder: Path) -> tuple[dict[Path, bytes], bytes]:
-    """Return the data files of `folder`, and the sha256 over their names and bytes.
+def digest_of(folder: Path) -> str:
+    """Return the sha256 (hex) over the names and bytes of the data files of `folder`, read again only where one changed.
 
     Raises:
         DataError: one cannot be read.
 
     """
-    return _JUST_READ.pop(folder) if folder in _JUST_READ else _files(folder)
+    place = str(folder)
+    return keys.hash_of_files(f"the axes of {place}", keys.files_in(place, ".toml"), lambda: data_files(folder)[1])
 
 
-def _files(folder: Path) -> tuple[dict[Path, bytes], bytes]:
-    """Return the data files of `folder`, and the sha256 over their names and bytes."""
+def data_files(folder: Path) -> tuple[dict[Path, bytes], str]:
+    """Return the data files of `folder`, and the sha256 (hex) over their names and bytes.
+
+    Raises:
+        DataError: one cannot be read.
+
+    """
     bodies = {path: _bytes(path) for path in sorted(folder.glob("*.toml"))}
     digest = hashlib.sha256()
     for path, body in bodies.items():
         digest.update(path.name.encode() + b"\0" + body + b"\0")
-    return bodies, digest.digest()
+    return bodies, digest.hexdigest()

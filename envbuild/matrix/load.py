@@ -3,16 +3,16 @@
 import contextlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from envbuild.errors import DataError
-from envbuild.matrix.headers import data_files
+from envbuild.matrix.headers import data_files, digest_of
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
-from envbuild.util import compiled
+from envbuild.util import compiled, keys
+from envbuild.util.frozen import Frozen, field
 from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
@@ -20,8 +20,7 @@ RULES_FILE = "rules.toml"
 PACKAGES_FILE = "packages.toml"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Matrix:
+class Matrix(Frozen, eq=False):
     """Every axis, release and rule, and the digest of the files they came from; equal to itself alone."""
 
     axes: dict[AxisName, Axis]
@@ -121,13 +120,15 @@ def load_matrix(folder: Path | None = None) -> Matrix:
 @cache
 def _load(folder: Path) -> Matrix:
     """Return the matrix of `folder`: its compiled form where the same files were read before, else checked and compiled."""
-    bodies, found = data_files(folder)
-    digest, key = f"sha256:{found.hex()}", compiled.key_of(found)
+    digest = digest_of(folder)
+    key = keys.key_of(bytes.fromhex(digest))
     kept = compiled.read("matrix", key)
     if kept is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-            return _with_key(_from_plain(kept, digest), key)
-    matrix = _checked(folder, bodies, digest)
+            return _with_key(_from_plain(kept, f"sha256:{digest}"), key)
+    bodies, digest = data_files(folder)
+    key = keys.key_of(bytes.fromhex(digest))
+    matrix = _checked(folder, bodies, f"sha256:{digest}")
     compiled.keep("matrix", key, _plain(matrix))
     return _with_key(matrix, key)
 

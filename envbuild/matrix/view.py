@@ -1,21 +1,20 @@
 """A cell as its components see it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
+from envbuild.util.frozen import Frozen
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellView:
+class CellView(Frozen):
     """What `envbuild.components.base.View` asks for, of a cell and the matrix that it was chosen from."""
 
     matrix: Matrix
     cell: Cell
-    sources: Mapping[AxisName, str] = field(default_factory=lambda: MappingProxyType({}))
+    sources: Mapping[AxisName, str] = MappingProxyType({})
     repository: bool = False
 
     @property

@@ -1,7 +1,6 @@
 """Lock -> plan: the stages that make the image, each with a key over exactly the inputs that can change its result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from envbuild.components import components_in
@@ -23,12 +22,12 @@ from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
 from envbuild.util import quote
+from envbuild.util.frozen import Frozen
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Frozen):
     """Everything that the renderers need: stages, recipes, lists and the image's metadata."""
 
     lock: Lock

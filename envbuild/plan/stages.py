@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +12,7 @@ from envbuild.lock.model import COMPAT, FileSource, GitSource, Lock, PythonSet
 from envbuild.matrix.cell import ARCHITECTURE
 from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import patches_of, tools_of
+from envbuild.util.frozen import Frozen
 
 FOR_ONE_SM = "build-for-sm"
 """The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""
@@ -23,8 +23,7 @@ _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "l
 _WHEEL_TOOLS = ("setuptools", "wheel", "ninja", "cmake", "pybind11", "packaging")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Frozen):
     """One stage of the build.
 
     `inputs` holds everything that can change the stage's result, and nothing else; `key` is their hash. A compiled

@@ -204,7 +204,8 @@ def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[st
     # NCCL and data loaders pass tensors through shared memory, of which a container gets 64 MiB by itself.
     flags = [*gpus, "--ipc", "host", "--ulimit", "stack=67108864"]
     if host.engine.rootless or host.engine.lifts_limits is False:
-        notes.append("the engine may not lift the limit on locked memory: RDMA can fail to register memory")
+        if wants_infiniband(host, container.infiniband):
+            notes.append("the engine may not lift the limit on locked memory: RDMA can fail to register memory")
     else:
         flags += ["--ulimit", "memlock=-1"]
     flags += ["--network", container.network, *_infiniband_flags(host, container.infiniband)]

@@ -1,7 +1,6 @@
 """A request read against the matrix: which values each pin leaves, and what the pins let in by naming it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
@@ -10,6 +9,7 @@ from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
 from envbuild.matrix.spelling import has_arm_host, is_geforce, spellings
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
+from envbuild.util.frozen import Frozen, replace
 
 _ARM = "aarch64"
 
@@ -22,8 +22,7 @@ def is_open_pin(pin: Pin) -> bool:
     return pin.spec in {AUTO, ANY}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadRequest:
+class ReadRequest(Frozen):
     """A request read against the matrix."""
 
     compiled: Clauses

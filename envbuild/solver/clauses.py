@@ -9,7 +9,6 @@ import datetime as dt
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -18,13 +17,13 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
 from envbuild.solver.masks import AxisMasks
+from envbuild.util.frozen import Frozen, replace
 
 UNUSED = 1
 """The mask of the value "not in use"."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
+class Cause(Frozen):
     """Where a clause comes from: a rule, what releases state of other axes, or how derived axes work."""
 
     kind: Literal["rule", "needs", "with", "without", "fixes", "derived", "asked"]
@@ -61,15 +60,13 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-@dataclass(frozen=True, slots=True)
-class TestedTogether:
+class TestedTogether(Frozen):
     """A tested-with rule, compiled: the releases that it names on each axis of its `when`."""
 
     literals: Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clauses:
+class Clauses(Frozen):
     """A matrix compiled for solving; build one with `compile_matrix`."""
 
     matrix: Matrix
@@ -346,7 +343,7 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
             continue
         literals = tuple((compiler.number[n], compiler.mask(n, spec)) for n, spec in rule.when.items())
         if all(mask for _, mask in literals):
-            tested.append(TestedTogether(literals))
+            tested.append(TestedTogether(literals=literals))
     return Clauses(
         matrix=matrix,
         names=compiler.names,

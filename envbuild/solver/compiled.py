@@ -124,7 +124,7 @@ def _from_plain(matrix: Matrix, kept: Mapping[str, Any], compile_from_data: "Cal
         full=full,
         real=tuple(each & ~1 for each in full),
         clauses=tuple(Clause(literals, partial(cause, n)) for n, literals in enumerate(kept["clauses"])),
-        tested=tuple(map(TestedTogether, kept["tested"])),
+        tested=tuple(TestedTogether(literals=literals) for literals in kept["tested"]),
         guards={axis: dict(held) for axis, held in kept["guards"]},
         _masks=tuple(map(AxisMasks, axes, values, zip(kept["named"], kept["texts"], strict=True))),
     )

@@ -22,7 +22,6 @@ preferred in 8, so the order is total and the answer is one cell.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.matrix.driver import needs_compat
@@ -33,6 +32,7 @@ from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of, ranked
 from envbuild.solver.propagation import propagate
 from envbuild.solver.search import Goal, best
 from envbuild.solver.season import months_of, untagged_of
+from envbuild.util.frozen import Frozen
 
 if TYPE_CHECKING:
     from envbuild.solver.program import Program
@@ -51,8 +51,7 @@ ORDER_IN_WORDS = {
 """The stated order in one line, by what the request prefers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Frozen):
     """A cell's place in the stated order; smaller is better, compared field by field."""
 
     compat: int

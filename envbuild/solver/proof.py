@@ -1,7 +1,6 @@
 """What records of runs prove of a cell: the four words, and the step of the order that ranks by them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +9,7 @@ from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED
+from envbuild.util.frozen import Frozen, field
 
 if TYPE_CHECKING:
     from envbuild.solver.program import Program
@@ -51,8 +51,7 @@ _RANK_OF_LEVEL: Mapping[Level, int] = {"built": 1, "cpu": 2, "gpu": 3}
 _HERE = len(RANKS) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvidenceRef:
+class EvidenceRef(Frozen):
     """One recorded proof: how far it went, the versions that it ran, and on what.
 
     It speaks for a cell when every software axis that it names and the cell uses has the version it names, and it names

@@ -9,11 +9,11 @@ cell, and nothing left can be better than the first such one. Where it takes too
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.propagation import propagate
+from envbuild.util.frozen import Frozen
 
 if TYPE_CHECKING:
     from envbuild.solver.proof import Masks
@@ -27,8 +27,7 @@ Split = tuple[int, int]
 """An axis, and the values of the half that is the better one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goal:
+class Goal(Frozen):
     """What the order compares, over one request; `order` makes it."""
 
     compat: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
@@ -75,13 +74,20 @@ def _holds(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> bool:
     return any(domains[axis] & mask == domains[axis] for axis, mask in literals)
 
 
+# The next two run 4000 times for a plain request: written out, without a generator each time, they take 1 ms less.
 def _possible(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> bool:
-    return all(domains[axis] & mask for axis, mask in literals)
+    for axis, mask in literals:  # noqa: SIM110
+        if not domains[axis] & mask:
+            return False
+    return True
 
 
 def _open(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> Split | None:
     """Return how to decide whether all of `literals` hold; None where they do."""
-    return next(((axis, domains[axis] & mask) for axis, mask in literals if domains[axis] & ~mask), None)
+    for axis, mask in literals:
+        if domains[axis] & ~mask:
+            return axis, domains[axis] & mask
+    return None
 
 
 def _forced_months(goal: Goal, domains: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,6 @@
 """Choosing one cell: complete, exactly optimal for the order that `order` states, deterministic, without I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import NoCellError
@@ -12,6 +11,7 @@ from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
 from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.proof import EvidenceRef, rank_of
+from envbuild.util.frozen import Frozen, field
 
 if TYPE_CHECKING:
     from envbuild.solver.sentences import ConflictStep
@@ -21,8 +21,7 @@ NOT_ASKED = "not requested (--AXIS auto adds a version that fits)"
 _NOTHING_FITS = "no release of it fits what was asked"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(Frozen):
     """The chosen cell, and what is known of the choice."""
 
     cell: Cell

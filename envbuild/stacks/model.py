@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from envbuild.matrix.model import AxisName, Source
 from envbuild.util.model import AfterValidator, Field, Model, model_validator
-from envbuild.util.names import shown
+from envbuild.util.names import GIT_HTTPS, shown
 
 _NAME = r"^[a-z0-9][a-z0-9-]*$"
 _COMMIT = r"^[0-9a-f]{40}$"
@@ -61,7 +61,7 @@ def _check_version(value: str) -> str:
 
 
 # A login in it would be written into locks and images: git has its own configuration for that.
-Url = Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.-]+(:\d+)?/[A-Za-z0-9_./~+-]+$"), AfterValidator(_check_url)]
+Url = Annotated[str, Field(pattern=GIT_HTTPS), AfterValidator(_check_url)]
 
 
 class Repository(Model):

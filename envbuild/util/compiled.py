@@ -1,38 +1,29 @@
 """Data files in a form that loads quickly, kept between runs under the hash of all that it was made from.
 
-What is kept is JSON: plain values, no code. The name of a file is the hash of the data files' bytes, of the source of the
-modules that read them, and of Python's version, so that a change of any of them is another name and nothing kept is ever
-out of date. A file counts only where this user owns it and its folder and nobody else may write to either, and only when
-the hash in its first line is that of the rest. Anything else is as good as no file: the data files are read again.
+What is kept is JSON: plain values, no code (marshal would save 0.4 ms of 1.2, and may crash on what it does not expect).
+The name of a file is the hash of the data files' bytes, of the source of the modules that read them, and of Python's
+version (`keys`), so that a change of any of them is another name and nothing kept is ever out of date. A file counts only
+where this user owns it and its folder and nobody else may write to either, and only when the hash in its first line is that
+of the rest. Anything else is as good as no file: the data files are read again.
 """
 
 import contextlib
 import json
 import os
 import stat
-import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from envbuild.util.homes import xdg_folder
 
-_FORMAT = 1
 _LIMIT = 32 * 2**20
-_MOST_KEPT = 12
+_MOST_KEPT = 24
 """Files in the folder at most, so that what edited data left does not pile up."""
-_SOURCES = (
-    "components",
-    "matrix",
-    *(f"evidence/{name}.py" for name in ("kept", "records", "report", "trials")),
-    *(f"solver/{name}.py" for name in ("clauses", "compiled", "masks", "season")),
-    *(f"util/{name}.py" for name in ("compiled", "model", "names", "patterns")),
-)
-"""What makes or reads a compiled form, below the package."""
 
 
-def _sha256(parts: Iterable[bytes]) -> str:
+def hash_of(parts: Iterable[bytes]) -> str:
+    """Return the sha256 (hex) over some parts and their lengths."""
     import hashlib
 
     found = hashlib.sha256()
@@ -40,25 +31,6 @@ def _sha256(parts: Iterable[bytes]) -> str:
         found.update(b"%d:" % len(part))
         found.update(part)
     return found.hexdigest()
-
-
-@cache
-def _code() -> str:
-    """Return the hash of the modules that a compiled form depends on."""
-    package = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - a tenth of pathlib's time, for thirty files
-    parts = [sys.version.encode()]
-    for source in _SOURCES:
-        place = f"{package}/{source}"
-        names = [place] if source.endswith(".py") else sorted(e.path for e in os.scandir(place) if e.name[-3:] == ".py")
-        for name in names:
-            with open(name, "rb", buffering=0) as file:  # noqa: PTH123
-                parts += (name[len(package) :].encode(), file.read())
-    return _sha256(parts)
-
-
-def key_of(*parts: bytes) -> str:
-    """Return the name under which is kept what was made from `parts` by this version of the program."""
-    return _sha256((str(_FORMAT).encode(), _code().encode(), *parts))
 
 
 def _folder() -> Path | None:
@@ -87,9 +59,9 @@ def read(kind: str, key: str) -> list[bytes] | None:
         status = os.fstat(handle)
         if not (stat.S_ISREG(status.st_mode) and _is_ours_alone(status) and status.st_size <= _LIMIT):
             return None
-        with os.fdopen(os.dup(handle), "rb") as file:
-            head, _, body = file.read(_LIMIT + 1).partition(b"\n")
-        return body.split(b"\n") if head.decode() == _sha256((key.encode(), body)) else None
+        with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
+            head, _, body = file.read(status.st_size).partition(b"\n")
+        return body.split(b"\n") if head.decode() == hash_of((key.encode(), body)) else None
     except (OSError, ValueError):
         return None
     finally:
@@ -117,7 +89,7 @@ def keep(kind: str, key: str, values: Iterable[Any]) -> None:
         body = "\n".join(json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in values).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(part, flags, 0o600, dir_fd=inside), "wb") as file:
-            file.write(_sha256((key.encode(), body)).encode() + b"\n" + body)
+            file.write(hash_of((key.encode(), body)).encode() + b"\n" + body)
         os.rename(part, name, src_dir_fd=inside, dst_dir_fd=inside)
         _prune(inside)
     except (OSError, ValueError):

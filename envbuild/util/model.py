@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -24,10 +23,8 @@ from typing import (
     get_origin,
 )
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-_REQUIRED: Any = object()
+REQUIRED: Any = object()
+"""The default of a field that has none."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -45,7 +42,7 @@ class _Stated:
 
 
 def Field(  # noqa: N802 - pydantic's name
-    default: Any = _REQUIRED,
+    default: Any = REQUIRED,
     *,
     alias: str | None = None,
     exclude_if: Callable[[Any], bool] | None = None,
@@ -92,7 +89,7 @@ class Model:
         for name, annotation in vars(cls).get("__annotations__", {}).items():
             if name.startswith("_") or get_origin(annotation) is ClassVar:
                 continue
-            given = vars(cls).get(name, _REQUIRED)
+            given = vars(cls).get(name, REQUIRED)
             own[name] = given if isinstance(given, _Stated) else _Stated(given, None, None, {})
             if name in vars(cls):
                 delattr(cls, name)
@@ -103,7 +100,9 @@ class Model:
         """Return the pydantic model of this class, made when it is first asked for."""
         found: Any = vars(cls).get("_checked")
         if found is None:
-            found = _pydantic_of(cls)
+            from envbuild.util.checked_model import pydantic_of
+
+            found = pydantic_of(cls)
             cls._checked = found  # type: ignore[attr-defined]
             for name, value in (("_checked", found), ("_plain_class", cls)):
                 setattr(found, name, value)
@@ -115,16 +114,23 @@ class Model:
         made = object.__new__(cls)
         for name, stated in cls.model_fields.items():
             vars(made)[name] = values.pop(name) if name in values else stated.default
-            assert vars(made)[name] is not _REQUIRED, f"{cls.__name__}.{name} has no value"  # noqa: S101
+            assert vars(made)[name] is not REQUIRED, f"{cls.__name__}.{name} has no value"  # noqa: S101
         assert not values, f"{cls.__name__} has no {', '.join(values)}"  # noqa: S101
         return made
 
     @classmethod
-    def from_plain(cls, plain: "dict[str, Any] | bytes", **kinds: "type[Model]") -> Self:
+    def from_plain(
+        cls,
+        plain: "dict[str, Any] | bytes",
+        *,
+        later: Mapping[str, Callable[[], Any]] | None = None,
+        **kinds: "type[Model]",
+    ) -> Self:
         """Return an instance without any check, from what `plain` returned; its values are read when one is asked for.
 
         Args:
             plain: the values, or their JSON, which is parsed when a value is asked for.
+            later: fields that `plain` does not have, each with what returns its value when it is asked for.
             kinds: the models of the fields of which the class says `Any`.
 
         """
@@ -132,6 +138,8 @@ class Model:
         vars(made)["_plain"] = plain
         if kinds:
             vars(made)["_kinds"] = kinds
+        if later:
+            vars(made)["_later"] = later
         return made
 
     def _read(self) -> None:
@@ -144,11 +152,14 @@ class Model:
         cls = type(self)
         readers = vars(cls).get("_readers")
         if readers is None:
-            readers = {name: _reader(kind) for name, kind in _annotations(cls)}
+            readers = {name: _reader(kind) for name, kind in annotations_of(cls)}
             cls._readers = readers  # type: ignore[attr-defined]
         if kinds := vars(self).pop("_kinds", None):
             readers = readers | {name: kind.from_plain for name, kind in kinds.items()}
+        later = vars(self).get("_later", ())
         for name, stated in cls.model_fields.items():
+            if name in later:
+                continue
             if name in given:
                 read = readers[name]
                 vars(self)[name] = given[name] if read is None else read(given[name])
@@ -180,9 +191,12 @@ class Model:
             return object.__new__(cls.checked_type())
 
         def __getattr__(self, name: str) -> Any:
-            if "_plain" not in vars(self):
+            if "_plain" in vars(self):
+                self._read()
+            elif name in vars(self).get("_later", ()):
+                vars(self)[name] = vars(self)["_later"][name]()
+            else:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._read()
             return getattr(self, name)
 
         @classmethod
@@ -203,9 +217,7 @@ class Model:
         def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
             """Return a copy with some values replaced, without a check."""
             made = object.__new__(type(self))
-            if "_plain" in vars(self):
-                self._read()
-            vars(made).update({name: vars(self)[name] for name in type(self).model_fields} | dict(update or {}))
+            vars(made).update({name: getattr(self, name) for name in type(self).model_fields} | dict(update or {}))
             return made
 
         def model_dump(self, *, mode: str = "python", exclude_defaults: bool = False, **options: Any) -> dict[str, Any]:
@@ -319,7 +331,8 @@ def _plain_class(cls: type[Model]) -> type[Model]:
     return found
 
 
-def _annotations(cls: type[Model]) -> Iterator[tuple[str, Any]]:
+def annotations_of(cls: type[Model]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the type of each field of a class."""
     for base in reversed(cls.__mro__):
         for name, kind in vars(base).get("__annotations__", {}).items():
             if name in cls.model_fields:
@@ -351,49 +364,3 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
         of_list, only = get_origin(readers[0][0]) is tuple, readers[0][1]
         return lambda value: only(value) if value is not None and (isinstance(value, list) or not of_list) else value
     return None
-
-
-def _checked_kind(kind: Any) -> Any:
-    """Return an annotation with the pydantic model of each class in it."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, Model):
-        return kind.checked_type()
-    if hasattr(kind, "__metadata__"):
-        return Annotated[(_checked_kind(arguments[0]), *kind.__metadata__)]
-    if origin in {Union, types.UnionType}:
-        return Union[tuple(map(_checked_kind, arguments))]  # noqa: UP007
-    return origin[tuple(map(_checked_kind, arguments))] if origin in {tuple, dict, list} else kind
-
-
-def _pydantic_of(cls: type[Model]) -> "type[BaseModel]":
-    import pydantic
-
-    body: dict[str, Any] = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__annotations__": {name: _checked_kind(kind) for name, kind in _annotations(cls)},
-        # deferred: a command checks by a few of the models, and need not wait for the validators of all
-        "model_config": pydantic.ConfigDict(
-            frozen=True,
-            extra="forbid",
-            populate_by_name=True,
-            defer_build=True,
-            allow_inf_nan=False,
-            from_attributes=True,  # a plain instance is checked like anything else
-        ),
-        "__eq__": Model.__eq__,
-        "__hash__": Model.__hash__,
-    }
-    for name, stated in cls.model_fields.items():
-        options = dict(stated.constraints)
-        options |= {"alias": stated.alias} if stated.alias else {}
-        options |= {"exclude_if": stated.exclude_if} if stated.exclude_if else {}
-        given = {} if stated.default is _REQUIRED else {"default": stated.default}
-        if options or given:
-            body[name] = pydantic.Field(**given, **options)
-    for base in reversed(cls.__mro__):
-        for name, each in vars(base).items():
-            if getattr(each, "checks_all", False):
-                body[name] = pydantic.model_validator(mode="after")(each)
-    return types.new_class(cls.__name__, (pydantic.BaseModel, cls), exec_body=lambda namespace: namespace.update(body))

@@ -56,10 +56,22 @@ FileName = Annotated[str, _matching(_FILE_NAME, "a file name of letters, digits 
 TreePath = Annotated[str, AfterValidator(_check_tree_path)]
 """A path relative to a source tree, such as a submodule's: no `..`, no `.git`, no leading slash or dash."""
 
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+_COMMIT = r"^[0-9a-f]{40}$"
+_SHA256 = r"^[0-9a-f]{64}$"
+GIT_HTTPS = r"^https://[A-Za-z0-9.-]+(:\d+)?/[A-Za-z0-9_./~+-]+$"
+"""The address of a git repository in a stack's file."""
+FORMS = {
+    _COMMIT: "is not a commit: write all 40 digits of it, not a branch or a tag",
+    _SHA256: "is not a sha256: write all 64 digits of it",
+    GIT_HTTPS: "is not an https address without a login: write https://HOST/PATH.git, also for a repository that you reach by "
+    "ssh, and put a clone of it into the folder of the setting `sources`",
+}
+"""What is wrong with a value that has not the form of such a pattern."""
+
+Commit = Annotated[str, Field(pattern=_COMMIT)]
 """A git commit or tree, all 40 digits."""
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Field(pattern=_SHA256)]
 """A sha256 in hex."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

@@ -26,6 +26,8 @@ _SECRET_KEYS = frozenset(
 
 def printable(text: str) -> str:
     r"""Return `text` with every control character but line feed and tab as its escape, such as `\x1b`."""
+    if text.replace("\n", "").isprintable():  # the usual case: nothing of them, and 0.8 ms to compile the pattern
+        return text
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from envbuild.errors import DataError
 from envbuild.util.bounded import read_text
-from envbuild.util.names import shown
+from envbuild.util.names import FORMS, shown
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -40,12 +40,11 @@ def explain_validation(error: ValueError, path: Path) -> DataError:
     errors = error.errors(include_url=False, include_input=False)
     for item in sorted(errors, key=lambda each: each["type"] != "extra_forbidden")[:3]:
         location = ".".join(shown(str(part), 60) for part in item["loc"]) or "(file)"
-        unknown = item["type"] == "extra_forbidden"
-        found.append(
-            f"unknown key {location}"
-            if unknown
-            else f"{location}: {shown(item['msg'].removeprefix('Value error, '), 300)}"
-        )
+        if item["type"] == "extra_forbidden":
+            found.append(f"unknown key {location}")
+            continue
+        text = FORMS.get(item.get("ctx", {}).get("pattern", ""), item["msg"].removeprefix("Value error, "))
+        found.append(f"{location}: {shown(text, 300)}")
     more = error.error_count() - len(found)
     return DataError(
         "; ".join(found) + (f"; and {more} more" if more > 0 else ""),

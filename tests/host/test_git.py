@@ -92,15 +92,13 @@ def test_an_address_that_is_none_is_refused_before_git_runs(tmp_path, settings_f
     store = SourceStore(settings=settings_for(ENVBUILD_SOURCES=str(tmp_path / "sources")))
     with pytest.raises(DataError, match="cannot be used"):
         store.pin(Tree(name="x", url=url, commit=SECOND))
-    hostile = GitSource.model_construct(name="x", url=url, commit=SECOND, tree=None, submodules=())
+    hostile = GitSource.trusted(name="x", url=url, commit=SECOND, tree=None, submodules=())
     with pytest.raises(DataError, match="cannot be used"):
         store.checkout(hostile)
-    below = Submodule.model_construct(path="deps", url=url, commit=SECOND, tree=None, used=True)
+    below = Submodule.trusted(path="deps", url=url, commit=SECOND, tree=None, used=True)
     with pytest.raises(DataError, match="cannot be used"):
         store.checkout(
-            GitSource.model_construct(
-                name="x", url="https://127.0.0.1:1/x.git", commit=SECOND, tree=None, submodules=(below,)
-            )
+            GitSource.trusted(name="x", url="https://127.0.0.1:1/x.git", commit=SECOND, tree=None, submodules=(below,))
         )
     assert not marker.exists()
 
@@ -129,10 +127,10 @@ def test_a_name_that_leads_out_is_refused_and_nothing_is_removed(tmp_path, upstr
     kept.mkdir(parents=True)
     url, commit = f"{served.url}/lib/.git", repository(root / "lib", a="a")
     if where == "name":
-        source = GitSource.model_construct(name=path, url=url, commit=commit, tree=None, submodules=())
+        source = GitSource.trusted(name=path, url=url, commit=commit, tree=None, submodules=())
     else:
-        below = Submodule.model_construct(path=path, url=url, commit=commit, tree=None, used=True)
-        source = GitSource.model_construct(name="lib", url=url, commit=commit, tree=None, submodules=(below,))
+        below = Submodule.trusted(path=path, url=url, commit=commit, tree=None, used=True)
+        source = GitSource.trusted(name="lib", url=url, commit=commit, tree=None, submodules=(below,))
     with pytest.raises(DataError, match="cannot be used"):
         store.checkout(source)
     assert kept.is_dir()
@@ -513,7 +511,7 @@ def test_a_fifo_in_a_sites_own_folder_is_refused(tmp_path, settings_for):
     place.mkdir(parents=True)
     os.mkfifo(place / "fifo")
     store = SourceStore(settings=settings_for(ENVBUILD_SOURCES=str(tmp_path / "sources")))
-    with pytest.raises(LockError, match="neither a file"):
+    with pytest.raises(LockError, match="not a file, a link or a folder"):
         store.checkout(GitSource(name="lib", url="https://127.0.0.1:1/lib.git", commit=SECOND))
 
 

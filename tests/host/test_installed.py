@@ -62,7 +62,7 @@ def test_a_sound_image_has_no_fault(image):
         ("opt/venv/bin/numpy-run", b"#!/bin/sh\n", "/opt/venv/bin/numpy-run is not what numpy installed"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", None, "numpy-1.0.dist-info has no RECORD"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"a,b\n", "is no RECORD: a,b is not a line of a RECORD"),
-        (f"{SITE}/numpy-1.0.dist-info/RECORD", b"x,md5=00,1\n", "no sha256: md5"),
+        (f"{SITE}/numpy-1.0.dist-info/RECORD", b"x,md5=00,1\n", "not a sha256: md5"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"../../../../../../etc/passwd,,\n", "lists a file outside /opt/venv"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"/etc/passwd,,\n", "lists a file outside /opt/venv"),
         (f"{SITE}/numpy-1.0.dist-info/RECORD", b"numpy/__init__.py,,\n", "has no hash in its RECORD"),

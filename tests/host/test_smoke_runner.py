@@ -229,7 +229,7 @@ def test_read_expected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_expected(path)
     path.write_text('{"cell": {}}')
-    with pytest.raises(UsageError, match="no expectation"):
+    with pytest.raises(UsageError, match="not a list of what must be installed"):
         read_expected(path)
     whole = {"cell": {}, "packages": {}, "components": {}, "lock_digest": None}
     path.write_text(json.dumps(whole))
@@ -756,7 +756,7 @@ def test_a_python_that_does_not_run_is_named_by_its_path(tmp_path: Path) -> None
         ("printf '{\"a\":'; head -c 1000000 /dev/zero | tr '\\0' '['", "nested deeper than 64 levels"),
         (
             """echo '{"python":[3,11],"executable":"x","expected":{"cell":[],"packages":{},"components":{}}}'""",
-            "its cell is not a table",
+            "its cell is no table",
         ),
         ("printf '\\033[2J\\007bad' >&2; exit 1", r"does not run: \\x1b\[2J\\x07bad"),
     ],

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -16,9 +15,6 @@ from root_support import debian_tar
 from envbuild.engine.bootstrap import RootFS
 from envbuild.engine.client import EngineClient, engine_client
 from envbuild.settings import Settings
-
-# A runner started in the background ignores Ctrl-C, and so would every command that these tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 NEEDED_GB = 35

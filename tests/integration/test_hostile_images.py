@@ -186,7 +186,7 @@ def test_a_lie_of_the_images_python_about_versions_is_seen(make, image, settings
     assert name not in image.files
     found = verdicts(auditing.audit(settings, make(image)))
     assert found["packages"][0] == "passed"  # so says its Python
-    assert "the image's Python says numpy 1.0, its files are of 0.9" in found["files"][1]
+    assert "the image's Python reports numpy 1.0, its files are of 0.9" in found["files"][1]
 
 
 def test_a_distribution_that_the_images_python_hides_is_seen(make, image, settings):

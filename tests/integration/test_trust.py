@@ -261,7 +261,7 @@ def test_a_lock_that_is_no_regular_file_is_refused(site, kind, target):
     # a hard link is one file with two names: the second in the folder is the link, whichever the engine meets first
     extra = [member("opt/envbuild/a", type=HARDLINK, linkname="mark")] if kind == HARDLINK else []
     site.publish([*others, *extra, hostile])
-    site.refused(site.pull(), "no regular file")
+    site.refused(site.pull(), "not a regular file")
 
 
 def test_a_folder_of_the_lock_that_is_a_link_is_not_followed(site):

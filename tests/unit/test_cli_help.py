@@ -118,3 +118,11 @@ def test_an_answer_that_reports_a_failure_is_the_only_json_object(tmp_path, caps
     out, _ = capsys.readouterr()
     assert ended.value.code != 0
     assert "error" not in json.loads(out)
+
+
+def test_a_mistyped_command_gets_the_nearest(capsys):
+    for words, near in ((["reslove"], "resolve"), (["matrix", "chekc"], "check")):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+        assert f"no such command '{words[-1]}', did you mean '{near}'?" in capsys.readouterr().err

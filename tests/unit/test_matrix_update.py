@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from envbuild.components import COMPONENTS
 from envbuild.curate import update
-from envbuild.curate.proposals import append
+from envbuild.curate.proposals import Proposal, append, unfilled
 from envbuild.curate.wheels import distributions, member, metadata_of, python_tags, uploads
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.matrix.load import load_matrix
@@ -195,6 +195,20 @@ def test_proposals_are_appended_below_what_is_there(index, matrix_folder):
     other = matrix_folder.rename(matrix_folder.parent / "completed")
     assert load_matrix(other).has("torch", "2.11.0+cu130")
     assert load_matrix(other).has("cudnn", "9.19.0.56")
+
+
+def test_what_a_proposal_left_to_fill_in_is_an_error_until_it_is_removed(matrix_folder):
+    assert list(unfilled(matrix_folder)) == []
+    path = matrix_folder / "te.toml"
+    whole = path.read_text()
+    gap = Proposal(axis="te", version="9.9.9", release={"version": "9.9.9"}, to_fill_in=("the commit of the tag",))
+    append(matrix_folder, [gap])
+    (found,) = unfilled(matrix_folder)
+    line = path.read_text().splitlines().index("# to fill in: the commit of the tag") + 1
+    assert (found.level, found.where) == ("error", f"te.toml:{line}")
+    assert "the commit of the tag" in found.text
+    path.write_text(whole)
+    assert list(unfilled(matrix_folder)) == []
 
 
 def test_an_appended_proposal_is_not_appended_again(index, matrix_folder):

@@ -99,6 +99,7 @@ def test_limits_that_the_engine_may_not_lift() -> None:
         found, notes = run_flags(machine.facts(), Container(image="img", gpus="none"))
         assert "memlock=-1" not in found
         assert "locked memory" in notes[0]
+        assert run_flags(machine.facts(), Container(image="img", gpus="none", infiniband="off"))[1] == []
 
 
 def test_infiniband_on_request() -> None:
@@ -278,6 +279,13 @@ def test_srun_ranks_come_from_slurm() -> None:
     assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
     assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
     assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
+
+
+def test_a_launch_from_a_machine_without_a_gpu_says_that_no_host_gets_one() -> None:
+    assert any("no container gets a GPU" in note for note in plan_launch(job("torchrun"), BARE.facts(), SETTINGS)[1])
+    without = job("torchrun", container=Container(image="img", gpus="none"))
+    for asked, host in ((without, BARE), (job("torchrun"), H200)):
+        assert not any("no container gets a GPU" in note for note in plan_launch(asked, host.facts(), SETTINGS)[1])
 
 
 @pytest.mark.parametrize(("launcher", "program"), [("srun", "srun"), ("mpirun", "ssh")])

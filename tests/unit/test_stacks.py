@@ -260,6 +260,12 @@ def test_own_file_of_the_same_schema(tmp_path):
         ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed", "does not end in .git"),
         ("Megatron-DeepSpeed.git", "Megatron-DeepSpeed.git#main", "repository.url"),
         ("https://github.com/llm", "https://me:secret@github.com/llm", "repository.url"),
+        ("https://github.com/llm", "git@github.com:llm", "write https://HOST/PATH.git, also for a repository"),
+        (
+            'commit = "6740c1e1eff985a044b8a21e3c1e6d954cf6e5a0"',
+            'commit = "main"',
+            "write all 40 digits of it, not a branch",
+        ),
         ('version = "3.1.4"', 'version = ""', "is not a version such as"),
         ('version = "3.1.4"', 'version = "1\\nRUN x"', "is not a version such as"),
         ('module = "mpi4py.MPI"', 'module = "mpi4py; x"', "builds.0.module"),

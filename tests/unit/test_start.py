@@ -1,12 +1,19 @@
 """A quick start changes no answer, and trusts nothing that somebody else may have written."""
 
+import copy
+import dataclasses
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
 
 import pytest
 from same_answers import checked_matrix, compare, random_request
@@ -14,6 +21,8 @@ from same_answers import checked_matrix, compare, random_request
 from envbuild.cli.declared import Declared
 from envbuild.cli.quick import parsed
 from envbuild.errors import DataError, EnvbuildError
+from envbuild.evidence.kept import records_of
+from envbuild.evidence.records import Evidence, load_evidence
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.model import Lock
@@ -24,7 +33,8 @@ from envbuild.plan import compiled_dockerfile
 from envbuild.plan.dockerfile import _templates, compiled_source, dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.solver.solve import solve
-from envbuild.util import compiled
+from envbuild.util import compiled, keys
+from envbuild.util.frozen import Frozen, field, replace
 from envbuild.util.model import Model, plain
 
 HEADLINE = ["--cuda", "12.6", "--te", "2.6", "--gpu", "h100", "--flash-attn-hopper", "auto"]
@@ -87,7 +97,7 @@ def tampered(file: Path, key: str) -> bytes:
     changed = json.loads(head)
     next(axis for axis in changed["axes"] if axis["name"] == "te")["title"] = "hostile"
     body = b"\n".join([json.dumps(changed).encode(), *lines])
-    return compiled._sha256((key.encode(), body)).encode() + b"\n" + body
+    return compiled.hash_of((key.encode(), body)).encode() + b"\n" + body
 
 
 @pytest.mark.parametrize("how", ["file", "folder", "link", "linked folder", "hash", "half", "pipe", "junk"])
@@ -117,7 +127,7 @@ def test_a_file_that_others_may_have_written_counts_for_nothing(cache, tmp_path,
         os.mkfifo(file, 0o600)
     else:
         body = b'{"axes": 3}\nnull'
-        file.write_bytes(compiled._sha256((key.encode(), body)).encode() + b"\n" + body)
+        file.write_bytes(compiled.hash_of((key.encode(), body)).encode() + b"\n" + body)
     assert_same(loaded_again(), checked_matrix())
 
 
@@ -252,3 +262,126 @@ def test_what_is_not_plain_is_left_to_click():
     real = Declared(lambda **_: None, ())
     assert parsed(real, []) == {}
     assert parsed(real, ["--odd"]) is None
+
+
+def test_a_large_field_is_read_when_it_is_asked_for(cache):
+    folder = data_dir("matrices") / "evidence"
+    first = records_of(folder, ".json", Evidence, load_evidence, ("tests",))
+    again = records_of(folder, ".json", Evidence, load_evidence, ("tests",))
+    kept = next(cache.glob("evidence-*.json"))
+    assert b'"tests"' not in kept.read_bytes()
+    assert "tests" not in vars(again[-1])
+    assert again[-1].tests == first[-1].tests
+    assert again == first
+    assert again[0].model_copy(update={"id": "x"}).tests == first[0].tests
+
+
+def hash_of(file: Path) -> tuple[str, bool]:
+    """Return the hash of a file, and whether it was read for that."""
+    read = []
+
+    def compute() -> str:
+        read.append(file)
+        return file.read_text()
+
+    return keys.hash_of_files("a file", [str(file)], compute), bool(read)
+
+
+@pytest.fixture
+def settled(cache, monkeypatch):
+    """A machine on which nothing has changed lately."""
+    monkeypatch.setattr(keys, "_SETTLED_NS", -1)
+    keys._hashes.cache_clear()
+    yield
+    keys._hashes.cache_clear()
+
+
+def test_files_that_have_not_changed_are_not_read_again(settled, tmp_path):
+    file = tmp_path / "a"
+    file.write_text("one")
+    time.sleep(0.05)  # more than a tick of the file system's clock
+    assert hash_of(file) == ("one", True)
+    keys._hashes.cache_clear()  # another process
+    assert hash_of(file) == ("one", False)
+
+
+@pytest.mark.parametrize("how", ["write", "replace", "write and set the times back"])
+def test_files_that_have_changed_are_read_again(settled, tmp_path, how):
+    file = tmp_path / "a"
+    file.write_text("one")
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    time.sleep(0.05)
+    assert hash_of(file) == ("one", True)
+    if how == "replace":
+        (tmp_path / "b").write_text("two")
+        os.utime(tmp_path / "b", ns=times)
+        (tmp_path / "b").rename(file)
+    else:
+        file.write_text("two")
+    if "times" in how:
+        os.utime(file, ns=times)
+    assert hash_of(file) == ("two", True)
+
+
+def test_the_hash_of_files_that_changed_just_now_is_not_kept(cache, tmp_path):
+    keys._hashes.cache_clear()
+    file = tmp_path / "a"
+    file.write_text("one")
+    assert [hash_of(file), hash_of(file)] == [("one", True), ("one", True)]
+    keys._hashes.cache_clear()
+
+
+class Point(Frozen):
+    x: int
+    y: int = 2
+    marks: list[int] = field(default_factory=list)
+    more: Mapping[str, int] = MappingProxyType({})
+
+
+class Named(Point):
+    name: str
+    shared: ClassVar[int] = 7
+
+
+def test_an_immutable_class_is_what_a_dataclass_is():
+    one = Point(x=1)
+    assert (one.x, one.y, one.marks, repr(one)) == (1, 2, [], "Point(x=1, y=2, marks=[], more=mappingproxy({}))")
+    assert one == Point(x=1, y=2) != Point(x=1, y=3)
+    assert one != Named(x=1, name="a")
+    assert one.marks is not Point(x=1).marks
+    hashed = {"x": 1, "marks": (), "more": (), "name": "a"}
+    assert hash(Named(**hashed)) == hash(Named(**hashed))
+    assert replace(one, y=5) == dataclasses.replace(one, y=5) == Point(x=1, y=5)
+    plain_one = Point(x=1, more={})
+    assert dataclasses.asdict(Named(x=plain_one, more={}, name="a")) == {
+        "x": {"x": 1, "y": 2, "marks": [], "more": {}},
+        "y": 2,
+        "marks": [],
+        "more": {},
+        "name": "a",
+    }
+    assert pickle.loads(pickle.dumps(plain_one)) == copy.deepcopy(plain_one) == plain_one
+    for wrong in ({}, {"x": 1, "z": 1}, {"name": "a"}):
+        with pytest.raises(TypeError, match="Point"):
+            Point(**wrong)
+    with pytest.raises(AttributeError, match="immutable"):
+        one.x = 2
+    with pytest.raises(AttributeError, match="immutable"):
+        del one.x
+
+
+@pytest.mark.parametrize(
+    "command", [["resolve", *HEADLINE], ["render", "--unlocked", *HEADLINE], ["--help"], ["resolve", "--help"]]
+)
+def test_a_quick_end_loses_no_output(tmp_path, command):
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    argv = [sys.executable, "-m", "envbuild", *command]
+    piped = subprocess.run(argv, capture_output=True, check=True, env=environ).stdout
+    with (tmp_path / "out").open("wb") as file:
+        subprocess.run(argv, stdout=file, check=True, env=environ)
+    assert piped == (tmp_path / "out").read_bytes()
+    assert piped.endswith(b"\n")
+    with Path("/dev/full").open("wb") as full:
+        failed = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, check=False, env=environ)
+    assert failed.returncode != 0
+    assert b"envbuild: error" in failed.stderr

@@ -26,7 +26,7 @@ from envbuild.curate.trials.sources import compiler_version, cuda_tools, include
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find, fits_cuda
 from envbuild.curate.wheels import Distribution, python_tags
 from envbuild.errors import LockError
-from envbuild.evidence.trials import KINDS, Kind, Ledger, Trial, Verdict, add_trial, load_trials
+from envbuild.evidence.trials import KINDS, History, Kind, Trial, Verdict, add_trial, load_trials
 from envbuild.lock.index import IndexFile
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
@@ -100,7 +100,7 @@ class Runner:
         self.clones = clones or {}
         self.jobs = jobs
         self.again = again
-        self.ledger = Ledger(load_trials(records))
+        self.ledger = History(load_trials(records))
         self._subjects: dict[tuple[AxisName, str, str], Subject | None] = {}
         self._consumer: tuple[Subject, Consumer] | None = None
         self._libraries: dict[tuple[str, ...], Library] = {}

@@ -132,6 +132,11 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
         )
     made = containers_of(job, host, settings)
     notes = list(made.notes)
+    if job.container.gpus == "auto" and not host.gpus:
+        notes.append(
+            "this machine has no GPU that answers, and every host is assumed to be like it: no container gets a GPU; "
+            "start the launch on one of the GPU hosts, or write --gpus none"
+        )
     if job.launcher == "srun":
         return LaunchPlan(starts=(_srun(job, made),)), notes
     local = [is_local(node.name) for node in job.nodes]
