@@ -6,36 +6,54 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_options
+from envbuild.cli.cell_options import digest_option, parse_digest
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from envbuild.catalog.model import Entry
 
 
+_here_option = click.option("--here", is_flag=True, help="List only what this machine's GPUs and driver can run.")
+
+
 @click.group(invoke_without_command=True)
+@axis_options
+@_here_option
 @json_option
 @click.pass_context
-def catalog(ctx: click.Context, as_json: bool) -> None:
+def catalog(ctx: click.Context, /, here: bool, as_json: bool, **flags: Any) -> None:
     """List the prebuilt images of the configured registry, or publish one.
 
     The catalogue lies in the registry itself. It must be signed by the keys of the setting `trusted_keys`, young enough,
     and of no lower version than this machine has seen; otherwise every command that reads it exits with 4. Without a
-    subcommand, this lists all of it.
+    subcommand, this lists what fits the flags, as `catalog list` does.
     """
+    from envbuild.errors import UsageError
+
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_catalog, as_json=as_json, quiet=False, verbose=False, progress="auto")
-    elif as_json:  # before the subcommand, it means that one's answer
+        ctx.invoke(list_catalog, here=here, as_json=as_json, quiet=False, verbose=False, progress="auto", **flags)
+        return
+    if here or _asked(flags):
+        raise UsageError(
+            "flags that filter come before the name of a subcommand", where="catalog", hint="write them after the name"
+        )
+    if as_json:  # before the subcommand, it means that one's answer
         ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
+
+
+def _asked(flags: "Mapping[str, Any]") -> bool:
+    """Return whether a flag filters."""
+    return any(value is not None for name, value in flags.items() if name != "prefer")
 
 
 @catalog.command("list")
 @axis_options
-@click.option("--here", is_flag=True, help="List only what this machine's GPUs and driver can run.")
+@_here_option
 @json_option
 @progress_options
-def list_catalog(here: bool = False, as_json: bool = False, **flags: Any) -> None:
+def list_catalog(here: bool, as_json: bool, **flags: Any) -> None:
     """List the prebuilt images that fit the flags, the best first; without flags, all of them.
 
     Exits with 4 when the catalogue is not to be trusted, with 8 when the registry does not answer.
@@ -52,7 +70,7 @@ def list_catalog(here: bool = False, as_json: bool = False, **flags: Any) -> Non
     doing("reading the catalogue")
     read = read_catalog(settings)
     entries: Sequence[Entry] = read.catalog.entries if read else ()
-    asked = here or any(value is not None for name, value in flags.items() if name != "prefer")
+    asked = here or _asked(flags)
     near: Sequence[Any] = ()
     proofs: dict[str, str] = {}
     if asked:
@@ -116,33 +134,40 @@ def _table(entries: "Sequence[Entry]") -> str:
 
 @catalog.command("publish")
 @click.argument("image")
+@digest_option
+@click.option("--stack", "stack_file", metavar="FILE", help="Your own stack file, if the image was made from one.")
 @json_option
 @progress_options
-def publish_catalog(image: str, as_json: bool) -> None:
+def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_json: bool) -> None:
     """Push IMAGE, which envbuild built, to the configured registry, and add it to the signed catalogue.
 
-    The keys of the setting `signing_keys` sign the catalogue's next version.
+    The keys of the setting `signing_keys` sign the catalogue's next version. Only a digest that somebody confirms is
+    published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
+
+    Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
+    not to be trusted; then nothing is published.
     """
     from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
-    from envbuild.engine.reproduce import carried_lock
+    from envbuild.matrix.load import load_matrix
     from envbuild.pipeline.prebuilt import push_image
-    from envbuild.pipeline.published import publish_image
+    from envbuild.pipeline.published import publish_image, require_publishable
     from envbuild.settings import load_settings
 
+    named = parse_digest(digest)
     settings = show_notices(use_cache(load_settings()))
     keys = keys_of(settings)
     client = engine_client(settings)
     doing("reading the image's lock")
-    found = client.image(image)
-    locked = carried_lock(client, found.id)
+    found = client.image(image).id  # from here on this image, whatever the tag names meanwhile
+    locked = require_publishable(client, load_matrix(), found, named, stack_file)
     doing("pushing the image")
-    reference = push_image(client, locked.lock, found.digest)
+    reference = push_image(client, locked.lock, found)
     doing("signing the catalogue")
-    read = publish_image(settings, locked, found.digest, keys)
+    read = publish_image(settings, locked, found, keys)
     answer = {
         "reference": reference,
-        "digest": found.digest,
+        "digest": found,
         "lock": locked.lock.digest,
         "catalog": read.digest,
         "version": read.catalog.version,

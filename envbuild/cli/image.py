@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from envbuild.engine.client import EngineClient
     from envbuild.lock.files import Locked
     from envbuild.pipeline.image import ImageRequest, Made
+    from envbuild.pipeline.published import Published
     from envbuild.plan.plan import Plan
 
 
@@ -68,8 +69,10 @@ def image(
 ) -> None:
     """Build the image of a cell, or pull it if it is prebuilt; audit it and run the smoke tests that this host can run.
 
-    Builds with the local Docker engine or a buildx builder. A pulled image is verified only when its digest is known
-    from somewhere other than the registry: --digest, an earlier build here, or committed evidence.
+    Builds with the local Docker engine or a buildx builder. With `trusted_keys` set, the registry's signed catalogue is
+    asked first for a published image that fits the flags; without --lock, its best one is taken with its lock. A pulled
+    image is verified only when its digest is known from somewhere other than the registry: --digest, an earlier build
+    here, the signed catalogue, or committed evidence.
 
     Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails,
     6 when the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host or another host
@@ -98,6 +101,11 @@ def image(
             hint="leave --push out; docker tag and docker push publish it under another name",
         )
     given = _Given(flags=flags, lock_file=lock_file, sources=sources)
+    published = None
+    if lock_file is None and not (no_pull or no_cache or substitutes):
+        published = _published(flags, sources)
+    if published is not None:
+        given = replace(given, lock_file=published.folder)
     doing("choosing versions")
     asked = given.asked()
     changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
@@ -120,6 +128,7 @@ def image(
         cache=not no_cache,
         substitutes=substitutes,
         digest=expected,
+        catalog=published.catalog if published is not None else {},
     )
     doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)
@@ -170,6 +179,29 @@ def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked,
         return shown.change, note, shown.details
 
     return make_image(request, client, found, show)
+
+
+def _published(flags: dict[str, Any], sources: tuple[str, ...]) -> "Published | None":
+    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits."""
+    from envbuild.cli.published import published_for, uses_catalog
+    from envbuild.errors import HostError, LockError
+    from envbuild.pipeline.published import describe_nearest
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    if not uses_catalog(settings):
+        return None
+    try:
+        found = published_for(flags, sources, use_cache(settings))
+    except (HostError, LockError) as error:
+        way = "--no-pull builds the image without the registry"
+        hint = f"{error.hint}; {way}" if error.hint else way
+        raise type(error)(error.what, where=error.where, hint=hint) from None
+    if isinstance(found, tuple):
+        near = describe_nearest(found)
+        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
+        return None
+    return found
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:

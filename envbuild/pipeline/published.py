@@ -10,6 +10,8 @@ from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
 from envbuild.catalog.model import Entry
 from envbuild.catalog.store import Read, now_utc, publish, read_catalog, repository_name
 from envbuild.doctor.reach import gpu_release
+from envbuild.engine.client import EngineClient
+from envbuild.engine.reproduce import carried_lock
 from envbuild.errors import LockError, UsageError
 from envbuild.evidence.refs import committed_evidence, evidence_refs
 from envbuild.host.hardware import driver_version, gpus_of
@@ -19,9 +21,12 @@ from envbuild.lock.model import COMPAT
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.locked import Note
+from envbuild.pipeline.prebuilt import expected_of, require_fit
+from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import PrivateKey, read_private_key
 from envbuild.registry.repository import Repository
 from envbuild.settings import Settings
+from envbuild.stacks.load import stack_of_lock
 from envbuild.util.foreign_json import parse_json
 
 
@@ -130,6 +135,39 @@ def signing_keys(settings: Settings, password: Callable[[], str | None]) -> tupl
             hint="envbuild catalog keygen NAME makes a pair; name its .key in the setting signing_keys",
         )
     return tuple(read_private_key(path, password) for path in settings.signing_keys)
+
+
+def require_publishable(
+    client: EngineClient, matrix: Matrix, digest: str, named: str | None, stack_file: str | None
+) -> Locked:
+    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does.
+
+    Args:
+        client: the engine.
+        matrix: the matrix.
+        digest: of the image.
+        named: the digest that a person expects.
+        stack_file: the file of a user's own stack, which the lock names and does not hold.
+
+    Raises:
+        HostError: the engine has no such image.
+        UsageError: it carries no lock, or its stack is a user's own and `stack_file` is not its file.
+        LockError: nobody confirms the image, somebody confirms another one, or it is not what its lock makes.
+
+    """
+    locked = carried_lock(client, digest)
+    stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
+    plan = plan_of(matrix, locked, stack)
+    require_fit(client, digest, plan)
+    expected = expected_of(client.settings, plan, named)
+    if expected is None:
+        raise LockError(
+            "nobody confirms that this image follows from its lock",
+            where=digest,
+            hint="build it here (envbuild image --no-pull), or name the digest that you trust: --digest",
+        )
+    expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
+    return locked
 
 
 def publish_image(settings: Settings, locked: Locked, digest: str, keys: Sequence[PrivateKey]) -> Read:
