@@ -6,6 +6,7 @@ import re
 import secrets
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,8 @@ class Site:
             "ENVBUILD_TRUSTED_KEYS": str(folder / "release.pub"),
         }
         self._blobs = blobs
+        self.images: list[Published] = []
+        self.undo: list[Callable[[], object]] = []
 
     def new_key(self, name: str):
         return read_private_key(make_key_pair(self.folder, name, None)[0], lambda: None)
@@ -146,6 +149,8 @@ def words(axes) -> list[str]:
 def site(engine, registry, tmp_path, tmp_path_factory):
     made = Site(registry, tmp_path, lambda pattern: next(tmp_path_factory.getbasetemp().glob(pattern)))
     yield made
+    for step in made.undo:
+        step()
     for name in made.here():
         subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, check=False)
 
@@ -172,12 +177,18 @@ def test_flags_find_the_image_its_lock_and_its_digest(site):
 def test_image_takes_what_is_published_before_it_builds(site):
     """What it does then is its usual proof; these images hold nothing that an audit accepts."""
     (old,) = site.publish(OLD)
-    for origin in ("pulled", "found"):
+    for there in (True, False):
+        if not there:  # what was pulled is found: the registry's image is not asked for again
+            image_removed(site)
         done = site.image({"te": "2.6"})
         assert done.code == 6, done.err
-        report = json.loads(done.out.splitlines()[0]) if "\n{" in done.out else done.answer
-        assert (report["origin"], report["digest"]) == (origin, old.manifest)
-        assert report["verified"]["by"] == "catalog"
+        assert f"has {lock_of(OLD).lock.as_cell.id}" in done.err
+        held = subprocess.run(
+            ["docker", "inspect", "-f", "{{.Id}}", site.tag], capture_output=True, text=True, check=True
+        )
+        assert held.stdout.strip() == old.manifest
+        (note,) = (site.folder / "client" / "cache" / "pulled").iterdir()
+        assert (json.loads(note.read_text())["by"], json.loads(note.read_text())["record"]) == ("catalog", "release")
 
 
 def test_a_moved_tag_changes_nothing(site):
@@ -208,12 +219,15 @@ def test_what_is_not_published_names_the_nearest_and_the_command(site):
     asked = {"cuda": "12.9", "te": "2.6", "gpu": "h100"}
     done = site.pull(asked)
     site.refused(
-        done, "no published image fits", "12.6.3, not 12.9", "envbuild image --no-pull --cuda 12.9 --gpu h100 --te 2.6"
+        done,
+        "no published image fits",
+        "cuda: 12.6, not 12.9",
+        "envbuild image --no-pull --cuda 12.9 --gpu h100 --te 2.6",
     )
     listed = site.listed(asked, "--json")
     assert listed.code == 0, listed.err
     assert listed.answer["entries"] == []
-    assert listed.answer["nearest"][0]["differs"] == {"cuda": ["12.9", "12.6.3"]}
+    assert listed.answer["nearest"][0]["differs"] == {"cuda": ["12.9", "12.6"]}
     text = site.listed(asked).out
     assert "no published image fits" in text
     assert "build it: envbuild image --no-pull --cuda 12.9" in text
@@ -253,7 +267,9 @@ def test_a_publisher_pushes_adds_and_signs_in_one_command(site, engine):
         "ENVBUILD_SIGNING_KEYS": str(site.folder / "team.key"),
         "COSIGN_PASSWORD": "quite secret",
     }
-    made = run("catalog", "keygen", "team", "--out", str(site.folder), "--json", env={"COSIGN_PASSWORD": "quite secret"})
+    made = run(
+        "catalog", "keygen", "team", "--out", str(site.folder), "--json", env={"COSIGN_PASSWORD": "quite secret"}
+    )
     assert made.code == 0, made.err
     assert (site.folder / "team.key").stat().st_mode & 0o077 == 0
     locked, image = site.push(CPU)
@@ -344,7 +360,7 @@ def image_of_another_lock(site):
     held = site.catalog()
     entry = held.entries[0].model_copy(update={"image": other.manifest})
     site.put_catalog(Catalog(version=9, created=now_utc(), entries=(entry,)), site.key)
-    return {}, ("made from another lock",)
+    return {}, ("the registry's image is another one", "its label")
 
 
 def image_removed(site):
@@ -369,6 +385,7 @@ def lock_changed(site):
     place = site.stored(blob.digest)
     body = place.read_bytes()
     place.write_bytes(body.replace(b"https://", b"http:///"))
+    site.undo.append(lambda: place.write_bytes(body))  # the registry keeps it once for all repositories
     assert place.read_bytes() != body
     return {}, ("is another one",)
 
@@ -412,16 +429,14 @@ def test_a_tamper_is_refused_and_nothing_is_tagged(site, tamper):
     site.refused(site.pull(CPU, **env), *texts)
 
 
-@pytest.mark.parametrize(
-    "tamper", [unsigned, signed_by_another, stale, rolled_back, lock_changed], ids=lambda tamper: tamper.__name__
-)
+@pytest.mark.parametrize("tamper", [signed_by_another, rolled_back, lock_changed], ids=lambda tamper: tamper.__name__)
 def test_image_refuses_it_too_and_names_the_way_without_the_registry(site, tamper):
     site.images = site.publish(CPU)
     env, texts = tamper(site)
     site.refused(site.image(CPU, **env), *texts, "--no-pull builds the image without the registry")
 
 
-@pytest.mark.parametrize("tamper", OF_THE_CATALOGUE, ids=lambda tamper: tamper.__name__)
+@pytest.mark.parametrize("tamper", [unsigned, one_of_two_signed, stale], ids=lambda tamper: tamper.__name__)
 def test_the_list_is_refused_too(site, tamper):
     site.images = site.publish(CPU)
     env, texts = tamper(site)
