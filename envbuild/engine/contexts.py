@@ -9,8 +9,8 @@ from envbuild.engine.kept import sha256_of
 from envbuild.errors import LockError
 from envbuild.lock.model import PythonSet
 from envbuild.lock.python import local_wheel
+from envbuild.lock.released import released_file
 from envbuild.lock.sources import SourceStore
-from envbuild.net.download import download
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -40,7 +40,7 @@ def contexts_of(
 
     """
     files = settings.cache_dir / "files"
-    uv, _ = download(settings, plan.lock.uv.url, plan.lock.uv.sha256, files)
+    uv = released_file(settings, plan.lock.uv, files)
     found = {"uv-wheel": _folder_of(folder, "uv-wheel", {"uv.whl": uv})}
     if settings.debs:
         found["debs"] = settings.debs
@@ -54,7 +54,7 @@ def contexts_of(
             found[f"src-{source.name}"] = store.checkout(source)
     for file in plan.lock.files:
         if file.name not in kept and f"src-{file.name}" not in substitutes:
-            path, _ = download(settings, file.url, file.sha256, files)
+            path = released_file(settings, file, files)
             found[f"src-{file.name}"] = _folder_of(folder, f"src-{file.name}", {path.name: path})
     return {name: str(place) for name, place in found.items()} | dict(substitutes)
 

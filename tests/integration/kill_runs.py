@@ -229,11 +229,6 @@ class Killer:
             # a stage whose end nobody says is over when the next thing begins
             took = (ends[0] if ends else run.lines[-1][0]) - at if at is not None else 0.0
             self.seconds[name] = min(60.0, max(took, USUAL.get(name, 1.0)))
-        # What is exported first is the wheel; of the image's own export nothing is printed twice.
-        begun = next(at for at, line in begun_stages if re.search("^image: (done|from cache)", line))
-        self.seconds["export"] = max(
-            1.0, next(at for at, line in begun_stages if "load into the engine: started" in line) - begun
-        )
         self.files = self.kept_files()
         faults = self.left()
         if faults:
