@@ -33,6 +33,8 @@ def cache(tmp_path):
     put(folder / "apptainer" / "home" / "notes")
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
+    put(folder / "catalogs" / f"{KEY}.json")
+    put(folder / "catalog-locks" / KEY / "lock.json")
     put(folder / "compiled" / f"clauses-{KEY}.json")
     put(folder / "files" / KEY / "uv.whl")
     put(folder / "git" / "objects.git" / "config")
@@ -73,6 +75,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
     assert {entry.kind for entry in contents_of(cache).entries} == {
         "apptainer",
         "built",
+        "catalogs",
         "locks",
         "proofs",
         "pulled",
