@@ -141,7 +141,8 @@ def _table(entries: "Sequence[Entry]") -> str:
 def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_json: bool) -> None:
     """Push IMAGE, which envbuild built, to the configured registry, and add it to the signed catalogue.
 
-    The keys of the setting `signing_keys` sign the catalogue's next version. Only a digest that somebody confirms is
+    The keys of the setting `signing_keys` sign the catalogue's next version, and, where this machine built the image, that
+    it did. Only a digest that somebody confirms is
     published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
 
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
@@ -160,11 +161,11 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     client = engine_client(settings)
     doing("reading the image's lock")
     found = client.image(image).id  # from here on this image, whatever the tag names meanwhile
-    locked = require_publishable(client, load_matrix(), found, named, stack_file)
+    locked, verified = require_publishable(client, load_matrix(), found, named, stack_file)
     doing("pushing the image")
     reference = push_image(client, locked.lock, found)
     doing("signing the catalogue")
-    read = publish_image(settings, locked, found, keys)
+    read = publish_image(settings, locked, found, keys, built=verified.by == "build")
     answer = {
         "reference": reference,
         "digest": found,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild import __version__
+from envbuild.catalog.builders import require_builders, sign_built
 from envbuild.catalog.choose import Machine, Near, Offer, Wanted, nearest_published, offers
 from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
 from envbuild.catalog.model import Entry
@@ -12,6 +13,7 @@ from envbuild.catalog.store import Read, now_utc, publish, read_catalog, reposit
 from envbuild.doctor.reach import gpu_release
 from envbuild.engine.client import EngineClient
 from envbuild.engine.reproduce import carried_lock
+from envbuild.engine.trust import Verified
 from envbuild.errors import LockError, UsageError
 from envbuild.evidence.refs import committed_evidence, evidence_refs
 from envbuild.host.hardware import driver_version, gpus_of
@@ -74,6 +76,7 @@ def find_published(settings: Settings, matrix: Matrix, wanted: Wanted, *, note: 
     best = found[0]
     note(f"the catalogue (version {read.catalog.version}, signed by {', '.join(read.signers)}) has {best.entry.id}")
     with Repository(repository_name(settings), settings) as repository:
+        require_builders(repository, best.entry.image, settings)
         locked = pull_lock(repository, best.entry.lock_artifact, best.entry.lock)
     _require_entry(best.entry, locked)
     return Published(offer=best, folder=keep_lock(settings, locked), signers=read.signers)
@@ -139,8 +142,8 @@ def signing_keys(settings: Settings, password: Callable[[], str | None]) -> tupl
 
 def require_publishable(
     client: EngineClient, matrix: Matrix, digest: str, named: str | None, stack_file: str | None
-) -> Locked:
-    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does.
+) -> tuple[Locked, Verified]:
+    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does, and who that is.
 
     Args:
         client: the engine.
@@ -166,11 +169,12 @@ def require_publishable(
             where=digest,
             hint="build it here (envbuild image --no-pull), or name the digest that you trust: --digest",
         )
-    expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
-    return locked
+    return locked, expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
 
 
-def publish_image(settings: Settings, locked: Locked, digest: str, keys: Sequence[PrivateKey]) -> Read:
+def publish_image(
+    settings: Settings, locked: Locked, digest: str, keys: Sequence[PrivateKey], *, built: bool = False
+) -> Read:
     """Publish an image that the registry holds: push its lock and add its entry to the catalogue.
 
     Args:
@@ -178,6 +182,7 @@ def publish_image(settings: Settings, locked: Locked, digest: str, keys: Sequenc
         locked: the lock that makes the image.
         digest: of the image's manifest.
         keys: sign the catalogue.
+        built: whether this machine built the image; the keys then sign that, too.
 
     Raises:
         UsageError, DataError, HostError, LockError: as `catalog.store.publish`; the registry does not hold the image.
@@ -191,6 +196,8 @@ def publish_image(settings: Settings, locked: Locked, digest: str, keys: Sequenc
             )
         size = _size_of(manifest.body, f"{repository.name}@{digest}")
         lock_artifact = push_lock(repository, locked).digest
+        if built:
+            sign_built(repository, digest, keys)
     records = (record.id for record in committed_evidence() if record.passed and record.target.get("digest") == digest)
     entry = Entry.model_validate(
         {

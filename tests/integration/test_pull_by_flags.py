@@ -14,10 +14,12 @@ from cell_inputs import complete, inputs_for
 from command import run
 from published import Published, member, publish
 
+from envbuild.catalog.builders import sign_built
 from envbuild.catalog.locks import push_lock
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, TAG, Catalog
 from envbuild.catalog.store import now_utc, read_catalog
 from envbuild.catalog.store import publish as publish_entries
+from envbuild.errors import LockError
 from envbuild.lock.files import Locked
 from envbuild.matrix.load import load_matrix
 from envbuild.pipeline.prebuilt import registry_reference
@@ -26,7 +28,7 @@ from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.registry.manifests import MANIFEST, artifact_of
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import sign, signature_tag
+from envbuild.registry.signatures import CONFIG_TYPE, sign, signature_tag
 from envbuild.settings import Settings, load_settings
 
 CPU = {"cuda": "cpu"}
@@ -296,6 +298,51 @@ def test_a_publisher_pushes_adds_and_signs_in_one_command(site, engine):
     assert site.pull(CPU, ENVBUILD_TRUSTED_KEYS=trusted).answer["verified"]["by"] == "catalog"
     again = run("catalog", "refresh", "--json", env=env)
     assert (again.code, again.answer["version"] >= done.answer["version"]) == (0, True)
+
+
+# ---- who built it
+
+
+def test_two_builders_must_have_come_to_the_digest(site):
+    """A signature of the catalogue, or one of the image that states nothing, is no builder's."""
+    second, stranger = site.new_key("second"), site.new_key("stranger")
+    keys = f"{site.folder / 'release.pub'} {site.folder / 'second.pub'}"
+    two = {"ENVBUILD_TRUSTED_KEYS": keys, "ENVBUILD_TRUSTED_BUILDERS": "2"}
+    locked, image = site.push(CPU)
+    publish_image(site.settings(), locked, image.manifest, [site.key], built=True)
+    with site.repository() as repo:
+        sign(repo, image.manifest, second)
+        sign_built(repo, image.manifest, [stranger])
+        with pytest.raises(LockError, match="does not hold the image"):
+            sign_built(repo, "sha256:" + "1" * 64, [second])
+    site.refused(site.pull(CPU, **two), "2 trusted builders must have built this image, and release did")
+    too_many = site.pull(CPU, **two | {"ENVBUILD_TRUSTED_BUILDERS": "3"})
+    assert (too_many.code, "3 builders are needed, and 2 keys are trusted" in too_many.err) == (2, True)
+    with site.repository() as repo:
+        sign_built(repo, image.manifest, [second])
+        sign_built(repo, image.manifest, [second])
+        assert len(repo.artifact(signature_tag(image.manifest), CONFIG_TYPE)[1].blobs) == 4
+    assert site.pull(CPU, **two).answer["digest"] == image.manifest
+
+
+def test_a_builder_of_another_image_does_not_count(site):
+    """The signature is moved to the image that is published."""
+    locked, image = site.push(CPU)
+    _, other = site.push(CPU)
+    publish_image(site.settings(), locked, image.manifest, [site.key])
+    with site.repository() as repo:
+        sign_built(repo, other.manifest, [site.key])
+        body = repo.manifest(signature_tag(other.manifest)).body
+        repo.push_manifest(body, MANIFEST, tag=signature_tag(image.manifest))
+    site.refused(
+        site.pull(CPU, ENVBUILD_TRUSTED_BUILDERS="1"), "1 trusted builders must have built this image, and none"
+    )
+
+
+def test_a_rebuild_is_signed_only_with_a_key(site):
+    """This is found out before the build."""
+    done = run("reproduce", "none", "--sign", env=site.client)
+    assert (done.code, "no key is set to sign with" in done.err) == (2, True)
 
 
 # ---- tampers: each is exit 4, and nothing is tagged
