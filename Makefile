@@ -5,7 +5,7 @@ VENV := .venv
 ENVBUILD := $(VENV)/bin/envbuild
 PYTEST := $(VENV)/bin/pytest
 
-.PHONY: image test test-unit test-host test-integration test-full answers fuzz kills lint docs bench clean help
+.PHONY: image test test-unit test-host test-integration test-full answers fuzz kills lint actionlint docs bench clean help
 
 image: $(VENV)/ready engine ## Build and prove an image: make image ARGS="--cuda 12.6 --te 2.6"
 	$(ENVBUILD) image $(ARGS)
@@ -38,7 +38,7 @@ KILLS ?= --kills 50 --seed 15
 kills: $(VENV)/ready engine ## Kill builds at random moments and look at what is left: make kills KILLS="--kills 50 --seed 15"
 	$(VENV)/bin/python tests/integration/kill_runs.py $(KILLS)
 
-lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain words, the pages and links of the docs
+lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain words, the docs, the workflows, the scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -46,6 +46,12 @@ lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain word
 	$(VENV)/bin/python scripts/plain_words.py
 	$(VENV)/bin/python scripts/write_reference.py --check
 	$(VENV)/bin/python scripts/check_docs.py
+	$(VENV)/bin/zizmor --offline --quiet --persona=auditor .github
+	$(VENV)/bin/shellcheck --external-sources $$(grep -rlx '#!/usr/bin/env bash' scripts)
+
+actionlint: $(VENV)/ready ## Check the workflows with actionlint, which its package downloads from GitHub; no part of `make lint`
+	@test -x $(VENV)/bin/actionlint || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check '.[actionlint]'
+	$(VENV)/bin/actionlint -shellcheck $(VENV)/bin/shellcheck
 
 docs: $(VENV)/docs-ready ## The site of the docs, in build/site; a link that leads nowhere fails it
 	$(VENV)/bin/python scripts/write_reference.py

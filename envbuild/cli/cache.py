@@ -1,6 +1,5 @@
 """`envbuild cache`: what the cache holds, and removing it."""
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +10,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from envbuild.engine.cache import Contents, Pruned
-
-_UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 def _complete_kind(_context: click.Context, _argument: click.Parameter, begun: str) -> "list[CompletionItem]":
@@ -88,6 +85,7 @@ def prune_cache(kinds: tuple[str, ...], every: bool, age: str | None, dry_run: b
 
     Keeps what a run uses, and every file that envbuild did not put there; follows no link.
     """
+    from envbuild.cli.quantities import seconds_of
     from envbuild.engine.cache import KINDS, prune
     from envbuild.engine.cache import as_json as of_entry
     from envbuild.errors import UsageError
@@ -103,7 +101,7 @@ def prune_cache(kinds: tuple[str, ...], every: bool, age: str | None, dry_run: b
     if every and kinds:
         raise UsageError("--all and a KIND contradict each other", where="cache prune", hint="give one of them")
     chosen = kinds or [kind.name for kind in KINDS if every or kind.made_again]
-    older_s = _seconds(age)
+    older_s = seconds_of(age, "--older-than") if age is not None else 0.0
     folder = show_notices(load_settings()).cache_dir
     doing("removing files")
     done = prune(folder, chosen, older_s=older_s, dry_run=dry_run)
@@ -115,19 +113,6 @@ def prune_cache(kinds: tuple[str, ...], every: bool, age: str | None, dry_run: b
         "stayed": [{**of_entry(entry), "why": why} for entry, why in done.stayed],
     }
     emit(answer, as_json=as_json, human=lambda: _pruned(done, dry_run=dry_run))
-
-
-def _seconds(age: str | None) -> float:
-    from envbuild.errors import UsageError
-
-    if age is None:
-        return 0.0
-    found = re.fullmatch(r"(\d{1,5})([hdw])", age.strip())
-    if found is None:
-        raise UsageError(
-            f"{age[:40]!r} is no age", where="--older-than", hint="write hours, days or weeks: 12h, 30d, 4w"
-        )
-    return int(found[1]) * _UNITS[found[2]]
 
 
 def _listed(found: "Contents", kinds: list[dict[str, Any]]) -> str:

@@ -63,7 +63,7 @@ def list_catalog(here: bool, as_json: bool, **flags: Any) -> None:
     from envbuild.cli.published import build_command, wanted_of
     from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.load import load_matrix
-    from envbuild.pipeline.published import describe_nearest
+    from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.settings import load_settings
 
     settings = show_notices(use_cache(load_settings()))
@@ -151,8 +151,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
     from envbuild.matrix.load import load_matrix
+    from envbuild.pipeline.cataloged import publish_image, require_publishable
     from envbuild.pipeline.prebuilt import push_image
-    from envbuild.pipeline.published import publish_image, require_publishable
     from envbuild.settings import load_settings
 
     named = parse_digest(digest)

@@ -58,6 +58,16 @@ def option(*arguments: Any, **options: Any) -> Stated:
     return Stated("option", arguments, options)
 
 
+def argument(*arguments: Any, **options: Any) -> Stated:
+    """State click's `argument`."""
+    return Stated("argument", arguments, options)
+
+
+def IntRange(*arguments: Any, **options: Any) -> Stated:  # noqa: N802 - click's name
+    """State click's type `IntRange`."""
+    return Stated("IntRange", arguments, options)
+
+
 def Choice(*arguments: Any, **options: Any) -> Stated:  # noqa: N802 - click's name
     """State click's type `Choice`."""
     return Stated("Choice", arguments, options)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from envbuild.engine.client import EngineClient
     from envbuild.lock.files import Locked
+    from envbuild.pipeline.cataloged import Published
     from envbuild.pipeline.image import ImageRequest, Made
-    from envbuild.pipeline.published import Published
     from envbuild.plan.plan import Plan
 
 
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the image, too: FILE.oci.tar (an OCI archive), FILE.sif, or a new directory (an Apptainer sandbox).",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Add an evidence record of the smoke tests to this folder, however they end.",
+)
 @json_option
 @progress_options
 def image(
@@ -62,6 +67,7 @@ def image(
     jobs: int | None,
     contexts: tuple[str, ...],
     output: Path | None,
+    record: Path | None,
     as_json: bool,
     lock_file: Path | None,
     sources: tuple[str, ...],
@@ -94,6 +100,14 @@ def image(
     if output is not None:
         check_output(output)
     expected = parse_digest(digest)
+    if record is not None and (no_smoke or substitutes):
+        raise UsageError(
+            "no smoke tests run that could be recorded"
+            if no_smoke
+            else "an image with a replaced input does not match its lock, and a record is of a lock's image",
+            where="--record",
+            hint="leave --record out; `envbuild smoke TAG --record FOLDER` records a run of any image",
+        )
     if substitutes and do_push:
         raise UsageError(
             "an image with a replaced input does not match its lock, and the registry stores images by their lock",
@@ -142,8 +156,11 @@ def image(
         with_smoke=not no_smoke,
         note=note,
         progress=TestCount(),
+        record=record,
     )
     report |= proof.as_json()
+    if record is not None:
+        report["evidence"] = str(proof.evidence) if proof.evidence else None
     report["replaced"] = substitutes
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
@@ -185,7 +202,7 @@ def _published(flags: dict[str, Any], sources: tuple[str, ...]) -> "Published | 
     """Return the best published image for the flags; None without a catalogue, or where nothing in it fits."""
     from envbuild.cli.published import published_for, uses_catalog
     from envbuild.errors import HostError, LockError
-    from envbuild.pipeline.published import describe_nearest
+    from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.settings import load_settings
 
     settings = load_settings()

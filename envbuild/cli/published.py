@@ -13,7 +13,7 @@ from envbuild.cli.output import doing, note
 if TYPE_CHECKING:
     from envbuild.catalog.choose import Near, Wanted
     from envbuild.matrix.load import Matrix
-    from envbuild.pipeline.published import Published
+    from envbuild.pipeline.cataloged import Published
     from envbuild.registry.keys import PrivateKey
     from envbuild.settings import Settings
 
@@ -26,7 +26,7 @@ def wanted_of(flags: Mapping[str, Any], sources: tuple[str, ...], matrix: "Matri
 
     """
     from envbuild.catalog.choose import Machine, Wanted
-    from envbuild.pipeline.published import machine_of
+    from envbuild.pipeline.cataloged import machine_of
     from envbuild.stacks.load import load_stack
     from envbuild.stacks.parts import digest_of
 
@@ -55,7 +55,7 @@ def published_for(
 
     """
     from envbuild.matrix.load import load_matrix
-    from envbuild.pipeline.published import find_published
+    from envbuild.pipeline.cataloged import find_published
 
     doing("reading the catalogue")
     matrix = load_matrix()
@@ -96,6 +96,6 @@ def keys_of(settings: "Settings") -> "tuple[PrivateKey, ...]":
         UsageError, DataError: as `signing_keys`.
 
     """
-    from envbuild.pipeline.published import signing_keys
+    from envbuild.pipeline.cataloged import signing_keys
 
     return signing_keys(settings, key_password)

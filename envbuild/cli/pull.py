@@ -41,10 +41,10 @@ def pull(
     from envbuild.engine.client import engine_client
     from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
+    from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.pipeline.locked import lock_for
     from envbuild.pipeline.platform import platform_of
     from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
-    from envbuild.pipeline.published import describe_nearest
     from envbuild.plan.plan import plan_of
     from envbuild.settings import load_settings
 

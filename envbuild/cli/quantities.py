@@ -1,6 +1,24 @@
 """Times, sizes and amounts as people write them."""
 
+import re
+
 from envbuild.engine.details import Amount
+from envbuild.errors import UsageError
+
+_UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def seconds_of(age: str, option: str) -> float:
+    """Return an age as people write it, such as `30d`, in seconds.
+
+    Raises:
+        UsageError: `option` got something else.
+
+    """
+    found = re.fullmatch(r"([0-9]{1,5})([hdw])", age.strip())
+    if found is None:
+        raise UsageError(f"{age[:40]!r} is no age", where=option, hint="write hours, days or weeks: 12h, 30d, 4w")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 def about(seconds: float) -> str:

@@ -46,6 +46,8 @@ def parsed(command: Declared, args: Sequence[str]) -> dict[str, Any] | None:
     flags: dict[str, tuple[str, Stated]] = {}
     values: dict[str, Any] = {}
     for stated in command.stated:
+        if stated.name == "argument":  # of the words after `--`, which take click to read: none
+            values[stated.arguments[0]] = ()
         if stated.name != "option":
             continue
         name, long = _names(stated)

@@ -1,10 +1,11 @@
-"""`envbuild render`: the plan of a cell as a Dockerfile, a bake file, an Apptainer definition or a shell script."""
+"""`envbuild render`: the plan of a cell as a file that builds its image, or one that runs it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.cli import declared as click
 from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options
+from envbuild.cli.cluster_options import RUNS, cluster_from, cluster_options, taken_from
 from envbuild.cli.output import emit, json_option, show_notices
 
 if TYPE_CHECKING:
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @cell_options
+@cluster_options
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["dockerfile", "bake", "apptainer", "shell"]),
+    type=click.Choice(["dockerfile", "bake", "apptainer", "shell", "sbatch", "kubernetes", "devcontainer"]),
     default="dockerfile",
     show_default=True,
     help="Print this kind of file.",
@@ -32,19 +34,24 @@ def render(
     as_json: bool,
     lock_file: Path | None,
     sources: tuple[str, ...],
+    command: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Print the build of a cell as a file, from its lock; fetch nothing and build nothing.
+
+    sbatch, kubernetes and devcontainer are files that run the built image. COMMAND is what a job runs: a training script
+    with its arguments, after `--`. Without one, a job checks every GPU and sums over all ranks.
 
     Exits with 4 and the list of missing hashes when the cell has no complete lock and --unlocked is not given.
     """
     from envbuild.plan.plan import plan_of
 
+    given = taken_from(flags, command, form)
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None or not unlocked:  # names and versions alone depend on nothing of this machine
         show_notices(asked.settings)
     plan = plan_of(asked.matrix, _locked(asked, lock_file, form=form, unlocked=unlocked), asked.stack)
-    text = _text(plan, form)
+    text = _run_text(asked, plan, form, given) if form in RUNS else _text(plan, form)
     emit(
         {
             "cell": dict(plan.cell.versions),
@@ -78,6 +85,21 @@ def _text(plan: "Plan", form: str) -> str:
     from envbuild.plan.dockerfile import dockerfile
 
     return dockerfile(plan)
+
+
+def _run_text(asked: ResolvedRequest, plan: "Plan", form: str, given: dict[str, Any]) -> str:
+    cluster = cluster_from(asked, plan, form, given)
+    if form == "sbatch":
+        from envbuild.plan.sbatch import batch_script
+
+        return batch_script(asked.matrix, plan, cluster, given["runtime"] or "apptainer")
+    if form == "kubernetes":
+        from envbuild.plan.kubernetes import manifest
+
+        return manifest(asked.matrix, plan, cluster, given["kind"] or "jobset")
+    from envbuild.plan.devcontainer import devcontainer
+
+    return devcontainer(plan, cluster)
 
 
 def _locked(asked: ResolvedRequest, lock_file: Path | None, *, form: str, unlocked: bool) -> "Locked":

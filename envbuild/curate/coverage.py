@@ -2,16 +2,17 @@
 
 Most failures of such an environment come from two components that do not go together. So instead of every combination,
 every pair of minor releases that some cell holds is verified in at least one cell; the pairs decide the order, so that
-any first part of the list covers the most it can.
+any first part of the list covers the most it can. `rotation` says which share of it a day verifies.
 """
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from envbuild.curate.rotation import Share, Verified, ordering
 from envbuild.errors import NoCellError
-from envbuild.matrix.cell import Cell, Pin, Request
+from envbuild.matrix.cell import NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import public_version, version_key
@@ -51,6 +52,15 @@ class Coverage:
     pairs: int
     """Pairs of minor releases of cuda, torch and te that some cell holds."""
     covered: int
+    """Those of them that `cells` hold."""
+    left_out: tuple[tuple[Verification, str], ...] = ()
+    """Cells that would be here, and why they need no run."""
+    share: int | None = None
+    """Pairs that belong to the share; None without one."""
+    verified: int = 0
+    """Pairs that recorded runs verified."""
+    left: int = 0
+    """Pairs, of the share where there is one, that `limit` left out."""
 
 
 def cells_to_verify(
@@ -61,6 +71,10 @@ def cells_to_verify(
     stack: str | None = None,
     evidence: Sequence[EvidenceRef] = (),
     limit: int | None = None,
+    share: Share | None = None,
+    seed: int | None = None,
+    verified: Verified | None = None,
+    needless: Callable[[Verification], str | None] = lambda _: None,
 ) -> Coverage:
     """Return the cells to verify: named ones, stacks, then the pairwise cover; each cell once.
 
@@ -71,12 +85,19 @@ def cells_to_verify(
         stack: one of `stacks`, when every cell is to hold it.
         evidence: what the solver ranks by.
         limit: at most so many cells.
+        share: only the stacks, named cells and pairs of this share; its seed decides the order.
+        seed: decides which of equal cells is taken; the newest without one. The share's counts where there is a share.
+        verified: leave out the pairs that these runs verified.
+        needless: why a cell needs no run, such as "the registry has its image", or None; asked before a cell counts
+            towards `limit`. What it holds counts as covered.
 
     Raises:
         UsageError: a pin names an unknown axis, or matches no release.
 
     """
     found: dict[tuple[str | None, str], Verification] = {}  # a stack is no part of a cell's id
+    left_out: dict[tuple[str | None, str], tuple[Verification, str]] = {}
+    seed = share.seed if share else seed
 
     def stack_pins(name: str | None) -> tuple[Pin, ...]:
         return tuple(Pin(axis=a, spec=s, origin=f"stack {name}") for a, s in stacks[name].items()) if name else ()
@@ -93,25 +114,58 @@ def cells_to_verify(
             words += [f"--{pin.axis}", pin.spec]
         if within.prefer != "proven":
             words += ["--prefer", within.prefer]
-        found.setdefault((name, cell.id), Verification(cell=cell, args=shlex.join(words), stack=name, why=why))
+        one = Verification(cell=cell, args=shlex.join(words), stack=name, why=why)
+        if (name, cell.id) in found or (name, cell.id) in left_out:
+            return
+        reason = needless(one)
+        if reason is None:
+            found[name, cell.id] = one
+        else:
+            left_out[name, cell.id] = one, reason
 
     for name in [stack] if stack else sorted(stacks):
-        add({}, f"the stack {name}", name)
+        if share is None or share.has("stack", name):
+            add({}, f"the stack {name}", name)
     for named in _NAMED:
-        add(named, "named in the documentation")
+        if share is None or share.has("named", shlex.join(itertools.chain(*named.items()))):
+            add(named, "named in the documentation")
 
     held = sorted(enumerate_cells(matrix, AXES, (*stack_pins(stack), *within.pins)), key=_newest_first)
+    if seed is not None:
+        held.sort(key=lambda versions: ordering(seed, "cell", *itertools.chain(*sorted(versions.items()))))
     pairs_of = [_pairs(versions) for versions in held]
     every = frozenset[Pair]().union(*pairs_of)
-    left = every.difference(*(_pairs(verification.cell.versions) for verification in found.values()))
+    known = every & _in_cells(verified) if verified else frozenset[Pair]()
+    mine = every if share is None else frozenset(pair for pair in every if share.has("pair", *pair))
+    seen = [*found.values(), *(one for one, _ in left_out.values())]
+    missing = (every - known).difference(*(_pairs(one.cell.versions) for one in seen))
+    left = mine & missing
     while left and (limit is None or len(found) < limit):
-        best = max(range(len(held)), key=lambda i: len(pairs_of[i] & left))  # of equals the first, which is the newest
+        # Of equals the one that saves most for the other shares, then the first.
+        best = max(range(len(held)), key=lambda i: (len(pairs_of[i] & left), len(pairs_of[i] & missing)))
         covered = pairs_of[best] & left
         add(held[best], f"{len(covered)} pairs that no cell before it holds")
         left -= covered
+        missing -= pairs_of[best]
     cells = tuple(found.values())[:limit]
     covered = every.intersection(frozenset[Pair]().union(*(_pairs(v.cell.versions) for v in cells)))
-    return Coverage(cells=cells, pairs=len(every), covered=len(covered))
+    return Coverage(
+        cells=cells,
+        pairs=len(every),
+        covered=len(covered),
+        left_out=tuple(left_out.values()),
+        share=len(mine) if share else None,
+        verified=len(known),
+        left=len(left),
+    )
+
+
+def _in_cells(verified: Verified) -> frozenset[Pair]:
+    """Return the pairs that verified cells hold; a record spells an axis that is not used as null."""
+    versions = (
+        {axis: str(r.cell[axis]) for axis in AXES if r.cell.get(axis) not in {None, NONE}} for r in verified.records
+    )
+    return frozenset[Pair]().union(*map(_pairs, versions))
 
 
 def _minor(version: str) -> str:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from envbuild.engine.built import find_image
 from envbuild.engine.client import EngineClient
 from envbuild.errors import EnvbuildError
+from envbuild.evidence.recording import from_report
+from envbuild.evidence.records import record_evidence
 from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.host import facts as host_facts
 from envbuild.pipeline.image import Made
@@ -31,6 +34,7 @@ class Proof:
         stack_proof: each command of the stack's own proof, as JSON values.
         not_proven: what was not shown, and why.
         proven: when it was shown.
+        evidence: the record of the smoke tests; None where none was asked for, or they did not run.
         failure: what calls for an exit code.
 
     """
@@ -40,6 +44,7 @@ class Proof:
     stack_proof: list[dict[str, Any]] = field(default_factory=list)
     not_proven: list[str] = field(default_factory=list)
     proven: str = "now"
+    evidence: Path | None = None
     failure: EnvbuildError | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -60,8 +65,11 @@ def prove(
     with_smoke: bool,
     note: Note,
     progress: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    record: Path | None = None,
 ) -> Proof:
     """Show of an image what this host can; what it showed earlier of an image that was there already is not shown again.
+
+    With `record` it is: a record is of a run.
 
     Args:
         client: the engine that holds it.
@@ -70,13 +78,14 @@ def prove(
         with_smoke: whether smoke tests are run after the audit.
         note: takes a line about what is done.
         progress: takes every event of the smoke tests as it comes.
+        record: the folder that gets the evidence record of the smoke tests, however they end.
 
     Raises:
-        HostError: something that looking at the image needs is missing on this host.
+        HostError: something that looking at the image needs is missing on this host, or the record cannot be written.
 
     """
     settings, device = client.settings, device_for(client.settings, made)
-    if made.origin == "found":
+    if made.origin == "found" and record is None:
         kept = kept_proof(settings, made.built.digest, device, stack_proof=proof)
         if kept is not None:
             return Proof(**{key: kept[key] for key in KEPT}, proven="earlier, on this machine")
@@ -94,7 +103,7 @@ def prove(
     elif not settings.engine_is_here:
         found.not_proven.append("smoke tests: the engine is on another host (`envbuild smoke TAG` there runs them)")
     else:
-        _run(found, client, made, audited, device, proof, note, progress)
+        _run(found, client, made, audited, device, proof, note, progress, record)
     return found
 
 
@@ -107,10 +116,16 @@ def _run(
     proof: Sequence[Use],
     note: Note,
     progress: Callable[[Mapping[str, Any]], None],
+    record: Path | None,
 ) -> None:
     """Run the smoke tests and the stack's own proof, into `found`."""
     settings = client.settings
     smoked, unproven = _smoke(settings, made, audited, device, note, progress)
+    if record is not None:
+        expected = audited.facts["expected"]
+        evidence = from_report(smoked, adopted=expected.get("adopted"), built_with=expected.get("built_with"))
+        found.evidence = record_evidence(evidence, record)
+        note(f"recorded in {found.evidence}")
     found.not_proven += unproven
     found.smoke = {
         "verdict": smoked.verdict,

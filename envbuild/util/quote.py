@@ -3,8 +3,11 @@
 Each returns text that its format reads as exactly the given value, or refuses the value with a `ValueError`.
 """
 
+import json
 import re
 import shlex
+from collections.abc import Iterator
+from typing import Any
 
 from envbuild.util.names import is_one_line, shown
 from envbuild.util.patterns import pattern
@@ -12,6 +15,9 @@ from envbuild.util.patterns import pattern
 _WORD = pattern(r"[A-Za-z0-9_./:@+=,~%#!*\[\]?&;()-]*", re.ASCII)
 _GLOB = pattern(r"[A-Za-z0-9_.+*?\[\]/-]+", re.ASCII)
 _PLAIN = pattern(r"[A-Za-z0-9_./:@+=~%#-]*", re.ASCII)
+_YAML_WORD = pattern(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
+_YAML_MEANS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
+_PRINTED = pattern("[\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")
 
 
 def _one_line(value: str, what: str) -> str:
@@ -127,3 +133,88 @@ def csv_fields(**fields: str) -> str:
 def bake(value: str) -> str:
     """Return a value for a string of a bake file, in which `${…}` and `%{…}` would be evaluated."""
     return value.replace("${", "$${").replace("%{", "%%{")
+
+
+def kubernetes(value: str) -> str:
+    """Return a value for `command`, `args` and `env`, in which Kubernetes replaces `$(NAME)` and reads `$$` as `$`."""
+    return re.sub(r"\$(?=[$(])", "$$", value)
+
+
+def devcontainer(value: str) -> str:
+    """Return a value for devcontainer.json, whose readers replace `${…}`; there is no way to write one.
+
+    Raises:
+        ValueError: it holds such a thing, or a line break.
+
+    """
+    if "${" in value:
+        raise ValueError(f"{shown(value, 80)!r} holds ${{, which devcontainer.json cannot have")
+    return _one_line(value, "devcontainer.json")
+
+
+def yaml(value: str) -> str:
+    """Return a value as a string of YAML 1.1 and 1.2: never a number, a boolean, a key or a comment.
+
+    Raises:
+        ValueError: it holds half of a surrogate pair, which is no text.
+
+    """
+    if _YAML_WORD.fullmatch(value) and value.lower() not in _YAML_MEANS:
+        return value
+    if re.search("[\ud800-\udfff]", value):
+        raise ValueError(f"{shown(value, 80)!r} is no text")
+    # JSON's form, but a character beyond the first 65536 as it is: YAML's `\\u` knows no pairs
+    text = json.dumps(value, ensure_ascii=False)
+    return (
+        text if _PRINTED.fullmatch(text) else "".join(c if _PRINTED.fullmatch(c) else f"\\u{ord(c):04x}" for c in text)
+    )
+
+
+def yaml_lines(value: Any, indent: int = 0) -> Iterator[str]:
+    """Yield the lines of a value in YAML: dicts, lists, whole numbers, booleans and strings; what is empty is left out.
+
+    A string of several plain lines becomes a block, in which nothing is read as more than text.
+    """
+    space = " " * indent
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _yaml_item(f"{space}{yaml(key)}:", each, indent)
+    else:
+        for each in value:
+            if isinstance(each, dict):
+                first, *rest = yaml_lines(each, indent + 2)
+                yield f"{space}- {first[indent + 2 :]}"
+                yield from rest
+            else:
+                yield from _yaml_item(f"{space}-", each, indent)
+
+
+def _yaml_item(head: str, value: Any, indent: int) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        if value:
+            yield head
+            yield from yaml_lines(value, indent + 2)
+        elif isinstance(value, dict):
+            yield f"{head} {{}}"
+    elif isinstance(value, bool):
+        yield f"{head} {str(value).lower()}"
+    elif isinstance(value, int):
+        yield f"{head} {value}"
+    elif _is_block(value):
+        yield f"{head} |"
+        yield from (f"{' ' * (indent + 2)}{line}" if line else "" for line in value[:-1].split("\n"))
+    else:
+        yield f"{head} {yaml(value)}"
+
+
+def _is_block(value: str) -> bool:
+    """Whether a string can be a literal block: printed lines, the first with a letter at its start, one line break at the end."""
+    lines = value.split("\n")
+    return (
+        len(lines) > 2
+        and not lines[-1]
+        and bool(lines[-2].strip())
+        and bool(lines[0])
+        and lines[0][0] not in " \t"
+        and all(_PRINTED.fullmatch(line) and line == line.rstrip() for line in lines)
+    )

@@ -1,12 +1,12 @@
-# Sourced by scripts/install-engine: messages, root, waiting.
+# Sourced by scripts/install-engine and scripts/ci/prepare-runner: messages, root, waiting.
 
-say() { printf 'install-engine: %s\n' "$*" >&2; }
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 
 # die CODE MESSAGE...
 die() {
     local code=$1
     shift
-    printf 'install-engine: error: %s\n' "$*" >&2
+    printf '%s: error: %s\n' "${0##*/}" "$*" >&2
     exit "$code"
 }
 

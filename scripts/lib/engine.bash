@@ -11,8 +11,9 @@ everything_there() {
 # The containerd image store is what lets the default builder export and import caches and keep OCI digests. BuildKit's own
 # garbage collection caps cache mounts near 3 GiB and would throw a compiler cache away, so layers go first, and only when
 # the disk is nearly full.
+# engine_settings [FILE]
 engine_settings() {
-    python3 - /etc/docker/daemon.json <<'PYTHON'
+    python3 - "${1:-/etc/docker/daemon.json}" <<'PYTHON'
 import json
 import pathlib
 import sys

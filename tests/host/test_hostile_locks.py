@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomli
+import yaml
 from cell_inputs import complete, inputs_for_stack
 from hostile import MARK, OTHERS, TEXTS, leaves, outside_of_documents, put, put_unchecked
 from pydantic import ValidationError
@@ -17,8 +18,12 @@ from envbuild.lock.model import Lock
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
 from envbuild.plan.apptainer import definition
+from envbuild.plan.cluster import Cluster
+from envbuild.plan.devcontainer import devcontainer
 from envbuild.plan.dockerfile import bake, dockerfile
+from envbuild.plan.kubernetes import manifest
 from envbuild.plan.plan import plan_of
+from envbuild.plan.sbatch import batch_script
 from envbuild.plan.shell import script
 from envbuild.stacks.load import load_stack
 from envbuild.stacks.model import Stack
@@ -30,7 +35,14 @@ LOCKS = {
     "plain": (next((ROOT / "matrices/locks").iterdir()), None),
     "stack": (ROOT / "docs/gpu/deepspeed", ROOT / "docs/gpu/deepspeed.toml"),
 }
-FORMATS = {"dockerfile": dockerfile, "bake": bake, "apptainer": definition, "shell": script}
+CLUSTER = Cluster(image="reg.example.org/team/te:1", digest="sha256:" + "a" * 64, command=("train.py",))
+RUNS = {
+    "sbatch": lambda plan: batch_script(load_matrix(), plan, CLUSTER, "docker"),
+    "kubernetes": lambda plan: manifest(load_matrix(), plan, CLUSTER, "trainjob"),
+    "devcontainer": lambda plan: devcontainer(plan, CLUSTER),
+}
+FORMATS = {"dockerfile": dockerfile, "bake": bake, "apptainer": definition, "shell": script, **RUNS}
+SHORT = ("dockerfile", "shell", *RUNS)
 
 
 def rendered(locked, stack, formats=tuple(FORMATS)):
@@ -48,8 +60,12 @@ def is_plain(value):
 def assert_same_build(texts, good, place, value):
     """The texts may differ in values and hold less, and nothing more that an engine or a shell runs."""
     for name, text in texts.items():
-        if name == "bake":
+        if name in {"bake", "devcontainer"}:
             assert json.loads(text).keys() == json.loads(good[name]).keys()
+            continue
+        if name == "kubernetes":
+            found, known = (list(map(shape, yaml.safe_load_all(each))) for each in (text, good[name]))
+            assert found == known, (name, place, value)
             continue
         known = Counter(map(_opening, outside_of_documents(good[name])))
         lines = outside_of_documents(text)
@@ -66,6 +82,15 @@ def assert_same_build(texts, good, place, value):
                     value,
                     line,
                 )
+
+
+def shape(value):
+    """Return an object without its annotations, its texts as `str`, but those that a shell or Python runs."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items() if key not in {"annotations", "labels", "name"}}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return str if isinstance(value, str) and "\n" not in value else value
 
 
 def _opening(line):
@@ -106,7 +131,7 @@ def test_a_hostile_field_of_a_lock_is_refused_or_stays_a_value(example):
         for value in TEXTS[:10] if notes else (*TEXTS, *OTHERS):
             try:
                 lock = Lock.model_validate_json(json.dumps(put(whole, place, value)))
-                formats = tuple(FORMATS) if value in TEXTS[:4] else ("dockerfile", "shell")
+                formats = tuple(FORMATS) if value in TEXTS[:4] else SHORT
                 texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), stack, formats)
             except (EnvbuildError, ValidationError):
                 continue
@@ -159,7 +184,7 @@ def test_the_renderers_do_not_rely_on_the_model(example):
         for value in BEHIND_THE_MODEL:
             lock = put_unchecked(locked.lock, place, value)
             try:
-                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), stack, ("dockerfile", "shell"))
+                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), stack, SHORT)
             except (EnvbuildError, ValueError):  # an error of pydantic where a later step reads the value again
                 continue
             assert_same_build(texts, good, place, value)
@@ -193,7 +218,7 @@ def test_a_hostile_field_of_a_stack_is_refused_or_stays_a_value():
             try:
                 other = Stack.model_validate(put(raw, place, value))
                 lock = locked.lock.model_copy(update={"stack_digest": digest_of(other)})
-                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), other, ("dockerfile", "shell"))
+                texts = rendered(Locked(lock=lock, pylocks=locked.pylocks), other, SHORT)
             except (EnvbuildError, ValueError):
                 continue
             accepted += 1

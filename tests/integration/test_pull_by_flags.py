@@ -22,8 +22,8 @@ from envbuild.catalog.store import publish as publish_entries
 from envbuild.errors import LockError
 from envbuild.lock.files import Locked
 from envbuild.matrix.load import load_matrix
+from envbuild.pipeline.cataloged import publish_image
 from envbuild.pipeline.prebuilt import registry_reference
-from envbuild.pipeline.published import publish_image
 from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.registry.manifests import MANIFEST, artifact_of

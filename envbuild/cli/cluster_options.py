@@ -1,0 +1,163 @@
+"""What `render` asks for the formats that run an image: which image, on how many nodes and GPUs, which command."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from envbuild.cli import declared as click
+from envbuild.cli.cell_options import parse_digest
+from envbuild.errors import LockError, UsageError
+from envbuild.util.names import ImageReference, checked, shown
+
+if TYPE_CHECKING:
+    from envbuild.cli.cell_options import ResolvedRequest
+    from envbuild.plan.cluster import Cluster
+    from envbuild.plan.plan import Plan
+
+RUNS = ("sbatch", "kubernetes", "devcontainer")
+"""The formats that run an image, and build none."""
+_TAKES = {
+    "runtime": ("sbatch",),
+    "kind": ("kubernetes",),
+    "image": RUNS,
+    "digest": RUNS,
+    "nodes": ("sbatch", "kubernetes"),
+    "gpus_per_node": ("sbatch", "kubernetes"),
+    "rdma": ("kubernetes",),
+    "command": ("sbatch", "kubernetes"),
+}
+_RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags to a command; `cluster_from` reads them."""
+    for option in (
+        click.argument("command", nargs=-1, required=False),
+        click.option(
+            "--rdma",
+            metavar="RESOURCE[=N]",
+            help="kubernetes: ask for InfiniBand adapters by this resource, such as rdma/rdma_shared_device_a.",
+        ),
+        click.option(
+            "--gpus-per-node", type=click.IntRange(0, 64), help="sbatch, kubernetes: GPUs of each node. [default: 8]"
+        ),
+        click.option("--nodes", type=click.IntRange(1, 100_000), help="sbatch, kubernetes: nodes. [default: 2]"),
+        click.option(
+            "--digest",
+            metavar="sha256:…",
+            help="Name the image by this digest. [default for kubernetes: the known one]",
+        ),
+        click.option(
+            "--image",
+            metavar="NAME:TAG|FILE",
+            help="Run this image, or with Apptainer or pyxis this file. [default: the cell's]",
+        ),
+        click.option(
+            "--kind",
+            type=click.Choice(["jobset", "trainjob", "mpijob"]),
+            help="kubernetes: the kind of job. [default: jobset]",
+        ),
+        click.option(
+            "--runtime",
+            type=click.Choice(["apptainer", "pyxis", "docker"]),
+            help="sbatch: what runs containers on the nodes. [default: apptainer]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def taken_from(flags: dict[str, Any], command: tuple[str, ...], form: str) -> dict[str, Any]:
+    """Take the flags of `cluster_options` out of `flags`.
+
+    Raises:
+        UsageError: a flag is given that `form` does not read.
+
+    """
+    given = {name: flags.pop(name, None) for name in _TAKES if name != "command"} | {"command": command or None}
+    for name, value in given.items():
+        if value is not None and form not in _TAKES[name]:
+            flag = "COMMAND" if name == "command" else f"--{name.replace('_', '-')}"
+            hint = f"it goes with --format {' or --format '.join(_TAKES[name])}"
+            raise UsageError(f"--format {form} does not read it", where=flag, hint=hint)
+    return given
+
+
+def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mapping[str, Any]) -> "Cluster":
+    """Return what runs the image of a plan, and where.
+
+    Raises:
+        UsageError: a flag has a value that cannot be.
+        LockError: Kubernetes needs the image's digest, and none is known.
+
+    """
+    from envbuild.plan.cluster import Cluster, uses_gpus
+
+    runtime = given["runtime"] or "apptainer"
+    digest = parse_digest(given["digest"])
+    if form == "sbatch" and runtime != "docker":
+        suffix = {"apptainer": "sif", "pyxis": "sqsh"}[runtime]
+        image = given["image"] or f"./{plan.tag.partition(':')[2]}.{suffix}"
+        if digest:
+            hint = "leave it out: the job itself compares the lock that the file holds"
+            raise UsageError("a file has no digest to be named by", where="--digest", hint=hint)
+    else:
+        image = _image(asked, plan, form, given["image"])
+        if form == "kubernetes" and digest is None:
+            digest = _known_digest(asked, plan)
+    gpus = given["gpus_per_node"]
+    return Cluster(
+        image=image,
+        digest=digest,
+        nodes=given["nodes"] or 2,
+        gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
+        command=given["command"] or (),
+        rdma=_rdma(given["rdma"]),
+    )
+
+
+def _image(asked: "ResolvedRequest", plan: "Plan", form: str, named: str | None) -> str:
+    if named is not None:
+        try:
+            return checked(ImageReference, named)
+        except ValueError:
+            hint = "write it as registry.example.org/team/image:tag, and its digest with --digest"
+            raise UsageError(f"{shown(named)!r} names no image", where="--image", hint=hint) from None
+    if form != "kubernetes":
+        return plan.tag
+    from envbuild.pipeline.prebuilt import registry_reference
+
+    reference = registry_reference(asked.settings, plan.lock)
+    if reference is None:
+        raise UsageError(
+            "no registry is set that the cluster could pull the image from",
+            where="--format kubernetes",
+            hint="name the image with --image, or set `registry` in the settings",
+        )
+    return reference
+
+
+def _known_digest(asked: "ResolvedRequest", plan: "Plan") -> str | None:
+    """Return the one digest that the image of a locked plan has; None for a plan without a lock."""
+    if not plan.lock.complete:
+        return None
+    from envbuild.pipeline.prebuilt import expected_of
+
+    expected = expected_of(asked.settings, plan, None)
+    if expected is None or len(expected.records) != 1:
+        raise LockError(
+            "no digest of the image is known" if expected is None else "several digests of the image are known",
+            where=f"lock {plan.lock.digest[:19]}",
+            hint="give --digest, which `envbuild image … --json` prints",
+        )
+    return next(iter(expected.records))
+
+
+def _rdma(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    match = _RESOURCE.fullmatch(text)
+    if match is None:
+        hint = "write it as `kubectl describe node` lists it: rdma/rdma_shared_device_a=1"
+        raise UsageError(f"{shown(text)!r} is no resource of a node", where="--rdma", hint=hint)
+    return match[1], int(match[2] or 1)

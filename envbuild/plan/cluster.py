@@ -1,0 +1,92 @@
+"""What the formats for clusters have in common: the image, its size in nodes and GPUs, the check before training."""
+
+import re
+from dataclasses import dataclass
+
+from envbuild.components.torch import TorchFacts
+from envbuild.errors import UsageError
+from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import CudaFacts
+from envbuild.paths import data_dir
+from envbuild.plan.plan import Plan
+
+MASTER_PORT = 29500
+"""Where ranks meet inside a cluster's own network; torchrun's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where a plan's image runs, and what it runs there."""
+
+    image: str
+    """Its name in a registry or an engine, or the path of a file."""
+    digest: str | None = None
+    nodes: int = 2
+    gpus: int = 8
+    """Per node; 0 for a cell without CUDA."""
+    command: tuple[str, ...] = ()
+    """The training script or program with its arguments; without one, an all-reduce over all ranks."""
+    rdma: tuple[str, int] | None = None
+    """The resource by which Kubernetes gives InfiniBand adapters, and how many of them."""
+
+    @property
+    def reference(self) -> str:
+        """The image as engines take it: by digest where that is known. CRI-O takes no tag next to a digest."""
+        if self.digest is None:
+            return self.image
+        head, slash, last = self.image.rpartition("/")
+        return f"{head}{slash}{last.partition(':')[0]}@{self.digest}"
+
+
+def uses_gpus(plan: Plan) -> bool:
+    """Return whether the plan's torch runs on GPUs."""
+    return plan.cell.versions["cuda"] != "cpu"
+
+
+def name_of(plan: Plan) -> str:
+    """Return a name for a job of the plan: a label of RFC 1123, at most 40 characters."""
+    stated = plan.stack.name if plan.stack else plan.cell.id.rpartition("-")[2]
+    return f"envbuild-{re.sub('[^a-z0-9]+', '-', stated.lower())}"[:40].rstrip("-")
+
+
+def driver_floor(matrix: Matrix, plan: Plan) -> str:
+    """Return the lowest driver that starts the cell's CUDA without cuda-compat, or nothing where no source states one."""
+    facts = matrix.release("cuda", plan.cell.versions["cuda"]).facts
+    if not isinstance(facts, CudaFacts):
+        return ""
+    torch = matrix.release("torch", plan.cell.versions["torch"]).facts
+    full = facts.driver_full.get(torch.toolkit or "") if isinstance(torch, TorchFacts) else None
+    return facts.driver_minor or full or ""
+
+
+def lock_of(plan: Plan) -> str:
+    """Return the lock that the image must hold, or nothing where the plan has no complete lock."""
+    return plan.lock.digest if plan.lock.complete else ""
+
+
+def text_of(name: str) -> str:
+    """Return a text of dockerfiles/cluster/."""
+    return (data_dir("dockerfiles") / "cluster" / name).read_text(encoding="utf-8")
+
+
+def check_words(matrix: Matrix, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Return the arguments of `check.py`."""
+    return lock_of(plan), str(cluster.gpus), driver_floor(matrix, plan), plan.cell.versions["cuda"]
+
+
+def require_gpus(plan: Plan, cluster: Cluster) -> None:
+    """Check that a job asks for GPUs where its cell has CUDA, and only there.
+
+    Raises:
+        UsageError: it does not.
+
+    """
+    if uses_gpus(plan) == bool(cluster.gpus):
+        return
+    if cluster.gpus:
+        raise UsageError(
+            "the cell has no CUDA", where="--gpus-per-node", hint="leave the flag out, or choose a cell with --cuda"
+        )
+    raise UsageError(
+        "the cell trains on GPUs", where="--gpus-per-node 0", hint="give each node 1 or more, or use --cuda cpu"
+    )
