@@ -163,6 +163,8 @@ def _mask(asked: ReadRequest, entry: Entry, axis: int) -> int | None:
 def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], *, count: int = 3) -> tuple[Near, ...]:
     """Return the published images that differ from the request on the fewest of the axes that it names.
 
+    Of two that differ on as many, the one with the fewer releases between comes first.
+
     Raises:
         UsageError: as `offers`.
 
@@ -175,6 +177,7 @@ def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], 
         specs.setdefault(pin.axis, []).append(pin.spec)
     found = []
     for entry in entries:
+        away = 0
         differs: dict[AxisName, tuple[str, str]] = {}
         for axis, mask in pinned.items():
             own = _mask(plain, entry, axis)
@@ -182,10 +185,17 @@ def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], 
             if own is not None and not own & mask:
                 has = entry.flavor if name == _FLAVOR else entry.cell.get(name, NONE)
                 differs[name] = (" and ".join(specs.get(name, [])), has)
+                away += _releases_between(own & ~UNUSED, mask & ~UNUSED, len(compiled.position[axis]))
         if _is_of_other_gpu(wanted, entry):
             differs[_GPU] = (", ".join(sorted(wanted.machine.gpus)), entry.cell[_GPU])
         if entry.stack != wanted.stack:
             differs["stack"] = (wanted.stack or NONE, entry.stack or NONE)
-        found.append(Near(entry=entry, differs=differs))
-    found.sort(key=lambda near: (len(near.differs), near.entry.id))
-    return tuple(found[:count])
+        found.append((len(differs), away, entry.id, Near(entry=entry, differs=differs)))
+    found.sort(key=lambda each: each[:3])
+    return tuple(near for *_, near in found[:count])
+
+
+def _releases_between(one: int, other: int, most: int) -> int:
+    """Return how many releases lie between the nearest two of two masks; `most` where one has none."""
+    places = [[i for i in range(mask.bit_length()) if mask >> i & 1] for mask in (one, other)]
+    return min((abs(a - b) for a in places[0] for b in places[1]), default=most)

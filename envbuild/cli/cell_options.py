@@ -110,14 +110,20 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
         stack = stack_of_lock(pinned.stack, None)
     solution = solve(matrix, request, evidence_refs())
     flavor: Any = solution.cell.versions.get("flavor", "runtime")
-    te_source = _te_source(sources) or (pinned.te_source if pinned else None)
+    te_source = te_source_of(sources) or (pinned.te_source if pinned else None)
     # a lock with cuda-compat is for every host; that one without it is for this driver is checked with the rest
     compat = True if pinned and pinned.source(COMPAT) else None
     inputs = inputs_of(matrix, solution.cell, stack=stack, flavor=flavor, te_source=te_source, compat=compat)
     return ResolvedRequest(matrix=matrix, solution=solution, inputs=inputs, stack=stack)
 
 
-def _te_source(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
+def te_source_of(sources: tuple[str, ...]) -> Literal["pypi", "git"] | None:
+    """Return where `--source` says that Transformer Engine's source comes from, or None where it says nothing.
+
+    Raises:
+        UsageError: it names another source.
+
+    """
     chosen: Literal["pypi", "git"] | None = None
     for text in sources:
         if text == "te=git":

@@ -12,11 +12,12 @@ from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options,
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from envbuild.engine.client import EngineClient
     from envbuild.errors import EnvbuildError
     from envbuild.lock.files import Locked
+    from envbuild.pipeline.cataloged import Published
     from envbuild.pipeline.image import ImageRequest, Made
     from envbuild.plan.plan import Plan
 
@@ -94,8 +95,10 @@ def image(
 ) -> None:
     """Build the image of a cell, or pull it if it is prebuilt; audit it and run the smoke tests that this host can run.
 
-    Builds with the local Docker engine or a buildx builder. A pulled image is verified only when its digest is known
-    from somewhere other than the registry: --digest, an earlier build here, or committed evidence.
+    Builds with the local Docker engine or a buildx builder. With `trusted_keys` set, the registry's signed catalogue is
+    asked first for a published image that fits the flags; without --lock, its best one is taken with its lock. A pulled
+    image is verified only when its digest is known from somewhere other than the registry: --digest, an earlier build
+    here, the signed catalogue, or committed evidence.
 
     --matrix makes many images, one after the other: the best cell of every combination of cuda, torch and te whose id
     matches a pattern, within the other flags. It goes on past a failure, prints a table of all cells, and exits with
@@ -147,7 +150,12 @@ def image(
         return
     if skip or dry_run:
         raise UsageError("there are no cells to choose from", where="--skip or --dry-run", hint="add --matrix PATTERN")
-    report, failure = make_one(asked, given)
+    published = None
+    if lock_file is None and not (no_pull or no_cache or substitutes):
+        published = _published(flags, sources)
+    if published is not None:
+        given = replace(given, lock_file=published.folder)
+    report, failure = make_one(asked, given, catalog=published.catalog if published else None)
     emit(report, as_json=as_json, human=lambda: for_people(report))
     if failure is not None:
         raise failure
@@ -171,12 +179,15 @@ class Asked:
     """Settings that options replace."""
 
 
-def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[dict[str, Any], "EnvbuildError | None"]:
+def make_one(
+    options: Asked, given: "Given", *, catalog: "Mapping[str, str] | None" = None, notices: bool = True
+) -> tuple[dict[str, Any], "EnvbuildError | None"]:
     """Make and prove the image of a cell; return its report, and what is wrong with the image.
 
     Args:
         options: what is asked besides the cell.
         given: the flags that name the cell.
+        catalog: the digest that the signed catalogue names for the lock -> who signed.
         notices: whether what the user should know of the settings is printed.
 
     Raises:
@@ -222,6 +233,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         cache=options.cache,
         substitutes=substitutes,
         digest=options.digest,
+        catalog=catalog or {},
     )
     doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)
@@ -257,7 +269,9 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     if pushing:
         note("pushing the image")
     report["wheels_pushed"] = push_wheels(settings, made.plan, keys, note=note) if pushing else []
-    report["pushed"] = push_image(client, made.locked.lock, made.built) if pushing else None
+    report["pushed"] = (
+        push_image(client, made.locked.lock, made.built.digest, pushed_to=made.built.pushed) if pushing else None
+    )
     if output is not None and proof.failure is None:
         note(f"writing {output}")
         write_image(client, made.built.digest, output)
@@ -278,6 +292,29 @@ def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked,
         return shown.change, note, shown.details
 
     return make_image(request, client, found, show)
+
+
+def _published(flags: dict[str, Any], sources: tuple[str, ...]) -> "Published | None":
+    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits."""
+    from envbuild.cli.published import published_for, uses_catalog
+    from envbuild.errors import HostError, LockError
+    from envbuild.pipeline.cataloged import describe_nearest
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    if not uses_catalog(settings):
+        return None
+    try:
+        found = published_for(flags, sources, use_cache(settings))
+    except (HostError, LockError) as error:
+        way = "--no-pull builds the image without the registry"
+        hint = f"{error.hint}; {way}" if error.hint else way
+        raise type(error)(error.what, where=error.where, hint=hint) from None
+    if isinstance(found, tuple):
+        near = describe_nearest(found)
+        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
+        return None
+    return found
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:

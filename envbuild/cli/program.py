@@ -41,6 +41,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lock": ("lock", "Pin every input of a build by hash"),
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
         "pull": ("pull", "Pull a prebuilt image and show who confirmed its digest"),
+        "catalog": ("catalog", "List prebuilt images by their versions; publish and sign them"),
         "patch": ("patch", "List patches; check, apply or undo them in a source tree"),
     },
     "Prove": {

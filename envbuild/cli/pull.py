@@ -1,12 +1,13 @@
-"""`envbuild pull`: the prebuilt image of a cell's lock."""
+"""`envbuild pull`: the prebuilt image of a cell, by flags from the registry's catalogue, or of a lock."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from envbuild.cli.cell_options import asked_from, cell_options, digest_option, parse_digest
-from envbuild.cli.output import doing, emit, json_option, note, progress_options, use_cache
+from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 
 @click.command()
@@ -25,22 +26,42 @@ def pull(
 ) -> None:
     """Pull the prebuilt image of a cell from the configured registry, and show who confirmed its digest.
 
-    The image must contain the cell's lock. It is verified when its digest is known from somewhere other than the
-    registry: --digest, an earlier build of the lock on this machine, or committed evidence. An image with another digest
-    is then refused. When no digest is known, the answer shows that the image is not verified.
+    With `trusted_keys` set, the registry's signed catalogue is asked for the best image that fits the flags, this machine's
+    GPUs and its driver; the lock and the digest come from there, and nothing local is needed. With --lock, or without
+    `trusted_keys`, it is the image of that lock, or of the cell's own.
 
-    Exits with 4 when the cell has no lock, when the registry has no image of it or when the image is not the expected
-    one; with 8 when the registry does not answer.
+    The image must contain the lock. It is verified when its digest is known from somewhere other than the registry:
+    --digest, an earlier build of the lock on this machine, the signed catalogue, or committed evidence. An image with
+    another digest is then refused. When no digest is known, the answer shows that the image is not verified.
+
+    Exits with 4 when no published image fits, when the cell has no lock, when the registry has no image of it, or when the
+    catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.
     """
+    from envbuild.cli.published import build_command, published_for, uses_catalog
     from envbuild.engine.client import engine_client
     from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
+    from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.pipeline.locked import lock_for
     from envbuild.pipeline.platform import platform_of
     from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
     from envbuild.plan.plan import plan_of
+    from envbuild.settings import load_settings
 
     named = parse_digest(digest)
+    settings = load_settings()
+    catalog: Mapping[str, str] = {}
+    if lock_file is None and uses_catalog(settings):
+        show_notices(use_cache(settings))
+        published = published_for(flags, sources, settings)
+        if isinstance(published, tuple):
+            near = describe_nearest(published)
+            raise LockError(
+                "no published image fits the flags" + (f"; the nearest are{near}" if near else ""),
+                where=settings.registry,
+                hint=f"change the flags, or build it: {build_command(flags, sources)}",
+            )
+        lock_file, catalog = published.folder, published.catalog
     doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
@@ -56,7 +77,7 @@ def pull(
             where="pull",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
-    expected = expected_of(asked.settings, plan, named)
+    expected = expected_of(asked.settings, plan, named, catalog)
     client = engine_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):

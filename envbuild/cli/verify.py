@@ -77,21 +77,35 @@ def _sm_of(gpu: str) -> int:
 @click.command()
 @click.argument("tag")
 @click.option("--stack", "stack_file", metavar="FILE", help="Your own stack file, if the image was made from one.")
+@click.option(
+    "--sign", "do_sign", is_flag=True, help="If the digests are equal, sign that in the registry, with `signing_keys`."
+)
 @json_option
 @progress_options
-def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
+def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) -> None:
     """Rebuild an image from the lock in it, without the build cache, and compare digests.
+
+    With --sign, the registry that holds the image gets a signature: built here, same digest. The setting
+    `trusted_builders` of those who pull asks for as many.
 
     Exits with 4 when they differ, and lists the differences file by file.
     """
+    from envbuild.catalog.builders import sign_built
+    from envbuild.catalog.store import repository_name
     from envbuild.cli.building import shown_build
+    from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
+    from envbuild.registry.repository import Repository
     from envbuild.settings import load_settings
 
-    client = engine_client(use_cache(load_settings()))
+    settings = use_cache(load_settings())
+    keys = keys_of(settings) if do_sign else ()
+    if do_sign:
+        repository_name(settings)  # before the hours of a build
+    client = engine_client(settings)
     note(f"rebuilding {tag} from its own lock")
     shown = shown_build(client.settings)
     found = again(
@@ -104,6 +118,10 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
         details=shown.details,
         planned=shown.planned,
     )
+    signed = do_sign and found.equal
+    if signed:
+        with Repository(repository_name(settings), settings) as repository:
+            sign_built(repository, found.digest, keys)
     answer = {
         "image": tag,
         "digest": found.digest,
@@ -111,6 +129,7 @@ def reproduce(tag: str, stack_file: str | None, as_json: bool) -> None:
         "equal": found.equal,
         "seconds": round(found.seconds, 1),
         "differences": [{"path": d.path, "what": d.what} for d in found.differences],
+        "signers": [key.name for key in keys] if signed else [],
     }
     emit(
         answer,

@@ -1,13 +1,14 @@
 """Who confirms that a registry's image is the one that a lock makes.
 
 A registry proves nothing: the digest that it names is the digest of what it serves. Somebody else must have named the
-digest before: a person, this machine when it built the image itself, or a committed evidence record.
+digest before: a person, this machine when it built the image itself, the registry's catalogue with the signatures that
+the settings ask for, or a committed evidence record.
 """
 
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,12 +20,13 @@ from envbuild.settings import Settings
 if TYPE_CHECKING:
     from envbuild.evidence.records import Evidence
 
-By = Literal["flag", "build", "evidence", "nobody"]
+By = Literal["flag", "build", "catalog", "evidence", "nobody"]
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WORDS: dict[By, str] = {
     "flag": "verified: it has the digest that --digest named",
     "build": "verified: this machine built an image of this digest from the lock",
+    "catalog": "verified: it has the digest in the catalogue that {record} signed",
     "evidence": "verified: it has the digest in the evidence record {record}",
     "nobody": "not verified: no source but the registry names its digest; the lock in it is the requested one",
 }
@@ -35,10 +37,10 @@ class Verified:
     """What is known of an image's digest.
 
     Attributes:
-        by: who named the digest: a person (`flag`), this machine's own build (`build`), an evidence record (`evidence`),
-            or `nobody` but the registry.
+        by: who named the digest: a person (`flag`), this machine's own build (`build`), the signed catalogue (`catalog`),
+            an evidence record (`evidence`), or `nobody` but the registry.
         digest: the image's digest.
-        record: id of the evidence record, where it is one.
+        record: id of the evidence record, or who signed the catalogue.
 
     """
 
@@ -62,7 +64,7 @@ class Expected:
 
     by: By
     records: dict[str, str | None]
-    """Digest -> id of the evidence record that names it."""
+    """Digest -> id of the evidence record that names it, or who signed the catalogue that does."""
 
     def verify(self, digest: str, *, where: str, what: str, hint: str | None = None) -> Verified:
         """Return that `digest` is an expected one.
@@ -82,6 +84,7 @@ class Expected:
         named = {
             "flag": "--digest names",
             "build": "this machine built from the same lock",
+            "catalog": "the signed catalogue names",
             "evidence": "the evidence records of this lock name",
         }[self.by]
         raise LockError(
@@ -94,17 +97,24 @@ class Expected:
 
 
 def expected_digests(
-    settings: Settings, plan: Plan, records: Iterable["Evidence"], *, flag: str | None = None
+    settings: Settings,
+    plan: Plan,
+    records: Iterable["Evidence"],
+    *,
+    flag: str | None = None,
+    catalog: Mapping[str, str] | None = None,
 ) -> Expected | None:
     """Return which digests the image of `plan` may have, or None when nobody named any.
 
-    A person's word comes first, then what this machine built from exactly this plan, then the records of runs that passed
-    in an image of exactly this lock.
+    A person's word comes first, then what this machine built from exactly this plan, then the signed catalogue (`catalog`:
+    digest -> who signed), then the records of runs that passed in an image of exactly this lock.
     """
     if flag is not None:
         return Expected(by="flag", records={flag: None})
     if (own := built_digest(settings, plan)) is not None:
         return Expected(by="build", records={own: None})
+    if catalog:
+        return Expected(by="catalog", records=dict(catalog))
     lock = plan.lock.digest
     found = {
         str(record.target["digest"]): record.id

@@ -40,6 +40,7 @@ class ImageRequest:
         cache: whether an image, wheels and steps that are there will do.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
         digest: the digest that the image must have, where a person named it.
+        catalog: the digest that the signed catalogue names for the lock -> who signed; empty for a lock from elsewhere.
 
     """
 
@@ -52,6 +53,7 @@ class ImageRequest:
     cache: bool = True
     substitutes: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
+    catalog: Mapping[str, str] = field(default_factory=dict)
 
     def require_inputs(self, plan: Plan) -> None:
         """Check that what `substitutes` names are inputs of the plan.
@@ -151,7 +153,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         if fresh is not None:
             locked, folder = fresh
             plan = plan_of(request.matrix, locked, request.inputs.stack)
-            expected = expected_of(client.settings, plan, request.digest) if reuse else None
+            expected = expected_of(client.settings, plan, request.digest, request.catalog) if reuse else None
             if reuse and (made := _present(request, client, plan, fresh, expected)) is not None:
                 return made
     builder = Builder(
@@ -186,7 +188,7 @@ def _verified(client: EngineClient, built: Built, digest: str | None) -> Verifie
 def _ready_made(request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path]) -> Made | None:
     """Return the engine's image, or the registry's."""
     locked, folder = found
-    expected = expected_of(client.settings, plan, request.digest)
+    expected = expected_of(client.settings, plan, request.digest, request.catalog)
     if (made := _present(request, client, plan, found, expected)) is not None:
         return made
     pulled = _pulled_or_hint(client, plan, request.tag or plan.tag, expected) if request.pull else None

@@ -1,5 +1,7 @@
 """The image of a lock in the registry of the settings: pulled when it is the right one, or pushed there."""
 
+from collections.abc import Mapping
+
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
 from envbuild.engine.registry import pull_verified, push
@@ -22,14 +24,22 @@ def registry_reference(settings: Settings, lock: Lock) -> str | None:
     return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
 
 
-def expected_of(settings: Settings, plan: Plan, digest: str | None) -> Expected | None:
+def expected_of(
+    settings: Settings, plan: Plan, digest: str | None, catalog: Mapping[str, str] | None = None
+) -> Expected | None:
     """Return the digests that the image of `plan` may have, from all that this installation knows.
+
+    Args:
+        settings: where the cache is.
+        plan: of the image.
+        digest: the one that a person named.
+        catalog: the one that the signed catalogue names -> who signed.
 
     Raises:
         DataError: an evidence record was edited.
 
     """
-    return expected_digests(settings, plan, committed_evidence(), flag=digest)
+    return expected_digests(settings, plan, committed_evidence(), flag=digest, catalog=catalog)
 
 
 def pull_prebuilt(
@@ -57,7 +67,9 @@ def pull_prebuilt(
     reference = registry_reference(settings, plan.lock)
     if reference is None:
         return None
-    digest = find_digest(reference, settings=settings)
+    # What the catalogue names is asked for by that digest: nobody has to trust the tag.
+    named = next(iter(expected.records)) if expected is not None and expected.by == "catalog" else None
+    digest = find_digest(f"{settings.registry}@{named}" if named else reference, settings=settings)
     if digest is None:
         return None
     where = f"{reference}@{digest}"
@@ -116,10 +128,16 @@ def require_registry(settings: Settings) -> None:
         )
 
 
-def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
+def push_image(client: EngineClient, lock: Lock, digest: str, *, pushed_to: str | None = None) -> str:
     """Push an image to the registry of the settings under its lock's name; return `reference@digest`.
 
     An image that its builder has pushed already gets its name there, and no byte of it goes through the engine.
+
+    Args:
+        client: the engine that has the image, or had it built.
+        lock: the image's.
+        digest: the image's.
+        pushed_to: the repository that the builder has pushed it to.
 
     Raises:
         DataError: the settings name no registry.
@@ -127,11 +145,11 @@ def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
         LockError: the registry holds something else.
 
     """
-    settings, digest = client.settings, built.digest
+    settings = client.settings
     require_registry(settings)
     reference = str(registry_reference(settings, lock))
-    if built.pushed is not None:
-        with Repository(built.pushed, settings) as repository:
+    if pushed_to is not None:
+        with Repository(pushed_to, settings) as repository:
             found = repository.manifest(digest)
             if found is None:
                 raise LockError(

@@ -117,7 +117,24 @@ def signed_digest(payload: bytes) -> str:
     return checked(Digest, image.get("docker-manifest-digest"))
 
 
-def sign(repository: Repository, digest: str, key: PrivateKey, *, alone: bool = False) -> None:
+def claims_in(payload: bytes) -> Mapping[str, str]:
+    """Return what a payload claims next to its digest; nothing where it cannot be read."""
+    try:
+        value: Any = parse_json(payload, limit=_LARGEST_PAYLOAD)
+    except ValueError:
+        return {}
+    found = value.get("optional") if isinstance(value, dict) else None
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+
+
+def sign(
+    repository: Repository,
+    digest: str,
+    key: PrivateKey,
+    *,
+    alone: bool = False,
+    claims: Mapping[str, str] | None = None,
+) -> None:
     """Sign the manifest `digest` of a repository, and keep the signatures of others.
 
     Args:
@@ -125,19 +142,20 @@ def sign(repository: Repository, digest: str, key: PrivateKey, *, alone: bool = 
         digest: of the manifest.
         key: signs.
         alone: whether nobody else knows the manifest yet, so that nobody else signs it at the same time.
+        claims: what the signer states of the manifest, by name.
 
     Raises:
         HostError, LockError: as the methods of `Repository`.
 
     """
     own = KeyVerifier(key=key.public)
-    payload = payload_of(repository.name, digest)
+    payload = payload_of(repository.name, digest, claims)
     annotations = {_SIGNATURE: base64.b64encode(key.sign(payload)).decode()}
     blob = repository.push_blob(payload, PAYLOAD_TYPE, annotations=annotations)
 
     def added() -> bytes | None:
         try:
-            if signers(repository, digest, (own,)):
+            if signers(repository, digest, (own,), claims=claims):
                 return None
             held = _held(repository, digest)
         except LockError:
@@ -180,8 +198,16 @@ def _held(repository: Repository, digest: str) -> tuple[Descriptor, ...]:
     return blobs
 
 
-def signers(repository: Repository, digest: str, verifiers: Sequence[Verifier]) -> tuple[str, ...]:
+def signers(
+    repository: Repository, digest: str, verifiers: Sequence[Verifier], *, claims: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """Return the names of those among `verifiers` who signed the manifest `digest`, in their order.
+
+    Args:
+        repository: where the manifest is.
+        digest: of the manifest.
+        verifiers: whose signatures count.
+        claims: what a signature must state to count; by default any counts.
 
     Raises:
         HostError: the registry cannot be reached or refuses.
@@ -194,7 +220,8 @@ def signers(repository: Repository, digest: str, verifiers: Sequence[Verifier]) 
         if signature is None:
             continue
         accepting = [each.name for each in verifiers if each.accepts(signature)]
-        if accepting and _names(signature.payload, digest):
+        stated = claims_in(signature.payload).items() if claims else ()
+        if accepting and _names(signature.payload, digest) and (claims or {}).items() <= set(stated):
             found |= set(accepting)
     return tuple(each.name for each in verifiers if each.name in found)
 

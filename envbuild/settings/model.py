@@ -50,6 +50,13 @@ class Settings(BaseModel):
         "is the signer's name. With none, no catalogue is read.",
     )
     trusted_signatures: int = Field(1, ge=1, le=50, description="How many of `trusted_keys` must have signed.")
+    trusted_builders: int = Field(
+        0,
+        ge=0,
+        le=50,
+        description="How many of `trusted_keys` must have signed that they built an image of the catalogue themselves "
+        "and came to its digest (`envbuild reproduce --sign`).",
+    )
     catalog_max_age_days: int = Field(
         90, ge=1, le=3650, description="Days after which a catalogue that nobody signed again is refused."
     )

@@ -33,6 +33,8 @@ def cache(tmp_path):
     put(folder / "apptainer" / "home" / "notes")
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
+    put(folder / "catalogs" / f"{KEY}.json")
+    put(folder / "catalog-locks" / KEY / "lock.json")
     put(folder / "compiled" / f"clauses-{KEY}.json")
     put(folder / "files" / KEY / "uv.whl")
     put(folder / "git" / "objects.git" / "config")

@@ -159,6 +159,13 @@ def test_the_nearest_and_what_differs(some):
     assert found[some["old"].id] == {"te": ("2.12", some["old"].cell["te"])}
 
 
+def test_of_two_as_near_the_closer_release_comes_first(some):
+    near = nearest_published(load_matrix(), wanted(cuda="12.9"), list(some.values()), count=9)
+    assert [one.differs["cuda"][1] for one in near] == ["13.0", "13.0", "12.6", "12.6", "cpu"]
+    (last,) = nearest_published(load_matrix(), wanted(te="2.6"), [some["cpu"]])
+    assert last.differs == {"te": ("2.6", "none")}
+
+
 def wrong():
     good = Catalog(version=3, created=NOW, entries=(entry(cuda="cpu"),)).model_dump(mode="json")
     one = good["entries"][0]

@@ -328,6 +328,8 @@ def test_the_example_of_the_page_loads(machine: Machine) -> None:
     for name in ("sources", "debs", "wheels"):
         (machine.home / name).mkdir()
     machine.write("company-ca.pem", "")
+    (machine.home / ".config" / "envbuild").mkdir(parents=True)
+    (machine.home / ".config" / "envbuild" / "release.pub").touch()
     machine.config(example)
     settings = machine.load()
     assert settings.registry == "ghcr.io/acme/envbuild"

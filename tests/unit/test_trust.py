@@ -55,6 +55,20 @@ def test_without_anybody_who_knows_nothing_is_expected(settings, plan):
     assert expected_digests(settings, plan, others) is None
 
 
+def test_the_signed_catalogue_comes_after_this_machine_and_before_the_evidence(settings, plan):
+    records, signed = [record(plan, ONE)], {TWO: "release and second"}
+    found = expected_digests(settings, plan, records, catalog=signed)
+    assert (found.by, set(found.records)) == ("catalog", {TWO})
+    verified = found.verify(TWO, where="here", what="the image")
+    assert verified.text == "verified: it has the digest in the catalogue that release and second signed"
+    with pytest.raises(LockError, match="the signed catalogue names"):
+        found.verify(ONE, where="here", what="the image")
+    assert expected_digests(settings, plan, records, catalog={}).by == "evidence"
+    assert expected_digests(settings, plan, records, catalog=signed, flag=THREE).by == "flag"
+    remember_built(settings, plan, THREE)
+    assert expected_digests(settings, plan, records, catalog=signed).by == "build"
+
+
 def test_a_person_comes_before_this_machine_and_this_machine_before_the_evidence(settings, plan):
     records = [record(plan, ONE)]
     assert expected_digests(settings, plan, records).by == "evidence"

@@ -1,0 +1,101 @@
+"""What `pull`, `image` and `catalog` share: the flags as a request to the catalogue, and the keys that sign."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from envbuild.cli.axes import axis_names, keyword, request_from
+from envbuild.cli.cell_options import te_source_of
+from envbuild.cli.output import doing, note
+
+if TYPE_CHECKING:
+    from envbuild.catalog.choose import Near, Wanted
+    from envbuild.matrix.load import Matrix
+    from envbuild.pipeline.cataloged import Published
+    from envbuild.registry.keys import PrivateKey
+    from envbuild.settings import Settings
+
+
+def wanted_of(flags: Mapping[str, Any], sources: tuple[str, ...], matrix: "Matrix", *, here: bool) -> "Wanted":
+    """Return what the flags ask of a published image; with `here`, for this machine's GPUs and driver.
+
+    Raises:
+        UsageError, DataError, HostError: a flag is wrong, or the stack's file.
+
+    """
+    from envbuild.catalog.choose import Machine, Wanted
+    from envbuild.pipeline.cataloged import machine_of
+    from envbuild.stacks.load import load_stack
+    from envbuild.stacks.parts import digest_of
+
+    stack = load_stack(flags["stack"]) if flags.get("stack") is not None else None
+    return Wanted(
+        request=request_from(flags),
+        stack=stack.name if stack else None,
+        stack_digest=digest_of(stack) if stack else None,
+        te_source=te_source_of(sources),
+        machine=machine_of(matrix) if here else Machine(),
+    )
+
+
+def uses_catalog(settings: "Settings") -> bool:
+    """Return whether the settings name a registry and who may sign its catalogue."""
+    return bool(settings.registry and settings.trusted_keys)
+
+
+def published_for(
+    flags: Mapping[str, Any], sources: tuple[str, ...], settings: "Settings"
+) -> "Published | tuple[Near, ...]":
+    """Return the best published image for the flags and this machine, or the nearest ones.
+
+    Raises:
+        as `find_published`.
+
+    """
+    from envbuild.matrix.load import load_matrix
+    from envbuild.pipeline.cataloged import find_published
+
+    doing("reading the catalogue")
+    matrix = load_matrix()
+    return find_published(settings, matrix, wanted_of(flags, sources, matrix, here=True), note=note)
+
+
+def build_command(flags: Mapping[str, Any], sources: Sequence[str]) -> str:
+    """Return the command that builds what the flags ask for."""
+    words = ["envbuild", "image", "--no-pull"]
+    if flags.get("stack"):
+        words += ["--stack", str(flags["stack"])]
+    for axis in sorted(axis_names()):
+        if flags.get(keyword(axis)):
+            words += [f"--{axis}", str(flags[keyword(axis)])]
+    if flags.get("prefer") == "newest":
+        words += ["--prefer", "newest"]
+    for source in sources:
+        words += ["--source", source]
+    return shlex.join(words)
+
+
+def key_password() -> str | None:
+    """Return the password of a private key: from COSIGN_PASSWORD, or asked for on a terminal."""
+    if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
+        return given or None
+    if not sys.stdin.isatty():
+        return None
+    import click
+
+    typed: str = click.prompt("password of the key", hide_input=True, err=True, default="", show_default=False)
+    return typed or None
+
+
+def keys_of(settings: "Settings") -> "tuple[PrivateKey, ...]":
+    """Return the keys that this machine signs with.
+
+    Raises:
+        UsageError, DataError: as `signing_keys`.
+
+    """
+    from envbuild.pipeline.cataloged import signing_keys
+
+    return signing_keys(settings, key_password)

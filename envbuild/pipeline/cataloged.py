@@ -1,0 +1,225 @@
+"""The registry's catalogue at work: the best published image for a request, and an image's entry."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild import __version__
+from envbuild.catalog.builders import require_builders, sign_built
+from envbuild.catalog.choose import Machine, Near, Offer, Wanted, nearest_published, offers
+from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
+from envbuild.catalog.model import Entry
+from envbuild.catalog.store import Read, now_utc, publish, read_catalog, repository_name
+from envbuild.doctor.reach import gpu_release
+from envbuild.engine.client import EngineClient
+from envbuild.engine.reproduce import carried_lock
+from envbuild.engine.trust import Verified
+from envbuild.errors import LockError, UsageError
+from envbuild.evidence.refs import committed_evidence, evidence_refs
+from envbuild.host.hardware import driver_version, gpus_of
+from envbuild.host.probe import LocalProbe, Probe
+from envbuild.lock.files import Locked
+from envbuild.lock.model import COMPAT
+from envbuild.matrix.cell import DEBIAN_ARCH
+from envbuild.matrix.load import Matrix
+from envbuild.pipeline.locked import Note
+from envbuild.pipeline.prebuilt import expected_of, require_fit
+from envbuild.plan.plan import plan_of
+from envbuild.registry.keys import PrivateKey, read_private_key
+from envbuild.registry.repository import Repository
+from envbuild.settings import Settings
+from envbuild.stacks.load import stack_of_lock
+from envbuild.util.foreign_json import parse_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A published image that was chosen, and its lock, both by digests that the signed catalogue names."""
+
+    offer: Offer
+    folder: Path
+    """Of the lock, in the cache."""
+    signers: tuple[str, ...]
+
+    @property
+    def catalog(self) -> Mapping[str, str]:
+        """The image's digest -> who signed, as `expected_of` takes it."""
+        return {self.offer.entry.image: " and ".join(self.signers)}
+
+
+def machine_of(matrix: Matrix, probe: Probe | None = None) -> Machine:
+    """Return the GPUs and the driver of this machine, as far as they answer."""
+    probe = probe or LocalProbe()
+    driver = driver_version(probe)
+    if driver is None:
+        return Machine()
+    gpus, _ = gpus_of(probe)
+    releases = (gpu_release(matrix, gpu) for gpu in gpus)
+    return Machine(gpus=frozenset(release.version for release in releases if release), driver=driver)
+
+
+def find_published(settings: Settings, matrix: Matrix, wanted: Wanted, *, note: Note) -> Published | tuple[Near, ...]:
+    """Return the best published image for what is wanted and its lock, or the nearest ones when none fits.
+
+    Raises:
+        UsageError: a pin names an unknown axis, or matches no release.
+        DataError: the settings name no registry, or no key.
+        HostError: the registry cannot be reached or refuses.
+        LockError: the catalogue or the lock is not to be trusted.
+
+    """
+    read = read_catalog(settings)
+    entries: Sequence[Entry] = read.catalog.entries if read else ()
+    found = offers(matrix, wanted, entries, evidence_refs())
+    if read is None or not found:
+        return nearest_published(matrix, wanted, entries)
+    best = found[0]
+    note(f"the catalogue (version {read.catalog.version}, signed by {', '.join(read.signers)}) has {best.entry.id}")
+    with Repository(repository_name(settings), settings) as repository:
+        require_builders(repository, best.entry.image, settings)
+        locked = pull_lock(repository, best.entry.lock_artifact, best.entry.lock)
+    _require_entry(best.entry, locked)
+    return Published(offer=best, folder=keep_lock(settings, locked), signers=read.signers)
+
+
+def _require_entry(entry: Entry, locked: Locked) -> None:
+    """Raise LockError where a lock is not of what its entry says, whoever signed that."""
+    own = _of_lock(locked)
+    stated = {name: getattr(entry, name) for name in own}
+    if own != stated:
+        differing = sorted(name for name in own if own[name] != stated[name])
+        raise LockError(
+            f"the catalogue's entry does not describe its lock: {', '.join(differing)}",
+            where=entry.id,
+            hint="ask who publishes there",
+        )
+
+
+def _of_lock(locked: Locked) -> dict[str, object]:
+    """Return what an entry says of its lock."""
+    lock = locked.lock
+    cell = lock.as_cell
+    return {
+        "id": cell.id,
+        "cell": dict(lock.cell),
+        "commits": dict(lock.commits),
+        "flavor": lock.flavor,
+        "stack": lock.stack,
+        "stack_digest": lock.stack_digest,
+        "te_source": lock.te_source,
+        "compat": lock.source(COMPAT) is not None,
+        "platform": f"linux/{DEBIAN_ARCH[cell.arch]}",
+        "sms": (lock.cell["gpu"],) if "gpu" in lock.cell else (),
+        "lock": lock.digest,
+    }
+
+
+def describe_nearest(near: Sequence[Near]) -> str:
+    """Return the nearest published cells as lines; empty where there is none."""
+    return "".join(
+        f"\n  - {one.entry.id}"
+        + "".join(f"\n      {axis}: {has}, not {asked}" for axis, (asked, has) in sorted(one.differs.items()))
+        for one in near
+    )
+
+
+def signing_keys(settings: Settings, password: Callable[[], str | None]) -> tuple[PrivateKey, ...]:
+    """Return the keys that this machine signs with.
+
+    Raises:
+        UsageError: the settings name none, or the password is missing or wrong.
+        DataError: one cannot be read.
+
+    """
+    if not settings.signing_keys:
+        raise UsageError(
+            "no key is set to sign with",
+            where="signing_keys",
+            hint="envbuild catalog keygen NAME makes a pair; name its .key in the setting signing_keys",
+        )
+    return tuple(read_private_key(path, password) for path in settings.signing_keys)
+
+
+def require_publishable(
+    client: EngineClient, matrix: Matrix, digest: str, named: str | None, stack_file: str | None
+) -> tuple[Locked, Verified]:
+    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does, and who that is.
+
+    Args:
+        client: the engine.
+        matrix: the matrix.
+        digest: of the image.
+        named: the digest that a person expects.
+        stack_file: the file of a user's own stack, which the lock names and does not hold.
+
+    Raises:
+        HostError: the engine has no such image.
+        UsageError: it carries no lock, or its stack is a user's own and `stack_file` is not its file.
+        LockError: nobody confirms the image, somebody confirms another one, or it is not what its lock makes.
+
+    """
+    locked = carried_lock(client, digest)
+    stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
+    plan = plan_of(matrix, locked, stack)
+    require_fit(client, digest, plan)
+    expected = expected_of(client.settings, plan, named)
+    if expected is None:
+        raise LockError(
+            "nobody confirms that this image follows from its lock",
+            where=digest,
+            hint="build it here (envbuild image --no-pull), or name the digest that you trust: --digest",
+        )
+    return locked, expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
+
+
+def publish_image(
+    settings: Settings, locked: Locked, digest: str, keys: Sequence[PrivateKey], *, built: bool = False
+) -> Read:
+    """Publish an image that the registry holds: push its lock and add its entry to the catalogue.
+
+    Args:
+        settings: which registry.
+        locked: the lock that makes the image.
+        digest: of the image's manifest.
+        keys: sign the catalogue.
+        built: whether this machine built the image; the keys then sign that, too.
+
+    Raises:
+        UsageError, DataError, HostError, LockError: as `catalog.store.publish`; the registry does not hold the image.
+
+    """
+    with Repository(repository_name(settings), settings) as repository:
+        manifest = repository.manifest(digest)
+        if manifest is None:
+            raise LockError(
+                "the registry does not hold the image", where=f"{repository.name}@{digest}", hint="push it first"
+            )
+        size = _size_of(manifest.body, f"{repository.name}@{digest}")
+        lock_artifact = push_lock(repository, locked).digest
+        if built:
+            sign_built(repository, digest, keys)
+    records = (record.id for record in committed_evidence() if record.passed and record.target.get("digest") == digest)
+    entry = Entry.model_validate(
+        {
+            **_of_lock(locked),
+            "lock_artifact": lock_artifact,
+            "image": digest,
+            "size": size,
+            "release": __version__,
+            "evidence": tuple(sorted(records)),
+            "signers": tuple(sorted({key.name for key in keys})),
+            "added": now_utc(),
+        }
+    )
+    return publish(settings, [entry], keys)
+
+
+def _size_of(body: bytes, where: str) -> int:
+    """Return the bytes of the layers and the configuration that a manifest of an image names."""
+    try:
+        value = parse_json(body, limit=len(body))
+        return int(value["config"]["size"]) + sum(int(layer["size"]) for layer in value["layers"])
+    except (ValueError, KeyError, TypeError):
+        raise LockError(
+            "the image's manifest cannot be read: it is no image for one platform", where=where, hint="push it again"
+        ) from None
