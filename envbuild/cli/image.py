@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from envbuild.engine.client import EngineClient
     from envbuild.errors import EnvbuildError
     from envbuild.lock.files import Locked
-    from envbuild.pipeline.cataloged import Published
     from envbuild.pipeline.image import ImageRequest, Made
     from envbuild.plan.plan import Plan
 
@@ -109,6 +108,7 @@ def image(
     does not answer.
     """
     from envbuild.cli.image_report import for_people
+    from envbuild.cli.published import published_or_none
     from envbuild.errors import UsageError
     from envbuild.pipeline.output import check_output
 
@@ -152,7 +152,7 @@ def image(
         raise UsageError("there are no cells to choose from", where="--skip or --dry-run", hint="add --matrix PATTERN")
     published = None
     if lock_file is None and not (no_pull or no_cache or substitutes):
-        published = _published(flags, sources)
+        published = published_or_none(flags, sources)
     if published is not None:
         given = replace(given, lock_file=published.folder)
     report, failure = make_one(asked, given, catalog=published.catalog if published else None)
@@ -292,29 +292,6 @@ def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked,
         return shown.change, note, shown.details
 
     return make_image(request, client, found, show)
-
-
-def _published(flags: dict[str, Any], sources: tuple[str, ...]) -> "Published | None":
-    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits."""
-    from envbuild.cli.published import published_for, uses_catalog
-    from envbuild.errors import HostError, LockError
-    from envbuild.pipeline.cataloged import describe_nearest
-    from envbuild.settings import load_settings
-
-    settings = load_settings()
-    if not uses_catalog(settings):
-        return None
-    try:
-        found = published_for(flags, sources, use_cache(settings))
-    except (HostError, LockError) as error:
-        way = "--no-pull builds the image without the registry"
-        hint = f"{error.hint}; {way}" if error.hint else way
-        raise type(error)(error.what, where=error.where, hint=hint) from None
-    if isinstance(found, tuple):
-        near = describe_nearest(found)
-        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
-        return None
-    return found
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:

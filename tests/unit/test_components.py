@@ -30,12 +30,21 @@ NAMED = {
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
     "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),
+    "curate/page_html.py": ({"te", "torch"}, "the axes of the page's grids"),
+    "curate/page_proof.py": ({"te", "torch"}, "the axes of the page's grids"),
     "curate/torch_builds.py": ({"torch"}, "its builds are on several indexes"),
     "curate/update.py": (
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
     ),
     "plan/carried.py": ({"torch"}, "the set of Python packages"),
+    "plan/cluster.py": ({"torch"}, "the CUDA toolkit of its wheels, which the driver has to start"),
+    "plan/kubernetes.py": ({"mpi", "torch"}, "the launchers of those names; MPIJob needs an MPI"),
+    "cli/wheels.py": ({"torch"}, "what compiled wheels are linked to"),
+    "engine/exports.py": ({"torch"}, "the stage that compiled wheels share"),
+    "engine/wheels.py": ({"torch"}, "what compiled wheels are linked to"),
+    "pipeline/wheel_index.py": ({"torch"}, "what compiled wheels are linked to"),
+    "pipeline/wheels.py": ({"torch"}, "what compiled wheels are linked to"),
     "plan/stages.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/plan.py": ({"mpi", "torch"}, "the stage and set torch; MPI is a stage and no wheel"),
     "plan/compiled_dockerfile.py": ({"mpi", "torch"}, "the same, as the template names them"),
@@ -72,12 +81,13 @@ def test_nothing_else_decides_by_a_components_name():
 
 def test_no_template_lists_components():
     # torch is a stage and a set of packages; MPI is a stage; a host's own cuDNN would clash with TE's; the script's help names
-    # the switches of FA3's setup.py
+    # the switches of FA3's setup.py; the page has a grid by torch and TE
     stages = {("Dockerfile.j2", "mpi"), ("Dockerfile.j2", "torch"), ("shell.j2", "mpi"), ("shell.j2", "torch")}
     texts = {p.name: p.read_text() for folder in (PACKAGE, data_dir("dockerfiles")) for p in folder.rglob("*.j2")}
     code = {name: "".join(re.findall(r"{[{%].*?[%}]}", text)) for name, text in texts.items()}
     found = {(name, axis) for name, text in code.items() for axis in COMPONENTS if f'"{axis}"' in text}
-    assert found == stages | {("shell.j2", "te"), ("shell.j2", "flash-attn-hopper")}
+    page = {("page.html.j2", "te"), ("page.html.j2", "torch")}
+    assert found == stages | page | {("shell.j2", "te"), ("shell.j2", "flash-attn-hopper")}
 
 
 def test_a_name_in_a_module_is_found_and_one_in_its_docstring_is_not(tmp_path):
