@@ -1,7 +1,7 @@
 """The catalogue of what a registry holds: signed, small enough to be fetched whole, and read by nobody but clients.
 
 Threat model. The registry, the network and whoever may push there may be hostile: they may serve any byte, hide what is
-there, bring back an old state, or move any tag. What is trusted is
+there, show an old state again, or move any tag. What is trusted is
 
 - the public keys in the settings (`trusted_keys`), and how many of them must have signed (`trusted_signatures`);
 - the locks and evidence records of this installation;

@@ -120,7 +120,7 @@ def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
             f"the catalogue was rolled back: it is version {found.catalog.version}, and this machine has seen "
             f"{seen.version}",
             where=f"{settings.registry}:{TAG}",
-            hint=f"{_NOT_USED}; if it was started anew on purpose, remove {seen.place}",
+            hint=f"{_NOT_USED}; if somebody started a new one on purpose, remove {seen.place}",
         )
     seen.remember(found.catalog.version)
     return found

@@ -252,7 +252,7 @@ class Repository:
         else:
             with content.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-                size = file.tell()
+                size = file.tell()  # plain-words: allow tell - of a file
             blob = Descriptor(
                 mediaType=media_type, digest=f"sha256:{digest}", size=size, annotations=dict(annotations or {})
             )
@@ -277,7 +277,7 @@ class Repository:
     def push_artifact(self, artifact: Artifact, *, tag: str | None = None) -> Descriptor:
         """Push a manifest whose blobs are there, under a tag or by its digest alone, and return its descriptor.
 
-        One with a subject is listed among the referrers of that, also where the registry has no list of its own.
+        One with a subject is listed among the referrers of that, also where the registry keeps no such list.
         """
         if artifact.config.digest == described(EMPTY_CONFIG, EMPTY_TYPE).digest:
             self.push_blob(EMPTY_CONFIG, EMPTY_TYPE)
