@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from envbuild.engine.client import EngineClient
+    from envbuild.errors import EnvbuildError
     from envbuild.lock.files import Locked
-    from envbuild.pipeline.cataloged import Published
     from envbuild.pipeline.image import ImageRequest, Made
     from envbuild.plan.plan import Plan
 
@@ -25,11 +25,18 @@ if TYPE_CHECKING:
 @cell_options
 @click.option("--tag", metavar="NAME:TAG", help="Name of the image. [default: envbuild:<cell id>]")
 @click.option("--locked", is_flag=True, help="Use the cell's lock as it is; never make or renew one.")
-@click.option("--no-pull", is_flag=True, help="Do not look for a prebuilt image in the configured registry.")
+@click.option(
+    "--no-pull", is_flag=True, help="Do not look for a prebuilt image or compiled wheels in the configured registry."
+)
 @digest_option
 @click.option("--no-cache", is_flag=True, help="Run every build step again.")
 @click.option("--no-smoke", is_flag=True, help="Stop after the audit; run no smoke tests.")
-@click.option("--push", "do_push", is_flag=True, help="Push the image to the configured registry.")
+@click.option(
+    "--push",
+    "do_push",
+    is_flag=True,
+    help="Push the image to the configured registry, and the wheels that were compiled here, signed.",
+)
 @click.option("--builder", metavar="NAME", help="Build with this buildx builder: local, remote or kubernetes.")
 @click.option(
     "--jobs",
@@ -48,6 +55,15 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Write the image, too: FILE.oci.tar (an OCI archive), FILE.sif, or a new directory (an Apptainer sandbox).",
 )
+@click.option(
+    "--matrix",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Make every cell whose id matches, such as 'cu13*-te2.1[0-2]*'; repeat it for more.",
+)
+@click.option("--skip", multiple=True, metavar="PATTERN", help="With --matrix, leave out the cells whose id matches.")
+@click.option("--dry-run", is_flag=True, help="With --matrix, list the cells and make none.")
 @click.option(
     "--record",
     type=click.Path(path_type=Path, file_okay=False),
@@ -68,6 +84,9 @@ def image(
     contexts: tuple[str, ...],
     output: Path | None,
     record: Path | None,
+    patterns: tuple[str, ...],
+    skip: tuple[str, ...],
+    dry_run: bool,
     as_json: bool,
     lock_file: Path | None,
     sources: tuple[str, ...],
@@ -80,26 +99,35 @@ def image(
     image is verified only when its digest is known from somewhere other than the registry: --digest, an earlier build
     here, the signed catalogue, or committed evidence.
 
+    --matrix makes many images, one after the other: the best cell of every combination of cuda, torch and te whose id
+    matches a pattern, within the other flags. It goes on past a failure, prints a table of all cells, and exits with
+    the code of the first cell that failed.
+
     Exits with 3 when no cell fits, 4 when an input or a prebuilt image is not the expected one, 5 when a stage fails,
     6 when the audit finds a defect, 7 when a smoke test fails, 8 when something is missing on this host or another host
     does not answer.
     """
-    from envbuild.cli.building import TestCount
-    from envbuild.cli.image_report import for_people, report_on
-    from envbuild.engine.client import engine_client
-    from envbuild.engine.leftovers import clear
+    from envbuild.cli.image_report import for_people
     from envbuild.errors import UsageError
-    from envbuild.pipeline.image import ImageRequest
-    from envbuild.pipeline.output import check_output, write_image
-    from envbuild.pipeline.platform import require_platform
-    from envbuild.pipeline.prebuilt import push_image
-    from envbuild.pipeline.prove import prove
+    from envbuild.pipeline.output import check_output
 
-    started = time.monotonic()
     substitutes = _contexts(contexts)
-    if output is not None:
+    if output is not None and not patterns:
         check_output(output)
-    expected = parse_digest(digest)
+    asked = Asked(
+        tag=tag,
+        locked_only=locked,
+        pull=not no_pull,
+        cache=not no_cache,
+        smoke=not no_smoke,
+        push=do_push,
+        substitutes=substitutes,
+        digest=parse_digest(digest),
+        from_catalog=not (no_pull or no_cache or substitutes or patterns),
+        output=output,
+        record=record,
+        changed={k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None},
+    )
     if record is not None and (no_smoke or substitutes):
         raise UsageError(
             "no smoke tests run that could be recorded"
@@ -114,21 +142,83 @@ def image(
             where="--push with --build-context",
             hint="leave --push out; docker tag and docker push publish it under another name",
         )
-    given = _Given(flags=flags, lock_file=lock_file, sources=sources)
+    given = Given(flags=flags, lock_file=lock_file, sources=sources)
+    if patterns:
+        from envbuild.cli.image_many import make_many
+
+        make_many(asked, given, patterns, skip, dry_run=dry_run, as_json=as_json)
+        return
+    if skip or dry_run:
+        raise UsageError("there are no cells to choose from", where="--skip or --dry-run", hint="add --matrix PATTERN")
+    report, failure = make_one(asked, given)
+    emit(report, as_json=as_json, human=lambda: for_people(report))
+    if failure is not None:
+        raise failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of an image besides its cell; see the command's options."""
+
+    tag: str | None
+    locked_only: bool
+    pull: bool
+    cache: bool
+    smoke: bool
+    push: bool
+    substitutes: dict[str, str]
+    digest: str | None
+    from_catalog: bool
+    """Whether the best published image for the flags will do, instead of the cell that `resolve` chooses."""
+    output: Path | None
+    record: Path | None
+    changed: dict[str, Any]
+    """Settings that options replace."""
+
+
+def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[dict[str, Any], "EnvbuildError | None"]:
+    """Make and prove the image of a cell; return its report, and what is wrong with the image.
+
+    Args:
+        options: what is asked besides the cell.
+        given: the flags that name the cell.
+        notices: whether what the user should know of the settings is printed.
+
+    Raises:
+        EnvbuildError: there is no image; see the command's help.
+
+    """
+    from envbuild.cli.building import TestCount
+    from envbuild.cli.image_report import report_on
+    from envbuild.cli.published import published_to_take
+    from envbuild.engine.client import engine_client
+    from envbuild.engine.leftovers import clear
+    from envbuild.pipeline.image import ImageRequest
+    from envbuild.pipeline.output import write_image
+    from envbuild.pipeline.platform import require_platform
+    from envbuild.pipeline.prebuilt import push_image, require_registry
+    from envbuild.pipeline.prove import prove
+    from envbuild.pipeline.wheel_sharing import push_wheels, wheel_keys
+
+    started = time.monotonic()
+    substitutes, output = options.substitutes, options.output
     published = None
-    if lock_file is None and not (no_pull or no_cache or substitutes):
-        published = _published(flags, sources)
+    if options.from_catalog and given.lock_file is None:
+        published = published_to_take(given.flags, given.sources)
     if published is not None:
         given = replace(given, lock_file=published.folder)
     doing("choosing versions")
     asked = given.asked()
-    changed = {k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None}
-    settings = asked.settings.model_copy(update=changed)
-    show_notices(use_cache(settings))
+    settings = use_cache(asked.settings.model_copy(update=options.changed))
+    if notices:
+        show_notices(settings)
     note(f"cell {asked.solution.cell.id}")
     gpu = asked.solution.cell.versions.get("gpu", "none")
-    if gpu != "none" and not flags.get("gpu") and asked.stack is None:
+    if gpu != "none" and not given.flags.get("gpu") and asked.stack is None:
         note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
+    if options.push:  # before hours of work
+        require_registry(settings)
+    keys = wheel_keys(settings) if options.push else ()
     doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)
@@ -136,12 +226,13 @@ def image(
     request = ImageRequest(
         matrix=asked.matrix,
         inputs=asked.inputs,
-        tag=tag,
-        locked_only=locked,
-        pull=not no_pull,
-        cache=not no_cache,
+        tag=options.tag,
+        locked_only=options.locked_only,
+        pull=options.pull,
+        push=options.push,
+        cache=options.cache,
         substitutes=substitutes,
-        digest=expected,
+        digest=options.digest,
         catalog=published.catalog if published is not None else {},
     )
     doing("finding the lock and the sources")
@@ -153,15 +244,19 @@ def image(
         client,
         made,
         proof=asked.stack.proof if asked.stack else (),
-        with_smoke=not no_smoke,
+        with_smoke=options.smoke,
         note=note,
         progress=TestCount(),
-        record=record,
+        record=options.record,
     )
     report |= proof.as_json()
-    if record is not None:
+    if options.record is not None:
         report["evidence"] = str(proof.evidence) if proof.evidence else None
     report["replaced"] = substitutes
+    if settings.cache_from and made.built.stages:
+        report["not_proven"].append(
+            f"that the builder ran every step itself: finished ones may come from {settings.cache_from}, and nobody signs them"
+        )
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()
     ]
@@ -170,18 +265,17 @@ def image(
             "that the image was made from its lock: nobody but the registry confirmed its digest, and what the image reports in "
             "an audit or a test is its own claim (--no-pull builds it here, --digest names the one you expect)"
         )
-    pushing = do_push and proof.failure is None
+    pushing = options.push and proof.failure is None
     if pushing:
         note("pushing the image")
-    report["pushed"] = push_image(client, made.locked.lock, made.built.digest) if pushing else None
+    report["wheels_pushed"] = push_wheels(settings, made.plan, keys, note=note) if pushing else []
+    report["pushed"] = push_image(client, made.locked.lock, made.built) if pushing else None
     if output is not None and proof.failure is None:
         note(f"writing {output}")
         write_image(client, made.built.digest, output)
     report["output"] = str(output) if output is not None and proof.failure is None else None
     report["seconds"] = round(time.monotonic() - started, 1)
-    emit(report, as_json=as_json, human=lambda: for_people(report))
-    if proof.failure is not None:
-        raise proof.failure
+    return report, proof.failure
 
 
 def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked, Path]") -> "Made":
@@ -196,29 +290,6 @@ def _made(request: "ImageRequest", client: "EngineClient", found: "tuple[Locked,
         return shown.change, note, shown.details
 
     return make_image(request, client, found, show)
-
-
-def _published(flags: dict[str, Any], sources: tuple[str, ...]) -> "Published | None":
-    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits."""
-    from envbuild.cli.published import published_for, uses_catalog
-    from envbuild.errors import HostError, LockError
-    from envbuild.pipeline.cataloged import describe_nearest
-    from envbuild.settings import load_settings
-
-    settings = load_settings()
-    if not uses_catalog(settings):
-        return None
-    try:
-        found = published_for(flags, sources, use_cache(settings))
-    except (HostError, LockError) as error:
-        way = "--no-pull builds the image without the registry"
-        hint = f"{error.hint}; {way}" if error.hint else way
-        raise type(error)(error.what, where=error.where, hint=hint) from None
-    if isinstance(found, tuple):
-        near = describe_nearest(found)
-        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
-        return None
-    return found
 
 
 def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
@@ -238,7 +309,7 @@ def _contexts(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
+class Given:
     """The flags that name a cell, as they were given."""
 
     flags: dict[str, Any]
@@ -249,7 +320,7 @@ class _Given:
         """Resolve them."""
         return asked_from(self.flags, lock_file=self.lock_file, sources=self.sources)
 
-    def without(self, axes: "Iterable[str]") -> "_Given":
+    def without(self, axes: "Iterable[str]") -> "Given":
         """Return the same flags with these components ruled out."""
         return replace(self, flags=self.flags | {keyword(axis): "none" for axis in axes})
 
@@ -265,7 +336,7 @@ class _Given:
 
 
 def _with_lock(
-    request: "ImageRequest", given: _Given, asked: ResolvedRequest, client: "EngineClient"
+    request: "ImageRequest", given: Given, asked: ResolvedRequest, client: "EngineClient"
 ) -> tuple[ResolvedRequest, "tuple[Locked, Path]", dict[str, str]]:
     """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
     from envbuild.lock.files import read_lock
@@ -286,7 +357,7 @@ def _with_lock(
         )
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
-            require_sources(settings, plan, replaced=replaced, note=note)
+            require_sources(settings, plan, replaced=replaced, note=note, pull=request.pull and request.cache)
     except UnreachableError as error:
         unreachable = {m.component: m.host for m in error.missing}
         droppable = all(

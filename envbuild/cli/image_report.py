@@ -32,6 +32,10 @@ def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) ->
             for s in built.stages
         ],
         "executed": built.executed,
+        "wheels_taken": [
+            {"component": each.component, "reference": each.reference, "signers": list(each.signers)}
+            for each in built.taken
+        ],
         "log": str(built.log) if built.log else None,
         "run": shown(["envbuild", "run", built.tag]),
     }
@@ -119,4 +123,5 @@ def for_people(report: dict[str, Any]) -> str:
         lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
         lines += ["", f"pushed to {report['pushed']}"]
+        lines += [f"wheel of {each['component']} in {each['reference']}" for each in report["wheels_pushed"]]
     return "\n".join([*lines, "", "run it", f"  {report['run']}"])

@@ -254,21 +254,31 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 
 @matrix.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--catalog",
+    "catalog_file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show the published images of this catalogue, with their pull commands: what `envbuild catalog --json` prints.",
+)
 @json_option
 @progress_options
-def page(folder: Path, as_json: bool) -> None:
+def page(folder: Path, catalog_file: Path | None, as_json: bool) -> None:
     """Write the matrix as a web page to DIR/index.html, one file that needs no network and no server.
 
     The page shows every combination of cuda, torch and te: whether it fits, the rule and source behind that, and what
-    was proven; then stacks, NGC images, evidence, rules and releases. Writing it takes some seconds.
+    was proven; then stacks, images, proof by GPU, evidence, rules and releases. Its search field reads the flags of the
+    command line, and its address holds them. Writing it takes some seconds.
     """
     from envbuild.curate.page import build_page
     from envbuild.curate.page_html import page_path, render_page, write_page
+    from envbuild.curate.page_published import read_published
     from envbuild.evidence.refs import committed_evidence, committed_trials, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.suite import suite_of
 
+    published = read_published(catalog_file) if catalog_file is not None else ()
     loaded = load_matrix()
     path = page_path(folder)
     built = build_page(
@@ -277,6 +287,7 @@ def page(folder: Path, as_json: bool) -> None:
         records=committed_evidence(),
         evidence=evidence_refs(),
         trials=committed_trials(),
+        published=published,
         suite=suite_of,
         note=note,
     )

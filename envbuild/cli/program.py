@@ -47,6 +47,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Prove": {
         "audit": ("verify", "Check an image, a wheel or a folder without a GPU"),
         "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
+        "compare": ("compare", "Compare two recorded training runs: where their losses part, what differs"),
         "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
         "ci": ("ci", "List the cells to verify, as the matrix of a GitHub workflow"),
     },
@@ -56,6 +57,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "doctor": ("doctor", "Show what this machine has, what is missing, and what it can run"),
     },
     "Set up": {
+        "wheels": ("wheels", "List compiled wheels; write an index of them that pip and uv install from"),
         "cache": ("cache", "List what the cache holds, with sizes, or remove it"),
         "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
     },
@@ -239,10 +241,10 @@ def _run(args: list[str]) -> NoReturn:
     except Exception as error:
         if os.environ.get("ENVBUILD_DEBUG", "0") not in {"", "0"}:
             raise
-        _fail(_internal(error), args)
+        _fail(internal_error(error), args)
 
 
-def _internal(error: Exception) -> EnvbuildError:
+def internal_error(error: Exception) -> EnvbuildError:
     """Return what nobody foresaw as one message: which kind of exception, and where in envbuild."""
     import traceback
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.cli.axes import axis_names, keyword, request_from
 from envbuild.cli.cell_options import te_source_of
-from envbuild.cli.output import doing, note
+from envbuild.cli.output import doing, note, use_cache
 
 if TYPE_CHECKING:
     from envbuild.catalog.choose import Near, Wanted
@@ -60,6 +60,33 @@ def published_for(
     doing("reading the catalogue")
     matrix = load_matrix()
     return find_published(settings, matrix, wanted_of(flags, sources, matrix, here=True), note=note)
+
+
+def published_to_take(flags: Mapping[str, Any], sources: tuple[str, ...]) -> "Published | None":
+    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits.
+
+    Raises:
+        as `find_published`; the hint then names the way without the registry.
+
+    """
+    from envbuild.errors import HostError, LockError
+    from envbuild.pipeline.cataloged import describe_nearest
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    if not uses_catalog(settings):
+        return None
+    try:
+        found = published_for(flags, sources, use_cache(settings))
+    except (HostError, LockError) as error:
+        way = "--no-pull builds the image without the registry"
+        hint = f"{error.hint}; {way}" if error.hint else way
+        raise type(error)(error.what, where=error.where, hint=hint) from None
+    if isinstance(found, tuple):
+        near = describe_nearest(found)
+        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
+        return None
+    return found
 
 
 def build_command(flags: Mapping[str, Any], sources: Sequence[str]) -> str:

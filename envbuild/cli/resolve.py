@@ -135,7 +135,13 @@ def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
         "evidence": [
-            {"id": ref.id, "level": ref.level, "versions": dict(ref.versions), "place": dict(ref.place)}
+            {
+                "id": ref.id,
+                "level": ref.level,
+                "image": ref.image,
+                "versions": dict(ref.versions),
+                "place": dict(ref.place),
+            }
             for ref in solution.evidence
         ],
         "standing": claim.as_json(),
@@ -181,10 +187,10 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
     from envbuild.evidence.claims import claim_of
     from envbuild.evidence.refs import committed_evidence, committed_trials
 
-    def suite_of(axes: "Collection[str]") -> str:
+    def suite_of(axes: "Collection[str]", level: str) -> str:
         from envbuild.verify.suite import suite_of as of
 
-        return of(axes)
+        return of(axes, level)
 
     return claim_of(
         solution.cell,

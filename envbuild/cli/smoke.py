@@ -1,7 +1,7 @@
 """`envbuild smoke`: run the smoke tests in an image or on this host, and record the results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +9,10 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
-from envbuild.evidence.report import Device, Level
+from envbuild.evidence.report import Device, Level, SmokeReport
 
 if TYPE_CHECKING:
+    from envbuild.evidence.records import Evidence
     from envbuild.verify.target import HostTarget, ImageTarget
 
 _LEVELS = tuple(level.value for level in Level)
@@ -34,6 +35,7 @@ class _Flags:
     keyword: str | None
     junit: Path | None
     record: Path | None
+    baseline: str | None
     as_json: bool
 
 
@@ -88,6 +90,12 @@ class _Flags:
     type=click.Path(path_type=Path, file_okay=False),
     help="Add an evidence record to this folder, such as matrices/evidence.",
 )
+@click.option(
+    "--baseline",
+    metavar="RECORD",
+    help="Fail where tokens per second are below 95 % of this record's, on the same model of GPU, and show what changed. "
+    "RECORD is a file, or an id in matrices/evidence. Goes with --level bench or train.",
+)
 @json_option
 @progress_options
 def smoke(**flags: Any) -> None:
@@ -98,7 +106,7 @@ def smoke(**flags: Any) -> None:
     Each level includes the ones before it. A component of the lock that is missing, wrong or silently slow fails; one
     that is not in the lock is skipped.
     """
-    from envbuild.errors import UsageError
+    from envbuild.errors import EnvbuildError, UsageError
     from envbuild.evidence.recording import from_report
     from envbuild.evidence.records import record_evidence
     from envbuild.run.launch import read_hostfile
@@ -110,6 +118,7 @@ def smoke(**flags: Any) -> None:
 
     asked = _Flags(**flags)
     target, expected_file = _target(asked)
+    baseline = _baseline(asked)
     settings = show_notices(use_cache(load_settings()))
     for option, folder in (("--record", asked.record), ("--junit", asked.junit.parent if asked.junit else None)):
         if folder:
@@ -136,18 +145,29 @@ def smoke(**flags: Any) -> None:
     )
     note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")
     report = run_smoke(request, settings, progress=_Shown(quiet=asked.as_json), seen=seen)
-    answer = report.as_json()
+    altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
+
+    def evidence_of(report: SmokeReport) -> "Evidence":
+        return from_report(
+            report,
+            nodes=hosts,
+            adopted=expected.get("adopted"),
+            built_with={**expected.get("built_with", {}), **altered},
+            keyword=asked.keyword,
+        )
+
+    compared: dict[str, Any] = {}
+    no_baseline: EnvbuildError | None = None
+    if baseline and report.verdict == "passed":
+        try:
+            compared, slow = _held(evidence_of(report), *baseline, settings.cache_dir / "locks")
+            report = replace(report, verdict="failed", reason=slow) if slow else report
+        except EnvbuildError as error:  # the run is kept and shown all the same
+            no_baseline = error
+    answer = report.as_json() | ({"baseline": compared} if compared else {})
     try:
         if asked.record:
-            altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
-            evidence = from_report(
-                report,
-                nodes=hosts,
-                adopted=expected.get("adopted"),
-                built_with={**expected.get("built_with", {}), **altered},
-                keyword=asked.keyword,
-            )
-            kept = record_evidence(evidence, asked.record)
+            kept = record_evidence(evidence_of(report), asked.record)
             answer["evidence"] = str(kept)
             note(f"recorded in {kept}")
         if asked.junit:
@@ -155,6 +175,8 @@ def smoke(**flags: Any) -> None:
     finally:  # what cannot be written must not cost the verdict
         emit(answer, as_json=asked.as_json, human=lambda: _table(answer))
         report.raise_for_verdict()
+    if no_baseline:
+        raise no_baseline
 
 
 def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
@@ -181,6 +203,57 @@ def _target(asked: _Flags) -> "tuple[HostTarget | ImageTarget, Path | None]":
     if found is None:
         raise HostError("no python3 is on the PATH", where="--host", hint="name the interpreter with --python")
     return HostTarget(python=Path(found)), expected_file
+
+
+def _baseline(asked: _Flags) -> "tuple[Evidence, Path] | None":
+    """Return the record that the run is compared with and its file, before anything runs."""
+    from envbuild.errors import UsageError
+    from envbuild.evidence.baseline import check_baseline
+    from envbuild.evidence.named import named_record
+    from envbuild.paths import data_dir
+
+    if asked.baseline is None:
+        return None
+    if Level(asked.level) not in (Level.BENCH, Level.TRAIN):
+        raise UsageError(
+            f"--baseline compares what the level bench measures, and this run goes to {asked.level}",
+            where="--baseline",
+            hint="add --level bench",
+        )
+    record, path = named_record(asked.baseline, data_dir("matrices") / "evidence")
+    check_baseline(record, str(path))
+    return record, path
+
+
+def _held(run: "Evidence", baseline: "Evidence", path: Path, own_locks: Path) -> tuple[dict[str, Any], str]:
+    """Return how the run's rates are next to the baseline's, as JSON values, and what makes it a failure, if anything."""
+    from envbuild.evidence.baseline import SLOWEST, hold
+    from envbuild.evidence.named import run_differences
+    from envbuild.lock.compare import differing_locks
+    from envbuild.paths import data_dir
+
+    held = hold(run, baseline, str(path))
+    changed = run_differences(baseline, run)
+    locks, note_ = differing_locks((baseline.lock_digest, run.lock_digest), (data_dir("matrices") / "locks", own_locks))
+    answer = {
+        "record": baseline.id,
+        "slowest": SLOWEST,
+        "rates": [rate.as_json() for rate in held.rates],
+        "not_compared": list(held.absent),
+        "runs_differ": [each.as_json() for each in changed],
+        "locks_differ": None if locks is None else [each.as_json() for each in locks],
+        "locks_note": note_,
+    }
+    if not held.slow:
+        return answer, ""
+    rate = held.slow[0]
+    text = (
+        f"slow: {rate.name} has {rate.now:,.0f} tokens per second, {rate.part:.1%} of the baseline's {rate.before:,.0f}"
+    )
+    more = f" (and {len(held.slow) - 1} more)" if len(held.slow) > 1 else ""
+    names = [each.what for each in (*changed, *(locks or ()))]
+    what = f"; changed since: {', '.join(names[:12])}" if names else "; nothing that is recorded changed since"
+    return answer, text + more + what + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def _writable(folder: Path, option: str) -> None:
@@ -269,6 +342,17 @@ def _table(answer: Mapping[str, Any]) -> str:
             for row in data["rows"]:
                 table.add_row(*(marked(str(cell)) for cell in row))
             console.print(table)
+    if "baseline" in answer:
+        rates = Table(title=marked(f"against {answer['baseline']['record'][:23]}"), title_justify="left")
+        for name in ("tokens per second", "baseline", "now", "part"):
+            rates.add_column(name, justify="left" if name == "tokens per second" else "right")
+        for rate in answer["baseline"]["rates"]:
+            row = (f"{rate['baseline']:,.0f}", f"{rate['now']:,.0f}", f"{rate['part']:.1%}")
+            rates.add_row(marked(rate["name"]), *row)
+        console.print(rates)
+        for each in (*answer["baseline"]["runs_differ"], *(answer["baseline"]["locks_differ"] or ())):
+            text = f"changed: {each['what']}: {each['first'] or '-'} -> {each['second'] or '-'}"
+            console.print(text, markup=False, soft_wrap=True)
     skipped: dict[str, int] = {}
     for test in answer["tests"]:
         if test["outcome"] == "skipped":

@@ -130,7 +130,7 @@ def cells_to_verify(
         if share is None or share.has("named", shlex.join(itertools.chain(*named.items()))):
             add(named, "named in the documentation")
 
-    held = sorted(enumerate_cells(matrix, AXES, (*stack_pins(stack), *within.pins)), key=_newest_first)
+    held = sorted(enumerate_cells(matrix, AXES, (*stack_pins(stack), *within.pins)), key=newest_first)
     if seed is not None:
         held.sort(key=lambda versions: ordering(seed, "cell", *itertools.chain(*sorted(versions.items()))))
     pairs_of = [_pairs(versions) for versions in held]
@@ -178,7 +178,8 @@ def _pairs(versions: Mapping[AxisName, str]) -> frozenset[Pair]:
     return frozenset((*one, *other) for one, other in itertools.combinations(used, 2))
 
 
-def _newest_first(versions: Mapping[AxisName, str]) -> tuple[object, ...]:
+def newest_first(versions: Mapping[AxisName, str]) -> tuple[object, ...]:
+    """Return what sorts combinations of versions so that the newest cuda, torch and te come first."""
     key: list[object] = []
     for axis in (axis for axis in AXES if axis in versions):
         parsed = version_key(versions[axis])

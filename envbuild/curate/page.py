@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envbuild.curate.page_proof import proof_by_gpu
+from envbuild.curate.page_published import PublishedImage
 from envbuild.curate.page_reasons import Reasons, pins_of
 from envbuild.errors import NoCellError
 from envbuild.evidence.claims import tried_word
@@ -62,6 +64,26 @@ class Page:
     """The combinations that come ready in an NGC image."""
     stacks: tuple[Mapping[str, Any], ...]
     evidence: tuple[Evidence, ...]
+    proof: tuple[Mapping[str, str], ...] = ()
+    """What ran on which board, as `proof_by_gpu` returns it."""
+    published: tuple[PublishedImage, ...] = ()
+
+    @property
+    def combinations(self) -> frozenset[tuple[str, str, str]]:
+        """The CUDA, torch and Transformer Engine of every combination that has a cell."""
+        return frozenset((cell["cuda"], cell["torch"], cell["te"]) for cell in self.cells)
+
+    @property
+    def torch(self) -> tuple[str, ...]:
+        """The torch versions of the tables, without their variants, the newest first."""
+        columns = {torch.partition("+")[0] for grid in self.grids for torch in grid.torch}
+        known = {release.version.partition("+")[0]: None for release in reversed(self.matrix.releases["torch"])}
+        return tuple(version for version in known if version in columns)
+
+    @property
+    def te(self) -> frozenset[str]:
+        """The Transformer Engines of the tables."""
+        return frozenset(te for grid in self.grids for te in grid.te)
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -77,6 +99,7 @@ def build_page(
     evidence: Sequence[EvidenceRef] = (),
     suite: Suite | None = None,
     trials: Ledger | None = None,
+    published: Sequence[PublishedImage] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> Page:
     """Work out what the page shows.
@@ -88,6 +111,7 @@ def build_page(
         evidence: the same as the solver ranks by it.
         suite: hash of today's smoke suite, or what gives it for a cell; a proof of another suite is shown as stale.
         trials: the ledger of trials; a cell that never ran is shown as tried where it says so.
+        published: images that a registry holds, shown with the command that pulls each.
         note: called with how far it is: this takes some seconds.
 
     """
@@ -162,6 +186,8 @@ def build_page(
         images=_images(matrix),
         stacks=tuple(_stack(matrix, stack, records, evidence, suite) for stack in stacks),
         evidence=tuple(reversed(records)),
+        proof=proof_by_gpu(records, suite),
+        published=tuple(published),
     )
 
 

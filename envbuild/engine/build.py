@@ -2,52 +2,62 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
+from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
 from envbuild.engine.built import Built, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
+from envbuild.engine.exports import (
+    CACHE_ONLY,
+    archive_output,
+    bake_file,
+    cache_of,
+    folder_output,
+    registry_output,
+    store_output,
+    write_context,
+)
 from envbuild.engine.failures import disk_or, stage_failure
-from envbuild.engine.kept import keep_wheel, kept_wheel, place_of_wheel, root_state, wheel_fault
+from envbuild.engine.kept import (
+    keep_inputs,
+    keep_wheel,
+    kept_wheel,
+    place_of_wheel,
+    remember_compiled,
+    root_state,
+    wheel_fault,
+)
 from envbuild.engine.leftovers import clear
+from envbuild.engine.machine import Machine
 from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
+from envbuild.engine.registry import pull_verified
+from envbuild.engine.shared_wheels import SharedWheels, Taken
 from envbuild.engine.site import jobs, secrets
 from envbuild.engine.stored import write_listing
 from envbuild.errors import BuildError
 from envbuild.lock.model import Root
 from envbuild.matrix.cell import DEBIAN_ARCH
-from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
-from envbuild.util import quote
+from envbuild.util.below import OutsideError, read_below
 from envbuild.util.logs import new_log
 from envbuild.util.scratch import scratch
-
-# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
-# times newer than the lock's date are cut to it and the digest follows from the content alone.
-EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
 
 # Bytes of a log's end that are searched for a cause.
 _LOG_END = 2**20
 
 Change = Callable[[str, str], None]
-
-
-def write_context(plan: Plan, folder: Path) -> None:
-    """Write Dockerfile and bake file to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "Dockerfile").write_text(dockerfile(plan), encoding="utf-8")
-    (folder / "docker-bake.json").write_text(bake(plan), encoding="utf-8")
 
 
 @dataclass(kw_only=True)
@@ -62,6 +72,8 @@ class Builder:
         details: takes what running stages print and how far they are.
         cache: whether wheels and steps of earlier builds are used.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
+        pull: whether compiled wheels of the settings' registry will do.
+        push_to: the repository that a builder elsewhere pushes the image to itself, where it is to be pushed.
         folder: the build's folder, once `prepare` has run.
         log: where the build's output is written.
         contexts: where each external input is, by the name of its context.
@@ -76,6 +88,8 @@ class Builder:
     details: Details = field(default_factory=Details)
     cache: bool = True
     substitutes: Mapping[str, str] = field(default_factory=dict)
+    pull: bool = False
+    push_to: str | None = None
     folder: Path = field(init=False)
     log: Path = field(init=False)
     contexts: dict[str, str] = field(init=False, default_factory=dict)
@@ -87,6 +101,11 @@ class Builder:
     def settings(self) -> Settings:
         """The settings of the engine's client."""
         return self.client.settings
+
+    @cached_property
+    def facts(self) -> BuilderFacts:
+        """What buildx says of the builder."""
+        return self.client.builder()
 
     def build(self, tag: str) -> Built:
         """Build the image and give it `tag`; nothing is tagged unless everything succeeded.
@@ -108,6 +127,7 @@ class Builder:
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)
                 self.details.log(self.log)
+                taken = self._take_wheels()
                 self.prepare(folder, private, output)
                 for component in self.plan.components:
                     self._have_wheel(component.axis)
@@ -115,14 +135,23 @@ class Builder:
             if not self.substitutes:
                 remember_built(self.settings, self.plan, built.digest)
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
-        return Built(
-            tag=tag,
-            digest=built.digest,
-            size=built.size,
+        return replace(
+            built,
             seconds=time.monotonic() - started,
             stages=tuple(self._watch.times()),
             log=self.log,
+            taken=taken,
         )
+
+    def _take_wheels(self) -> tuple[Taken, ...]:
+        """Take the wheels that this machine has not compiled from the registry, where that has them."""
+        if not self.pull or not self.cache or self.substitutes:
+            return ()
+        shared = SharedWheels(self.settings, self.note)
+        for component in self.plan.components:
+            if self._kept_wheel(component.axis) is None:
+                shared.take(self.plan, component)
+        return tuple(shared.taken)
 
     def prepare(self, folder: Path, private: Path, output: TextIO) -> None:
         """Download every external input, verified, as a named context, and write the secrets.
@@ -145,9 +174,32 @@ class Builder:
         self.contexts = contexts_of(
             self.settings, self.plan, folder, kept=kept, substitutes=self.substitutes, note=self.note
         )
-        machine = self.client.machine()
+        if self.plan.components:
+            self._count_jobs(self._machine())
+
+    def _machine(self) -> Machine:
+        """Return the machine that compiles: the engine's, or the builder's where that is another one."""
+        facts = self.facts
+        if facts.on_engines_machine:
+            return facts.within(self.client.machine())
+        if self.settings.jobs or all(self._kept_wheel(component.axis) for component in self.plan.components):
+            return Machine(cores=1, memory_gib=1.0)  # nothing is counted from it
+        self.note("asking the builder for its cores and memory")
+        with scratch("machine", self._cache("builds")) as folder:
+            self._bake(ASKED, folder_output(folder / "made"))
+            try:
+                answer = read_answer(read_below(folder / "made", "machine", limit=1000).decode("ascii", "replace"))
+            except (OSError, OutsideError):
+                answer = None
+        if answer is None:
+            self.note("the builder does not say what it has; compiling with one job at a time (--jobs)")
+            return Machine(cores=1, memory_gib=1.0)
+        return facts.within(answer)
+
+    def _count_jobs(self, machine: Machine) -> None:
+        """Choose how many compile jobs each component runs at once, and write them as secrets."""
         for component in self.plan.components:
-            count = private / f"jobs-{component.axis}"
+            count = self._private / f"jobs-{component.axis}"
             allowed = jobs(self.settings, job_gib=component.job_gib, cores=machine.cores, memory_gib=machine.memory_gib)
             count.write_text(str(allowed), encoding="utf-8")
             self.secrets[f"jobs-{component.axis}"] = count
@@ -213,8 +265,7 @@ class Builder:
 
     def _bootstrap(self, root: Root, kept: Path) -> None:
         with self._new_log("bootstrap") as output:
-            log = Path(output.name)
-            self._bootstrap_into(root, kept, log)
+            self._bootstrap_into(root, kept, Path(output.name))
 
     def _bootstrap_into(self, root: Root, kept: Path, log: Path) -> None:
         try:
@@ -236,20 +287,21 @@ class Builder:
 
     def _have_wheel(self, axis: str) -> None:
         """Have the wheel of `axis`: the one kept for its key, or a new one."""
-        kept = self._kept_wheel(axis)
-        name = f"wheel-{axis}"
+        kept, name = self._kept_wheel(axis), f"wheel-{axis}"
         if kept is None:
             self._note_damage(axis)
             with scratch("wheel", self._cache("wheels")) as folder:
                 made = folder / "made"
-                self._bake(name, quote.csv_fields(type="local", dest=str(made)))
+                self._bake(name, folder_output(made))
                 if self.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
                 keep_wheel(made, kept, replace=not self.cache)
+                remember_compiled(self.settings, kept)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")
+        keep_inputs(kept, self.plan.stage(name))
         self.contexts[name] = str(kept)  # without a cache, too: this run compiled it, and compiles it once
 
     def _note_damage(self, axis: str) -> None:
@@ -259,17 +311,22 @@ class Builder:
 
     def _make_image(self, tag: str) -> Built:
         """Build the image, have it in the engine, unpacked, and tag it."""
-        made = self._into_store(tag) if self.client.builds_into_store() else None
-        return made or self._through_archive(tag)
+        if self.facts.is_engines:
+            return self._into_store(tag) or self._through_archive(tag)
+        if self.push_to and not self.facts.on_engines_machine:
+            return self._through_registry(tag, self.push_to)
+        return self._through_archive(tag)
 
     def _into_store(self, tag: str) -> Built | None:
         """Build the image where the engine keeps its images; None where its builder cannot do that."""
         # a name that only this build has: what has it afterwards is what was built now
         with own_tag(self.client, EXPORTED) as name:
-            self._bake("image", f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}")
+            self._bake("image", store_output(name))
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
                 return None
+            if self.settings.cache_to and self._watch.stored:  # its error comes before the cache is written
+                self._bake("image", CACHE_ONLY)
             with scratch("image", self._cache("builds")) as folder:
                 write_listing(folder / "image.tar", image.manifest, tag)
                 self._load(folder / "image.tar", tag)
@@ -279,10 +336,19 @@ class Builder:
         """Build the image anywhere, download it and load it."""
         with scratch("image", self._cache("builds")) as folder:
             archive = folder / "image.tar"
-            metadata = self._bake("image", f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}")
+            metadata = self._bake("image", archive_output(archive, tag))
             self._load(archive, tag)
         digest = metadata["image"]["containerimage.digest"]
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
+
+    def _through_registry(self, tag: str, repository: str) -> Built:
+        """Have the builder push the image, under its digest alone, and pull it for the tests."""
+        metadata = self._bake("image", registry_output(repository))
+        digest = str(metadata["image"]["containerimage.digest"])
+        with self._timed("load"):
+            pinned = pull_verified(self.client, f"{repository}@{digest}", digest)
+        self.client.tag(pinned, tag)
+        return Built(tag=tag, digest=digest, size=self.client.image(tag).size, pushed=repository)
 
     def _load(self, archive: Path, tag: str) -> None:
         with self._timed("load"):
@@ -295,16 +361,16 @@ class Builder:
 
     def _bake(self, target: str, output: str) -> dict[str, Any]:
         """Run one target of the bake file with this build's contexts and secrets; return buildx's metadata, if it has any."""
-        definition = json.loads(bake(self.plan))
-        for item in definition["target"].values():
-            item.pop("tags", None)  # the output names the image as it was asked for
-            item["contexts"] = {k: quote.bake(v) for k, v in self.contexts.items() if k != target}
-            item["secret"] = [
-                quote.bake(quote.csv_fields(id=name, src=str(path))) for name, path in self.secrets.items()
-            ]
-        definition["target"][target]["output"] = [quote.bake(output)]
         file = self._private / "bake.json"
-        file.write_text(json.dumps(definition), encoding="utf-8")
+        text = bake_file(
+            self.plan,
+            target,
+            output,
+            contexts=self.contexts,
+            secrets=self.secrets,
+            shared={} if self.substitutes else cache_of(self.settings, self.plan, target, taken=self.cache),
+        )
+        file.write_text(text, encoding="utf-8")
         watch = self._watch
         watch.exports, watch.stored = target == "image", False
         before = {name: (stage.seconds, stage.cached) for name, stage in watch.stages.items()}
@@ -315,11 +381,13 @@ class Builder:
                 target,
                 folder=self.folder,
                 metadata=self._private / "metadata.json",
-                cache=self.cache,
+                cache=self.cache or target == ASKED,  # it runs in a stage that is built afterwards
                 watch=watch,
             )
         finally:
             watch.ended(well=made is not None or watch.stored)
+            for why in watch.take_cache_errors():
+                self.note(why)
         if made is None and not watch.stored:
             raise stage_failure(self.settings, watch, target, self.log)
         took = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from envbuild.engine.client import EngineClient
 from envbuild.engine.progress import StageTime
+from envbuild.engine.shared_wheels import Taken
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -22,6 +23,8 @@ class Built:
         size: bytes, unpacked.
         stages: what took part in this run; empty when the image was there already.
         log: the build's output.
+        taken: the compiled wheels that came from a registry.
+        pushed: the repository that holds the image already, under its digest alone.
 
     """
 
@@ -31,6 +34,8 @@ class Built:
     seconds: float = 0.0
     stages: tuple[StageTime, ...] = ()
     log: Path | None = None
+    taken: tuple[Taken, ...] = ()
+    pushed: str | None = None
 
     @property
     def executed(self) -> int:

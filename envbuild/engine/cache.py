@@ -69,10 +69,17 @@ KINDS = (
     Kind(name="roots", about="Debian roots", entries=r"[0-9a-f]{32}\.tar", type="file", next_to=".sha256"),
     # a container that `run` started may use one, and holds no lock
     Kind(name="sandboxes", about="images unpacked for Apptainer", entries=_HASH, made_again=False),
+    Kind(name="taken", about="notes of wheels from elsewhere", entries=_HASH, type="file", made_again=False),
     Kind(name="times", about="how long stages took", entries=_HASH, type="file"),
     Kind(name="trials", about="metadata and wheels of trials", entries=_HASH, type="either"),
     Kind(name="uv", about="uv's cache"),
-    Kind(name="wheels", about="compiled wheels", entries="[a-z0-9][a-z0-9-]*-[0-9a-f]{32}", made_again=False),
+    Kind(
+        name="wheels",
+        about="compiled wheels",
+        entries="[a-z0-9][a-z0-9-]*-[0-9a-f]{32}",
+        next_to=".json",
+        made_again=False,
+    ),
 )
 """Every kind, by name."""
 

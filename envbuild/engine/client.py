@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envbuild.engine.builders import BuilderFacts, read_builder
 from envbuild.engine.image import LIMIT, Image, parse_image_facts
 from envbuild.engine.machine import Machine, State
 from envbuild.engine.progress import Watch
@@ -41,10 +42,8 @@ _OUTPUT_LINES = 400
 
 _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuild doctor` says what is missing"
 
-
 _NOT_UNPACKED = "Error unpacking image"
 """How the engine prints that an image which it loaded cannot be run."""
-
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Docker's name of an architecture, by the kernel's."""
 
@@ -176,11 +175,11 @@ class EngineClient:
         lines = re.findall(r"^Platforms:(.*)$", ran.out.decode("utf-8", "replace"), re.MULTILINE)
         return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
-    def builds_into_store(self) -> bool:
-        """Return whether the builder is the engine's own, which puts an image where the engine keeps its images."""
+    def builder(self) -> BuilderFacts:
+        """Return what buildx says of the builder of the settings; nothing of it where buildx does not answer."""
         named = [self.settings.builder] if self.settings.builder else []
         ran = self._ask("buildx", "inspect", *named, seconds=_QUICK_S)
-        return re.search(rb"^Driver: +docker$", ran.out, re.MULTILINE) is not None
+        return read_builder(ran.out.decode("utf-8", "replace"))
 
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch

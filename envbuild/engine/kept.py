@@ -7,8 +7,10 @@ from pathlib import Path
 
 from envbuild.engine.bootstrap import checksum_of
 from envbuild.plan.plan import Plan
+from envbuild.plan.stages import Stage
 from envbuild.settings import Settings
-from envbuild.util.names import FileName, checked
+from envbuild.util.names import FileName, Sha256, checked
+from envbuild.util.scratch import scratch
 
 # Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
 _RECORD_BYTES = 2**20
@@ -60,6 +62,73 @@ def keep_wheel(made: Path, kept: Path, *, replace: bool) -> None:
     except OSError:
         if wheel_fault(kept) is not None:  # another run's, put there meanwhile, is as good
             raise
+
+
+def inputs_file(folder: Path) -> Path:
+    """Return where the inputs of a kept wheel are noted: next to its folder, which builds take as it is."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def keep_inputs(folder: Path, stage: Stage) -> None:
+    """Note what a kept wheel was compiled from: the text that its key is the sha256 of.
+
+    Args:
+        folder: the wheel's place.
+        stage: the stage that makes it.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    place = inputs_file(folder)
+    with contextlib.suppress(OSError):
+        if place.read_text(encoding="utf-8") == stage.text:
+            return
+    with scratch("inputs", folder.parent) as new:
+        made = new / "inputs.json"
+        made.write_text(stage.text, encoding="utf-8")
+        made.rename(place)
+
+
+def _note_of_taken(settings: Settings, sha256: str) -> Path:
+    return settings.cache_dir / "taken" / checked(Sha256, sha256)
+
+
+def remember_taken(settings: Settings, sha256: str, origin: str) -> None:
+    """Note that a wheel came from elsewhere, or from steps that did: this machine must not sign it as compiled here.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    place = _note_of_taken(settings, sha256)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(origin, encoding="utf-8")
+
+
+def remember_compiled(settings: Settings, folder: Path) -> None:
+    """Note that the wheel in a folder of the store was compiled here, whether or not it came from elsewhere before.
+
+    A build that takes finished steps from a registry cannot know that: nobody signs those.
+
+    Raises:
+        OSError: the note cannot be written.
+
+    """
+    sha256 = json.loads((folder / "record.json").read_text(encoding="utf-8"))["sha256"]
+    if settings.cache_from:
+        remember_taken(settings, sha256, settings.cache_from)
+    else:
+        _note_of_taken(settings, sha256).unlink(missing_ok=True)
+
+
+def taken_from(settings: Settings, sha256: str) -> str | None:
+    """Return where a wheel, or steps that made it, came from; None for one that was compiled here."""
+    try:
+        with _note_of_taken(settings, sha256).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_RECORD_BYTES)
+    except FileNotFoundError:
+        return None
 
 
 def sha256_of(file: Path) -> str | None:

@@ -26,6 +26,8 @@ CONTEXTS = "contexts"
 _NINJA = re.compile(r"^\s*\[(\d{1,6})/(\d{1,6})\]\s")
 # How BuildKit's errors say that another one ended this step.
 _CANCELLED = re.compile(r"context cancell?ed\s*$")
+# What no build fails of: a cache of another builder that is missing, damaged, or cannot be written.
+_CACHE = re.compile(r"(?P<way>im|ex)porting cache ")
 _NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|Processing)\b|^\s*\+ ")
 
 
@@ -113,6 +115,7 @@ class Watch:
     _bytes: dict[str, dict[tuple[str, str], tuple[int, int]]] = field(default_factory=dict)
     _tails: dict[str, list[str]] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _cache_errors: list[str] = field(default_factory=list)
     _unended: dict[tuple[str, int], bytes] = field(default_factory=dict)
     failed: str | None = None
     stored: bool = False
@@ -143,7 +146,7 @@ class Watch:
         """Return the stage of a step, empty where it is of none, and whether it makes the stage's result."""
         name = _text(vertex, "name")
         match = _STAGE.match(name)
-        stage = match["stage"] if match else ("export" if name.startswith("exporting") else "")
+        stage = match["stage"] if match else ("export" if name.startswith("exporting to ") else "")
         self._names[vertex["digest"]] = stage or _clean(name)
         self._shown[vertex["digest"]] = CONTEXTS if _CONTEXT.match(name) else "" if stage == "internal" else stage
         return stage, match is None or match["step"] == match["of"]
@@ -152,6 +155,12 @@ class Watch:
         digest, error = vertex["digest"], vertex.get("error")
         if stage == "export" and error == _STORED:
             self.stored, error = True, None
+        if error and (match := _CACHE.match(_text(vertex, "name"))):
+            why = _clean(str(error)[:_LINE].splitlines()[0])
+            self.log.write(f"[{self._names[digest]}] {why}\n")
+            if not (match["way"] == "im" and why.endswith(": not found")):  # nobody has left one yet
+                self._cache_errors.append(f"the build cache is not {match['way']}ported: {why}")
+            error = None
         if vertex.get("completed") or error:
             self._ended.add(digest)
             self._end_lines(digest)
@@ -199,6 +208,12 @@ class Watch:
             steps.running.discard(digest)
             if not steps.running:
                 self._report(CONTEXTS, "done")
+
+    def take_cache_errors(self) -> tuple[str, ...]:
+        """Return why a cache in a registry was not used or not written, each reason once; no build fails of it."""
+        found = tuple(dict.fromkeys(self._cache_errors))
+        self._cache_errors.clear()
+        return found
 
     def ended(self, *, well: bool) -> None:
         """Take the end of one run of the builder: what still ran is done, or was stopped."""

@@ -109,11 +109,11 @@ class Evidence(Model):
     @property
     def ranks(self) -> int:
         """On how many ranks the run went: below `distributed` a test runs on one, whatever the machine has."""
-        return self.nproc if self.level in ("distributed", "bench") else 1
+        return self.nproc if self.level in ("distributed", "bench", "train") else 1
 
     @property
     def depth(self) -> int:
-        """How far the run was to go: 0 import, 1 kernels, 2 step, 3 distributed, 4 bench."""
+        """How far the run was to go: 0 import, 1 kernels, 2 step, 3 distributed, 4 bench, 5 train."""
         return _LEVELS.index(self.level) if self.level in _LEVELS else len(_LEVELS)
 
     @property

@@ -29,7 +29,7 @@ def committed_evidence() -> tuple["Evidence", ...]:
 
 @cache
 def evidence_refs() -> tuple[EvidenceRef, ...]:
-    """Return what the records that passed prove, and for which GPU, host architecture, Python, MPI and OS.
+    """Return what the records that passed prove, and for which GPU, host architecture, Python, MPI and OS, and whether an image ran.
 
     Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
     nothing of a cell.
@@ -49,7 +49,12 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
         level: Level = "built" if not record.to_step else "gpu" if record.device == "cuda" else "cpu"
         found.append(
             EvidenceRef(
-                id=record.id, level=level, versions=versions, place=place_of(record), altered=altered_of(record)
+                id=record.id,
+                level=level,
+                versions=versions,
+                place=place_of(record),
+                altered=altered_of(record),
+                image=record.image,
             )
         )
     return tuple(found)

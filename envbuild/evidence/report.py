@@ -16,6 +16,7 @@ class Level(StrEnum):
     STEP = "step"
     DISTRIBUTED = "distributed"
     BENCH = "bench"
+    TRAIN = "train"
 
 
 Device = Literal["cpu", "cuda"]

@@ -10,8 +10,8 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 from envbuild.util.frozen import Frozen
 
-Suite = str | Callable[[Collection[str]], str]
-"""The hash of the smoke suite, or what gives it for the axes of a cell."""
+Suite = str | Callable[[Collection[str], str], str]
+"""The hash of the smoke suite, or what gives it for the axes of a cell and the level of a run."""
 
 Status = Literal["verified", "failed", "stale", "never"]
 _BEST_FIRST = ("verified", "stale", "failed", "never")
@@ -99,7 +99,7 @@ def standing_for(
 
 
 def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
-    now = suite(record.cell) if callable(suite) else suite
+    now = suite(record.cell, record.level) if callable(suite) else suite
     if now is not None and record.suite != now:
         return "the smoke suite has changed since"
     if lock_digest is not None and record.lock_digest != lock_digest:
@@ -116,8 +116,8 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
         versions: the cell that it is about, axis -> version.
 
     Returns:
-        `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `date`, `why` and
-        `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
+        `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `image` (its digest, or
+        nothing where an environment on a host ran), `date`, `why` and `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
 
     """
     record = standing.record
@@ -134,6 +134,7 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
         "cell": cell_id,
         "where": record.where,
         "gpu": place_of(record)["gpu"],
+        "image": record.image or "",
         "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "why": "; ".join(each for each in why if each),
         "record": record.id,
@@ -169,6 +170,7 @@ def summaries(
         key=lambda each: (
             _CLAIMS_BEST_FIRST.index(Proof(each["claim"])),
             _BEST_FIRST.index(each["status"]),
+            not each.get("image"),
             each["cell"],
         ),
     )

@@ -35,7 +35,8 @@ class ImageRequest:
         inputs: what the cell is made of.
         tag: the image's name; by default the plan's.
         locked_only: whether the lock is used exactly as it is.
-        pull: whether the registry's image will do.
+        pull: whether the registry's image, and compiled wheels, will do.
+        push: whether the image will be pushed, so that a builder elsewhere may do that itself.
         cache: whether an image, wheels and steps that are there will do.
         substitutes: external inputs that come from elsewhere, by the name of their stage.
         digest: the digest that the image must have, where a person named it.
@@ -48,6 +49,7 @@ class ImageRequest:
     tag: str | None = None
     locked_only: bool = False
     pull: bool = True
+    push: bool = False
     cache: bool = True
     substitutes: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
@@ -162,6 +164,8 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         details=details,
         cache=request.cache,
         substitutes=request.substitutes,
+        pull=request.pull,
+        push_to=client.settings.registry if request.push else None,
     )
     built = builder.build(request.tag or plan.tag)
     verified = _verified(client, built, request.digest)

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from envbuild.engine.kept import kept_wheel
+from envbuild.engine.shared_wheels import SharedWheels
 from envbuild.errors import HostError, LockError
 from envbuild.lock.files import Locked, write_lock
 from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
@@ -95,7 +96,12 @@ class UnreachableError(HostError):
 
 
 def require_sources(
-    settings: Settings, plan: Plan, *, replaced: Collection[str] = (), note: Callable[[str], object] = lambda _: None
+    settings: Settings,
+    plan: Plan,
+    *,
+    replaced: Collection[str] = (),
+    note: Callable[[str], object] = lambda _: None,
+    pull: bool = False,
 ) -> None:
     """Fetch every source tree that the build will compile into the cache.
 
@@ -104,6 +110,7 @@ def require_sources(
         plan: whose components it compiles.
         replaced: stages of the Dockerfile that come from elsewhere, such as `src-te`.
         note: takes a line about what was damaged in the cache.
+        pull: whether the registry's wheel will do where a source cannot be reached.
 
     Raises:
         UnreachableError: neither the site's folder nor an upstream has one of them.
@@ -119,6 +126,8 @@ def require_sources(
         try:
             store.checkout(source)
         except HostError as error:
+            if pull and not replaced and SharedWheels(settings, note).take(plan, component):
+                continue
             what = f"source tree of {source.name} at {source.commit}"
             host = urlsplit(source.url).hostname or source.url
             missing.append(Missing(what=what, host=host, why=error.what, component=source.name, kind="tree"))

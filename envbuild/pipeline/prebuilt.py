@@ -12,6 +12,7 @@ from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
 from envbuild.net.registry import find_digest
 from envbuild.plan.plan import Plan
+from envbuild.registry.repository import Repository
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
@@ -112,21 +113,44 @@ def require_fit(client: EngineClient, image: str, plan: Plan) -> None:
         )
 
 
-def push_image(client: EngineClient, lock: Lock, digest: str) -> str:
-    """Push the image `digest` to the registry of the settings under its lock's name; return `reference@digest`.
+def require_registry(settings: Settings) -> None:
+    """Check that there is a registry to push to.
 
     Raises:
-        DataError: the settings name no registry.
-        HostError: the registry did not take it.
+        DataError: the settings name none.
 
     """
-    reference = registry_reference(client.settings, lock)
-    if reference is None:
+    if not settings.registry:
         raise DataError(
             "no registry is set to push to",
             where="--push",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
+
+
+def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
+    """Push an image to the registry of the settings under its lock's name; return `reference@digest`.
+
+    An image that its builder has pushed already gets its name there, and no byte of it goes through the engine.
+
+    Raises:
+        DataError: the settings name no registry.
+        HostError: the registry did not take it.
+        LockError: the registry holds something else.
+
+    """
+    settings, digest = client.settings, built.digest
+    require_registry(settings)
+    reference = str(registry_reference(settings, lock))
+    if built.pushed is not None:
+        with Repository(built.pushed, settings) as repository:
+            found = repository.manifest(digest)
+            if found is None:
+                raise LockError(
+                    "the registry has lost the image that the builder pushed", where=reference, hint="push again"
+                )
+            repository.push_manifest(found.body, found.descriptor.mediaType, tag=reference.rpartition(":")[2])
+        return f"{reference}@{digest}"
     client.tag(digest, reference)  # by its digest: the image's tag may have moved since
     pushed = push(client, reference)
     if pushed != digest:

@@ -35,10 +35,14 @@ class Stage(Frozen):
     inputs: Mapping[str, Any]
 
     @cached_property
+    def text(self) -> str:
+        """The stage's name and inputs as JSON: what the key is the sha256 of."""
+        return json.dumps({"stage": self.name, "inputs": self.inputs}, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
     def key(self) -> str:
         """sha256 (hex) over the stage's inputs."""
-        body = json.dumps({"stage": self.name, "inputs": self.inputs}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(body.encode()).hexdigest()
+        return digest_of(self.text)
 
 
 def digest_of(text: str) -> str:

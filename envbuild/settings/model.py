@@ -65,6 +65,14 @@ class Settings(BaseModel):
         description="PEM files of the private keys (PKCS #8) that sign what this machine publishes; the variable "
         "`COSIGN_PASSWORD` holds their password.",
     )
+    cache_from: Registry | None = Field(
+        None,
+        description="Repository that a build takes finished steps of other builders from; a tag for each cell. Nobody signs "
+        "them: name one that only builders you trust can write to.",
+    )
+    cache_to: Registry | None = Field(
+        None, description="Repository that a build leaves its finished steps in, for `cache_from` elsewhere."
+    )
     builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
     engine_host: str | None = Field(
         None,

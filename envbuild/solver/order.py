@@ -4,8 +4,8 @@ The order, each step deciding only among the cells that the steps before leave e
 
 0. with a driver given, a cell that it starts comes before one that needs the cuda-compat package;
 1. as many `default` axes in use as possible;
-2. proof of the highest rank (`proof.RANKS`) for the axes that the request left open: run on this GPU, run elsewhere, tried
-   without a GPU, run in part;
+2. proof of the highest rank (`proof.RANKS`) for the axes that the request left open: run on this GPU, run elsewhere,
+   tried without a GPU, run in part; within each, an image that ran before an environment on a host;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once);
 4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every
@@ -44,8 +44,9 @@ _NEWEST = (
 ORDER_IN_WORDS = {
     "newest": _NEWEST.format(""),
     "proven": _NEWEST.format(
-        " what ran on this GPU, then what ran elsewhere, then what ran on a CPU, then versions tested together, then the "
-        "smallest spread of release dates in months, then tags before commits between them, then"
+        " what ran on this GPU, then what ran elsewhere, then what ran on a CPU (of each, an image before an environment "
+        "on a bare host), then versions tested together, then the smallest spread of release dates in months, then tags "
+        "before commits between them, then"
     ),
 }
 """The stated order in one line, by what the request prefers."""

@@ -45,10 +45,18 @@ _WORDS = {
 Level = Literal["gpu", "cpu", "built"]
 """How far a run went, and on what: to a training step on a GPU or on a CPU, or less far (`built`)."""
 
-RANKS = (Proof.STATED.words, "run in part", Proof.TRIED.words, Proof.ELSEWHERE.words, Proof.HERE.words)
-"""What the order compares, the weakest first, in words; a rank is the index."""
-_RANK_OF_LEVEL: Mapping[Level, int] = {"built": 1, "cpu": 2, "gpu": 3}
-_HERE = len(RANKS) - 1
+_STEPS = ("run in part", Proof.TRIED.words, Proof.ELSEWHERE.words, Proof.HERE.words)
+RANKS = (
+    Proof.STATED.words,
+    *(f"{step} ({where})" for step in _STEPS for where in ("on a bare host", "in an image")),
+)
+"""What the order compares, the weakest first, in words; a rank is the index.
+
+Of what gives one word, an image that ran comes before an environment on a host: the product is the image, and a host adds
+libraries and settings that no image has.
+"""
+_STEP_OF_LEVEL: Mapping[Level, int] = {"built": 0, "cpu": 1, "gpu": 2}
+_HERE = _STEPS.index(Proof.HERE.words)
 
 
 class EvidenceRef(Frozen):
@@ -66,6 +74,17 @@ class EvidenceRef(Frozen):
     """The GPU, Python, MPI and so on that it ran on: axis -> version, or `none`."""
     altered: frozenset[AxisName] = frozenset()
     """The software that did not run as the lock makes it: adopted from the host, or compiled with other switches."""
+    image: str | None = None
+    """Digest of the image that ran; None where an environment on a host did."""
+
+    def rank(self, *, here: bool) -> int:
+        """Return what it proves of a cell that it speaks for, as an index of RANKS.
+
+        Args:
+            here: whether it ran on what the cell is for, as the cell's lock makes it.
+
+        """
+        return 2 * (_HERE if here else _STEP_OF_LEVEL[self.level]) + (2 if self.image else 1)
 
 
 Masks = tuple[tuple[int, int], ...]
@@ -119,7 +138,7 @@ def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int]) -> int:
     if masks is None or not _all_hold(masks, values):
         return 0
     here = _masks_here(asked, ref)
-    return _HERE if here is not None and _all_hold(here, values) else _RANK_OF_LEVEL[ref.level]
+    return ref.rank(here=here is not None and _all_hold(here, values))
 
 
 def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[int, Masks]]:
@@ -129,10 +148,10 @@ def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[in
         masks = _masks(asked, ref)
         if masks is None:
             continue
-        found.add((_RANK_OF_LEVEL[ref.level], masks))
+        found.add((ref.rank(here=False), masks))
         here = _masks_here(asked, ref)
         if here is not None:
-            found.add((_HERE, masks + here))
+            found.add((ref.rank(here=True), masks + here))
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
@@ -143,7 +162,7 @@ def add_evidence(program: "Program", asked: ReadRequest, evidence: Sequence[Evid
         wanted.setdefault(rank, []).append(masks)
     above: int | None = None
     literals = []
-    for rank in range(_HERE, 0, -1):
+    for rank in range(len(RANKS) - 1, 0, -1):
         shown = []
         always = False
         for masks in wanted.get(rank, ()):

@@ -22,7 +22,7 @@ from envbuild.verify.collected import Collected
 from envbuild.verify.expectation import default_device, for_cuda
 from envbuild.verify.follow import follow
 from envbuild.verify.start import Call, Started, in_container, on_host
-from envbuild.verify.suite import pinned_pytest, suite_hash
+from envbuild.verify.suite import entry_of, pinned_pytest, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def run_smoke(
         call = Call(
             pytest=pytest,
             expectation=expectation,
+            entry=entry_of(request.level.value),
             arguments=_arguments(request, device),
             environment=request.environment,
         )
@@ -135,7 +136,7 @@ def run_smoke(
         nproc=int(start.get("nproc", request.nproc)),
         verdict=verdict,
         reason=reason,
-        suite=suite_hash(axes=expected.get("cell", {})),
+        suite=suite_of(expected.get("cell", {}), request.level.value),
         seed=start.get("seed"),
         machine=start.get("machine", {}),
         launchers=collected.launchers,

@@ -42,6 +42,8 @@ class Call:
     arguments: Sequence[str]
     environment: Mapping[str, str]
     """Variables added to the suite's environment."""
+    entry: str = "run.py"
+    """The suite's file that runs."""
 
 
 def on_host(python: Path, call: Call) -> Started:
@@ -49,7 +51,10 @@ def on_host(python: Path, call: Call) -> Started:
     suite = data_dir("smoke_tests")
     process = subprocess.Popen(
         guarded(
-            [str(part) for part in (python, suite / "run.py", "--expected", call.expectation, "--pytest", call.pytest)]
+            [
+                str(part)
+                for part in (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest)
+            ]
             + [*call.arguments]
         ),
         stdin=subprocess.DEVNULL,
@@ -124,7 +129,7 @@ def in_container(
         # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
         network="host" if device == "cuda" else "none",
     )
-    command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", "/smoke/run.py"]
+    command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", f"/smoke/{call.entry}"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
     made = runtime.guest("smoke", image, facts(settings), container, command, entrypoint="sh", seconds=timeout_s)
     guest = held.enter_context(made)

@@ -4,12 +4,15 @@ import contextlib
 import hashlib
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import HostError
+from envbuild.evidence.report import Level
 from envbuild.paths import data_dir
+from envbuild.util.frozen import Frozen
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
@@ -19,36 +22,86 @@ if TYPE_CHECKING:
 
 # What pytest needs goes behind the environment's own packages on sys.path, so that those are the ones tested.
 _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
+_LEVELS = tuple(level.value for level in Level)
+_LEVEL = re.compile(rb'^LEVEL = "([a-z]+)"$', re.MULTILINE)
 _COMPONENT = re.compile(rb'^COMPONENT = "([a-z0-9-]+)"$', re.MULTILINE)
 
 
-def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None) -> str:
+class _File(Frozen):
+    """One file of the suite."""
+
+    name: str
+    digest: bytes
+    component: str | None
+    """Whose component it tests, where it states one."""
+    level: str | None
+    """The level that it belongs to, where it states one."""
+
+    def counts(self, axes: Collection[str] | None, level: str | None) -> bool:
+        """Whether it can change what a run to `level` of a cell with these axes checks; None is every level or axis."""
+        if self.level in _LEVELS and level in _LEVELS and _LEVELS.index(level) < _LEVELS.index(self.level):
+            return False
+        return axes is None or self.component is None or self.component in axes
+
+
+def _files(folder: Path) -> tuple[_File, ...]:
+    """Return the files of a suite that can change what it checks, by name."""
+    names = {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".txt"} and path.is_file()
+    }
+    found = []
+    for name in sorted(names):
+        body = names[name].read_bytes()
+        component, level = (each.search(body) for each in (_COMPONENT, _LEVEL))
+        found.append(
+            _File(
+                name=name,
+                digest=hashlib.sha256(body).digest(),
+                component=component[1].decode() if component else None,
+                level=level[1].decode() if level else None,
+            )
+        )
+    return tuple(found)
+
+
+@cache
+def _installed() -> tuple[_File, ...]:
+    """Return the files of this installation's suite, read once."""
+    return _files(data_dir("smoke_tests"))
+
+
+def _hash(files: Iterable[_File], axes: Collection[str] | None, level: str | None) -> str:
+    sha = hashlib.sha256()
+    for file in files:
+        if file.counts(axes, level):
+            sha.update(file.name.encode() + b"\0" + file.digest)
+    return "sha256:" + sha.hexdigest()
+
+
+def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None, level: str | None = None) -> str:
     """Return the hash over every file that can change what the suite checks.
 
     Args:
         folder: the suite; this installation's by default.
         axes: what the cell has. A file that says whose component it tests (`COMPONENT = "mamba-ssm"`) counts only where
             the cell has that, so that a new component leaves the proof of other cells valid. Every file by default.
+        level: how far the run went. A file of one level (`LEVEL = "train"`) counts only for runs that reach it, so that a
+            new level leaves the proof of shorter runs valid. Every file by default.
 
     """
-    folder = folder or data_dir("smoke_tests")
-    sha = hashlib.sha256()
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in folder.rglob("*")
-        if path.suffix in {".py", ".txt"} and path.is_file()
-    }
-    for name in sorted(files):
-        body = files[name].read_bytes()
-        of = _COMPONENT.search(body)
-        if axes is None or of is None or of[1].decode() in axes:
-            sha.update(name.encode() + b"\0" + hashlib.sha256(body).digest())
-    return "sha256:" + sha.hexdigest()
+    return _hash(_files(folder or data_dir("smoke_tests")), axes, level)
 
 
-def suite_of(axes: Collection[str]) -> str:
-    """Return the hash of this installation's suite for a cell with these axes."""
-    return suite_hash(axes=axes)
+def suite_of(axes: Collection[str], level: str) -> str:
+    """Return the hash of this installation's suite for a run to `level` of a cell with these axes."""
+    return _hash(_installed(), axes, level)
+
+
+def entry_of(level: str) -> str:
+    """Return the name of the suite's file that runs the tests to `level`."""
+    return "train.py" if level == Level.TRAIN else "run.py"
 
 
 def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:

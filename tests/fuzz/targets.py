@@ -6,6 +6,7 @@ An input is a line that says what it is (`json`, `pip.conf`, `Dockerfile`), a li
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -414,7 +415,11 @@ def _settings_seeds() -> list[Seed]:
 
 
 def _read_record(kind: str, body: bytes) -> None:
+    from envbuild.errors import DataError
+    from envbuild.evidence.baseline import check_baseline, hold
     from envbuild.evidence.claims import claim_of
+    from envbuild.evidence.curves import compare, curves_of
+    from envbuild.evidence.named import run_differences
     from envbuild.evidence.place import altered_of
     from envbuild.evidence.records import content_id, read_evidence
 
@@ -433,6 +438,15 @@ def _read_record(kind: str, body: bytes) -> None:
         cell: Any = SimpleNamespace(id=record.cell_id, versions=versions)
         json.dumps(claim_of(cell, (), [record], suite=record.suite).as_json(), allow_nan=False)
     _ = record.where, altered_of(record)
+    with contextlib.suppress(DataError):
+        for name, curve in curves_of(record, "A")[0].items():
+            found = compare(name, curve, curve)
+            assert found.verdict == "equal", found
+            json.dumps(found.as_json(), allow_nan=False)
+    with contextlib.suppress(DataError):
+        check_baseline(record, "A")
+        json.dumps([rate.as_json() for rate in hold(record, record, "A").rates], allow_nan=False)
+    assert run_differences(record, record) == ()
     json.dumps(record.model_dump(mode="json"), allow_nan=False)
 
 
@@ -440,7 +454,46 @@ def _record_seeds() -> list[Seed]:
     folders = ROOT / "matrices" / "evidence", ROOT / "docs" / "gpu" / "nodes", ROOT / "docs" / "gpu" / "faults"
     files = [path for folder in folders for path in sorted(folder.glob("*.json"))]
     small = sorted(files, key=lambda path: path.stat().st_size)
-    return [("record", "json", path.read_bytes()) for path in (*small[:4], small[len(small) // 2])]
+    return [
+        *(("record", "json", path.read_bytes()) for path in (*small[:4], small[len(small) // 2])),
+        ("record", "json", _trained(small[0])),
+    ]
+
+
+def _trained(path: Path) -> bytes:
+    """Return a record with a training curve, made of another one."""
+    record = json.loads(path.read_bytes())
+    seeds = [1, 2, 3, 4, 5]
+    figures: dict[str, Any] = {f"seed {seed}, losses": {"value": [5.5, 3.1 + seed / 100, 2.0]} for seed in seeds}
+    figures |= {
+        "seed 1, gradient norms": {"value": [1.0, 0.5, 0.25]},
+        "training": {"value": {"steps": 3, "seeds": seeds}},
+    }
+    test = {"id": "test_train.py::test_train_curve[float32]", "level": "train", "outcome": "passed", "seconds": 1.0}
+    return json.dumps({**record, "level": "train", "tests": [{**test, "figures": figures}]}).encode()
+
+
+def _read_catalogue(kind: str, body: bytes) -> None:
+    from envbuild.curate.page_published import read_published
+
+    for image in read_published(_write("catalogue/catalog.json", body)):
+        # goes into a command that people paste into a shell
+        if shlex.quote(image.reference) != image.reference or not image.reference.isprintable():
+            raise OddAnswerError(f"{kind}: {image.reference!r}")
+
+
+def _catalogue_seeds() -> list[Seed]:
+    entry = {
+        "id": "cu126-py312-torch2.8.0-te2.6.0-sm90-00112233",
+        "cell": {"cuda": "12.6", "torch": "2.8.0+cu126", "te": "2.6.0"},
+        "image": "sha256:" + "0a" * 32,
+        "platform": "linux/amd64",
+        "size": 5_000_000_000,
+        "stack": None,
+        "signers": ["team"],
+    }
+    answer = {"registry": "registry.example.org:5000/team/megatron", "entries": [entry]}
+    return [("catalogue", "json", json.dumps(answer).encode())]
 
 
 def _read_recipe(kind: str, body: bytes) -> None:
@@ -564,6 +617,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(name="settings", read=_read_settings, seeds=_settings_seeds, share=0.7),
         Target(name="record", read=_read_record, seeds=_record_seeds, share=1),
+        Target(name="catalogue", read=_read_catalogue, seeds=_catalogue_seeds, share=0.3),
         Target(
             name="binary",
             read=_read_binary,

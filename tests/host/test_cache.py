@@ -46,7 +46,9 @@ def cache(tmp_path):
     put(folder / "sandboxes" / KEY / ".singularity.d" / "labels.json")
     put(folder / "uv" / "wheels-v5" / "x.whl")
     put(folder / "wheels" / f"flash-attn-{KEY[:32]}" / "record.json")
-    for kind in ("built", "pulled", "records", "times", "trials"):
+    put(folder / "catalogs" / f"{KEY}.json")
+    put(folder / "catalog-locks" / KEY / "lock.json")
+    for kind in ("built", "pulled", "records", "taken", "times", "trials"):
         put(folder / kind / KEY)
     log = new_log(folder / "logs", "build", KEY[:8])
     log.close()
@@ -80,6 +82,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
         "proofs",
         "pulled",
         "sandboxes",
+        "taken",
         "wheels",
     }
     prune(cache, ["wheels"])

@@ -80,7 +80,7 @@ DRIVERS = {
 
 @pytest.mark.parametrize("answer", DRIVERS)
 def test_only_the_engines_own_builder_builds_into_its_store(tmp_path, monkeypatch, answer):
-    assert docker_that(tmp_path, monkeypatch, f"printf '{answer}\n'").builds_into_store() is DRIVERS[answer]
+    assert docker_that(tmp_path, monkeypatch, f"printf '{answer}\n'").builder().is_engines is DRIVERS[answer]
 
 
 ANSWERS = {

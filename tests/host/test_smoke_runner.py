@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import MagicMock, patch
@@ -22,6 +23,7 @@ from envbuild.cli.smoke import smoke as smoke_command
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.evidence import records as evidence
 from envbuild.evidence import redact
+from envbuild.evidence.recording import from_report
 from envbuild.evidence.report import Level, Outcome, SmokeReport
 from envbuild.verify import follow as following
 from envbuild.verify import smoke, target
@@ -31,7 +33,7 @@ from envbuild.verify.expectation import default_device, read_expected
 from envbuild.verify.follow import follow
 from envbuild.verify.junit import write_junit
 from envbuild.verify.start import Call, Started, on_host
-from envbuild.verify.suite import suite_hash
+from envbuild.verify.suite import entry_of, suite_hash, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 
 SUITE = Path(__file__).parents[2] / "smoke_tests"
@@ -247,6 +249,82 @@ def test_a_components_own_test_counts_where_the_cell_has_it(tmp_path: Path) -> N
     assert suite_hash(tmp_path, axes=("te",)) == before
     assert suite_hash(tmp_path, axes=("te", "new")) not in {before, suite_hash(tmp_path / "nowhere")}
     assert suite_hash(tmp_path) == suite_hash(tmp_path, axes=("new",))
+
+
+def test_a_file_of_one_level_counts_for_runs_that_reach_it(tmp_path: Path) -> None:
+    (tmp_path / "test_all.py").write_text("x = 1\n")
+    before = suite_hash(tmp_path, level="bench")
+    (tmp_path / "test_train.py").write_text('LEVEL = "train"\n')
+    assert {suite_hash(tmp_path, level=level) for level in ("import", "step", "bench")} == {before}
+    whole = suite_hash(tmp_path)
+    assert whole != before
+    assert suite_hash(tmp_path, level="train") == whole
+    assert suite_hash(tmp_path, level="unheard of") == whole
+
+
+def test_every_file_of_the_level_train_says_so() -> None:
+    """Otherwise it would make the records of shorter runs stale; and run.py must not know of that level."""
+    files = {path for path in SUITE.rglob("*.py") if "train" in path.name}
+    assert {path.relative_to(SUITE).as_posix() for path in files} == {"test_train.py", "train.py", "workers/train.py"}
+    for path in files:
+        assert re.search(r'^LEVEL = "train"$', path.read_text(), re.MULTILINE), path
+    assert suite_of((), "bench") != suite_of((), "train")
+
+
+def test_the_level_train_runs_by_its_own_file(tmp_path: Path) -> None:
+    command = [sys.executable, str(SUITE / entry_of("train")), "--help"]
+    assert "train" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert [entry_of(level.value) for level in Level] == [*["run.py"] * 5, "train.py"]
+    call = Call(
+        pytest=tmp_path, expectation=tmp_path / "e.json", arguments=["--help"], environment={}, entry=entry_of("train")
+    )
+    started = on_host(Path(sys.executable), call)
+    try:
+        assert "import,kernels,step,distributed,bench,train" in started.process.communicate(timeout=60)[0]
+    finally:
+        started.remove()
+
+
+def _bench(tokens: float, gpu: str = "NVIDIA H200") -> SmokeReport:
+    figures = {"TE BF16, tokens per second": {"value": tokens}}
+    test = Outcome(id="test_bench.py::x", level="bench", outcome="passed", seconds=1.0, figures=figures)
+    machine = {"gpus": [{"name": gpu, "sm": "90", "memory_gib": 139.8}], "driver": "580.1", "python": "3.12.3"}
+    return replace(_report("passed", (test,), reason=""), level="bench", device="cuda", machine=machine)
+
+
+def test_a_run_below_its_baseline_fails_and_names_what_changed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(redact, "_addresses", lambda _: set())
+    monkeypatch.setattr(target, "look", lambda *_: Seen(stated={"kind": "host"}, python=(3, 11)))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    before = evidence.record_evidence(from_report(_bench(100_000)), tmp_path / "before")
+    _shell_environment(tmp_path)
+    words = ["--host", "--python", sys.executable, "--expected", str(tmp_path / "envbuild" / "expected.json")]
+    words += ["--baseline", str(before), "--record", str(tmp_path / "kept")]
+
+    def ran(report: SmokeReport, *more: str):
+        monkeypatch.setattr(smoke, "run_smoke", lambda *_, **__: report)
+        return CliRunner().invoke(smoke_command, [*words, *more])
+
+    fine = ran(_bench(95_100), "--level", "bench", "--json")
+    assert fine.exit_code == 0, fine.output
+    assert json.loads(fine.stdout)["baseline"]["rates"] == [
+        {"name": "TE BF16", "baseline": 100_000.0, "now": 95_100.0, "part": 0.951}
+    ]
+    newer = _bench(94_000)
+    newer = replace(newer, machine={**newer.machine, "driver": "590.1"})
+    slow = ran(newer, "--level", "bench")
+    assert isinstance(slow.exception, SmokeError)
+    assert "TE BF16 has 94,000 tokens per second, 94.0% of the baseline's 100,000" in str(slow.exception)
+    assert "changed since: driver" in str(slow.exception)
+    assert "changed: driver: 580.1 -> 590.1" in slow.stdout
+    records = {record.verdict: record.reason for record in evidence.load_evidence(tmp_path / "kept")}
+    assert records["failed"].startswith("slow: TE BF16 has")  # what is slow is no proof that the cell works
+    other = ran(_bench(100_000, "NVIDIA H100"), "--level", "bench")
+    assert isinstance(other.exception, UsageError)
+    assert "verdict: passed" in other.stdout
+    assert len(evidence.load_evidence(tmp_path / "kept")) == 3
+    assert "the baseline is of NVIDIA H200, this run was on NVIDIA H100" in str(other.exception)
+    assert isinstance(ran(_bench(100_000), "--level", "step").exception, UsageError)
 
 
 def test_the_suite_hash_sees_every_change(tmp_path: Path) -> None:

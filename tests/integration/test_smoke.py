@@ -14,6 +14,8 @@ import pytest
 from root_support import debian_tar
 
 from envbuild.errors import EnvbuildError, SmokeError, UsageError
+from envbuild.evidence.curves import compare, curves_of
+from envbuild.evidence.recording import from_report
 from envbuild.evidence.records import load_evidence
 from envbuild.evidence.report import Level
 from envbuild.evidence.standing import evidence_for
@@ -21,7 +23,7 @@ from envbuild.paths import data_dir
 from envbuild.settings import load_settings
 from envbuild.verify.junit import write_junit
 from envbuild.verify.smoke import SmokeRequest, run_smoke
-from envbuild.verify.suite import pinned_pytest, suite_hash
+from envbuild.verify.suite import pinned_pytest, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget
 
 TORCH = "2.13.0"
@@ -93,11 +95,27 @@ def test_the_suite_passes_on_two_cpu_ranks(cpu_python: Path, tmp_path: Path) -> 
     assert {"env", "torchrun"} <= set(answer["launchers"])
     assert "<testsuite" in (tmp_path / "j.xml").read_text()
     records = load_evidence(tmp_path / "ev")
-    standing = evidence_for(records, cell_id="cpu-test", suite=suite_hash(axes=()), lock_digest="sha256:1")
+    standing = evidence_for(records, cell_id="cpu-test", suite=suite_of((), "distributed"), lock_digest="sha256:1")
     assert standing.status == "verified"
     assert standing.record is not None
     assert standing.record.where == "CPU"
     assert standing.record.architecture == platform.machine()
+
+
+def test_a_training_run_is_the_same_to_the_bit_and_other_data_leave_the_band(cpu_python: Path) -> None:
+    """The level train three times: two runs are equal; one that reads other data is named, with its step."""
+
+    def curve(**environment: str):
+        keyword = "test_train_curve and float32 and not ranks"
+        report = run(cpu_python, Level.TRAIN, keyword=keyword, environment=environment)
+        assert report.verdict == "passed", report.reason
+        return curves_of(from_report(report, keyword=keyword), "run")[0]["float32"]
+
+    first = curve()
+    assert compare("float32", first, curve()).verdict == "equal"
+    other = compare("float32", first, curve(SMOKE_FAULT="other-data:0"))
+    assert (other.verdict, other.parted.step) == ("outside-band", 0)
+    assert other.outside.difference > other.outside.band
 
 
 @pytest.mark.parametrize(

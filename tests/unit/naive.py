@@ -11,6 +11,7 @@ from envbuild.matrix.model import Release
 from envbuild.matrix.spec import matches, version_key
 
 LEVELS = {"here": 4, "gpu": 3, "cpu": 2, "built": 1}
+"""Within each, a run on a bare host is one rank below one of an image."""
 SOFTWARE = ["cuda", "torch", "te", "apex", "flash-attn", "flash-attn-hopper", "megatron", "deepspeed"]
 
 
@@ -202,8 +203,9 @@ class Naive:
             return (compat, out, age, others, *preference)
         settled = {pin.axis for pin in pins if pin.spec not in {"auto", "any"}}
         speak = (ref for ref in evidence if self.speaks_for(cell, ref, settled))
-        level = max((LEVELS["here" if self.is_here(cell, ref) else ref.level] for ref in speak), default=0)
-        return (compat, out, -level, pairs, spread, untagged, age, others, *preference)
+        ranks = (2 * LEVELS["here" if self.is_here(cell, ref) else ref.level] - (ref.image is None) for ref in speak)
+        rank = max(ranks, default=0)
+        return (compat, out, -rank, pairs, spread, untagged, age, others, *preference)
 
     def speaks_for(self, cell, ref, settled):
         software = [axis for axis in SOFTWARE if axis in self.matrix.axes]

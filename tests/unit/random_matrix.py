@@ -123,6 +123,7 @@ def random_evidence(random, matrix):
                 if name in matrix.axes and random.random() < 0.5
             },
             altered=frozenset(name for name in names if random.random() < 0.15),
+            image="sha256:" + "0" * 64 if random.random() < 0.4 else None,
         )
         for number in range(random.choice([0, 0, 1, 3]))
     )

@@ -21,7 +21,9 @@ from envbuild.evidence.records import Evidence
 from envbuild.evidence.report import SmokeReport
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.solver.proof import Proof
+from envbuild.solver.asked import read_request
+from envbuild.solver.explain import explain
+from envbuild.solver.proof import RANKS, Proof
 from envbuild.solver.solve import solve
 
 SOFT = {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0", "apex": "25.09.post20251222"}
@@ -258,6 +260,9 @@ def test_switches_belong_to_the_components_that_read_them() -> None:
 
 # --- the order, on the shipped matrix ---
 
+# the records of this file are of an image where they do not say otherwise
+HERE, ELSEWHERE = (RANKS.index(f"{word} (in an image)") for word in ("run on this GPU", "run elsewhere"))
+
 
 def refs_of(monkeypatch: pytest.MonkeyPatch, *records: Evidence):
     monkeypatch.setattr(refs, "committed_evidence", lambda: records)
@@ -280,16 +285,16 @@ def test_a_record_of_another_gpu_does_not_rank_as_run_on_this_one(monkeypatch: p
         gpu: solved(evidence, gpu=gpu, python="3.12", os="ubuntu24.04").score.evidence
         for gpu in ("h100", "h200", "b200", "a100")
     }
-    assert ranks == {"h100": -4, "h200": -4, "b200": -3, "a100": -3}
+    assert ranks == {"h100": -HERE, "h200": -HERE, "b200": -ELSEWHERE, "a100": -ELSEWHERE}
     for same in ({"arch": "x86_64"}, {}):
         pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04", **same}
-        assert solved(evidence, **pins).score.evidence == -4, same
+        assert solved(evidence, **pins).score.evidence == -HERE, same
     for other in ({"python": "3.11"}, {"os": "debian12"}, {"mpi": "auto"}, {"arch": "aarch64"}):
         pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04", **other}
-        assert solved(evidence, **pins).score.evidence == -3, other
+        assert solved(evidence, **pins).score.evidence == -ELSEWHERE, other
     for changes in ({"adopted": {"torch": "2.11.0"}}, {"built_with": {"NVTE_X": "1"}}):
         altered = refs_of(monkeypatch, record(**changes))
-        assert solved(altered, gpu="h200", python="3.12", os="ubuntu24.04").score.evidence == -3
+        assert solved(altered, gpu="h200", python="3.12", os="ubuntu24.04").score.evidence == -ELSEWHERE
 
 
 def test_what_ran_on_this_gpu_comes_before_what_ran_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +304,45 @@ def test_what_ran_on_this_gpu_comes_before_what_ran_elsewhere(monkeypatch: pytes
     pins = {"python": "3.12", "os": "ubuntu24.04"}
     for gpu, torch in [("h200", "2.11.0+cu130"), ("b200", "2.12.0+cu130")]:
         solution = solved(evidence, gpu=gpu, **pins)
-        assert (solution.cell.versions["torch"], solution.score.evidence) == (torch, -4)
+        assert (solution.cell.versions["torch"], solution.score.evidence) == (torch, -HERE)
+
+
+HOST = {"kind": "host", "os": "Ubuntu 24.04.3 LTS", "python": "3.12.3"}
+
+
+def test_an_image_that_ran_comes_before_an_environment_on_a_bare_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = {**VERSIONS, "torch": "2.10.0+cu130", "te": "2.11.0"}
+    software = {"python": "3.12.3", "torch": "2.10.0+cu130"}
+    image = record(cell=older, software=software, id="sha256:02")
+    pins = {"gpu": "h200", "python": "3.12", "os": "ubuntu24.04"}
+    evidence = refs_of(monkeypatch, record(target=HOST), image)
+    found = solved(evidence, **pins)
+    assert (found.cell.versions["torch"], found.cell.versions["te"]) == ("2.10.0+cu130", "2.11.0")
+    assert [ref.image for ref in found.evidence] == ["sha256:aa"]
+    assert RANKS[-found.score.evidence] == "run on this GPU (in an image)"
+    # the word comes first: on another GPU the image proves less than the environment on this one
+    elsewhere = image.model_copy(update={"gpus": (record().gpus[0].model_copy(update={"sm": "100"}),)})
+    found = solved(refs_of(monkeypatch, record(target=HOST), elsewhere), **pins)
+    assert found.cell.versions["torch"] == VERSIONS["torch"]
+    assert [ref.image for ref in found.evidence] == [None]
+
+
+def test_explain_names_an_image_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = record(cell={**VERSIONS, "te": "2.11.0"}, id="sha256:02")
+    evidence = refs_of(monkeypatch, record(target=HOST), image)
+    request = Request(
+        pins=tuple(
+            Pin(axis=axis, spec=spec, origin="-")
+            for axis, spec in {"cuda": "13.0", "gpu": "h200", "python": "3.12", "os": "ubuntu24.04"}.items()
+        )
+    )
+    solution = solve(load_matrix(), request, evidence)
+    te = next(
+        each for each in explain(solution, evidence, asked=read_request(load_matrix(), request)) if each.axis == "te"
+    )
+    assert (te.version, te.next_best.version) == ("2.11.0", VERSIONS["te"])
+    reason = "evidence: run on this GPU (on a bare host) instead of run on this GPU (in an image)"
+    assert reason in te.next_best.why
 
 
 # --- the commands and the page, on the shipped matrix and records ---

@@ -7,68 +7,28 @@ import re
 from datetime import UTC, datetime
 
 import pytest
+from small_page import few_releases, record, small_page
 
 from envbuild.curate.links import source_url
 from envbuild.curate.page import build_page
 from envbuild.curate.page_html import page_data, page_path, render_page, write_page
 from envbuild.errors import HostError
-from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import evidence_for, summary
 from envbuild.evidence.trials import Ledger, Trial
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.solve import solve
-from envbuild.stacks.load import load_stack
-
-KEPT = {
-    "cuda": {"12.6", "13.0", "cpu"},
-    "torch": {"2.8.0+cu126", "2.7.1+cu126", "2.11.0+cu130", "2.13.0+cpu", "2.7.0a0+7c8ec84dab"},
-    "te": {"1.9.0", "2.6.0", "2.12.0", "ngc"},
-    "python": {"3.9", "3.10", "3.11", "3.12"},
-    "gpu": {"sm_90", "sm_70"},
-}
-
-
-def record(**changes):
-    fields = {
-        "date": datetime(2026, 11, 17, 9, 0, tzinfo=UTC),
-        "cell_id": "cu130-py311-torch2.11.0-te2.12.0-x",
-        "cell": {"cuda": "13.0", "torch": "2.11.0+cu130", "te": "2.12.0", "gpu": "sm_90", "os": "debian12"},
-        "lock_digest": None,
-        "target": {"kind": "image", "digest": "sha256:aa"},
-        "suite": "sha256:22",
-        "level": "distributed",
-        "device": "cuda",
-        "nproc": 1,
-        "nodes": 1,
-        "gpus": ({"name": "NVIDIA H200", "sm": "90", "memory_gib": 139.8, "count": 1},),
-        "driver": "580.95.05",
-        "software": {"python": "3.11.2"},
-        "launchers": (),
-        "seed": 7,
-        "verdict": "passed",
-        "reason": "",
-        "seconds": 60.0,
-        "tests": (),
-        "id": "sha256:0123",
-    }
-    return Evidence.model_validate(fields | changes)
 
 
 @pytest.fixture(scope="module")
 def matrix():
-    real = load_matrix()
-    return dataclasses.replace(
-        real,
-        releases={a: tuple(r for r in rs if r.version in KEPT.get(a, {r.version})) for a, rs in real.releases.items()},
-    )
+    return few_releases()
 
 
 @pytest.fixture(scope="module")
 def page(matrix):
-    records = [record(), record(verdict="failed", reason="boom\nmore", date=datetime(2026, 11, 16, tzinfo=UTC))]
-    return build_page(matrix, stacks=[load_stack("megatron-gpt3")], records=records, suite="sha256:22")
+    return small_page(matrix)
 
 
 def test_a_combination_says_which_of_its_pairs_were_tried(matrix):
@@ -146,6 +106,7 @@ def test_evidence_is_next_to_what_it_proves(matrix, page):
             "cell": "cu130-py311-torch2.11.0-te2.12.0-x",
             "where": "H200, driver 580",
             "gpu": "sm_90",
+            "image": "sha256:aa",
             "date": "2026-11-17T09:00:00Z",
             "why": "",
             "record": "sha256:0123",
@@ -202,12 +163,14 @@ def test_the_file_stands_alone_and_is_the_same_every_time(page, tmp_path):
     outside.feed(text)
     assert outside.fetched == ["data:,"]
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest", text)
-    missing = {link for link in outside.links if link.startswith("#") and link[1:] not in outside.ids}
+    links = {link for link in outside.links if not link.startswith("#cell=")}  # those are the script's
+    missing = {link for link in links if link.startswith("#") and link[1:] not in outside.ids}
     assert not missing
     assert "evidence-sha256:0123" in outside.ids
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert len(data["cells"]) == len(page.cells)
-    assert data["rules"][data["cells"][0]["rules"][0]][0] in text
+    rules = data["shared"][data["cells"][0][data["fields"].index("rules")]]
+    assert data["rules"][rules[0]][0] in text
     path = page_path(tmp_path / "new" / "folder")
     write_page(text, path)
     assert path.read_text(encoding="utf-8") == text

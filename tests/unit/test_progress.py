@@ -332,3 +332,33 @@ def test_any_other_end_of_an_export_is_a_failure(how):
     assert not w.stored
     assert w.failed
     assert w.failure()[1]
+
+
+CACHE_LINES = {
+    "importing cache manifest from r:5000/c:x": (
+        "r:5000/c:x: denied",
+        "the build cache is not imported: r:5000/c:x: denied",
+    ),
+    "exporting cache to registry": (
+        "error writing layer blob: \x1b[2Jx",
+        "the build cache is not exported: error writing",
+    ),
+    "importing cache manifest from r:5000/c:y": ("failed to configure: r:5000/c:y: not found", None),
+}
+
+
+@pytest.mark.parametrize("name", CACHE_LINES)
+def test_a_build_does_not_fail_of_a_cache_in_a_registry(name):
+    error, why = CACHE_LINES[name]
+    w, seen = watch()
+    exported(w, name=name, error=error)
+    w.errors.clear()  # the line of buildx itself, which a build that ends well does not print
+    assert (w.failed, w.times(), seen) == (None, [], [])
+    (*found,) = w.take_cache_errors()
+    assert [text.startswith(why) for text in found] == ([True] if why else [])
+    assert not any("\x1b" in text for text in found)
+    assert w.take_cache_errors() == ()
+    # what fails next is what the failure is about
+    w.feed(vertex("b", "[env 1/1] RUN x", started="2026-01-01T00:00:00Z"))
+    w.feed(vertex("b", "[env 1/1] RUN x", started="2026-01-01T00:00:00Z", error="exit code: 1"))
+    assert w.failure()[0] == "env"

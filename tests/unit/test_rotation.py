@@ -65,7 +65,7 @@ def record(cell, *, verdict="passed", date=DAY, lock=None, device="cpu", **chang
 
 
 def verified(records, *, now=DAY, days=30, device=None):
-    return verified_by(records, since=now - dt.timedelta(days=days), suite=lambda _: SUITE, device=device)
+    return verified_by(records, since=now - dt.timedelta(days=days), suite=lambda *_: SUITE, device=device)
 
 
 def chosen(share, within=WITHIN, **more):

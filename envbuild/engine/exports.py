@@ -1,0 +1,106 @@
+"""What one run of the builder makes and where that goes: its bake file, the outputs, and the build cache in a registry."""
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envbuild.engine.builders import ASKED, asking
+from envbuild.plan.dockerfile import bake, dockerfile
+from envbuild.plan.plan import Plan
+from envbuild.settings import Settings
+from envbuild.util import quote
+
+# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
+# times newer than the lock's date are cut to it and the digest follows from the content alone.
+EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+# A builder that cannot write its cache has still built: `Watch.cache_errors` says why it could not.
+_CACHE = "mode=max,image-manifest=true,oci-mediatypes=true,compression=zstd,compression-level=1,ignore-error=true"
+
+CACHE_ONLY = "type=cacheonly"
+"""The output of a run that makes nothing but the build cache."""
+
+
+def write_context(plan: Plan, folder: Path) -> None:
+    """Write Dockerfile and bake file to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "Dockerfile").write_text(dockerfile(plan), encoding="utf-8")
+    (folder / "docker-bake.json").write_text(bake(plan), encoding="utf-8")
+
+
+def folder_output(folder: Path) -> str:
+    """Return the output that writes a target's files to a folder."""
+    return quote.csv_fields(type="local", dest=str(folder))
+
+
+def store_output(name: str) -> str:
+    """Return the output that puts the image where the engine keeps its images."""
+    return f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}"
+
+
+def archive_output(archive: Path, tag: str) -> str:
+    """Return the output that sends the image here, as an archive."""
+    return f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}"
+
+
+def registry_output(repository: str) -> str:
+    """Return the output that has the builder push the image to a repository, by its digest and under no tag."""
+    options = {"type": "image", "name": repository, "push": "true", "push-by-digest": "true", "store": "false"}
+    return f"{quote.csv_fields(**options)},{EXPORT}"
+
+
+def cache_of(settings: Settings, plan: Plan, target: str, *, taken: bool) -> dict[str, list[str]]:
+    """Return where a run takes steps of other builders from, and where it leaves its own, as a bake file states it.
+
+    The steps of an image lie under the image's own tag. Those of wheels lie under the key of the torch that they are
+    compiled against: a wheel itself is found by its key, and what is left to share is what it is compiled with.
+
+    Args:
+        settings: the repositories.
+        plan: what is built.
+        target: what this run makes.
+        taken: whether steps of other builders will do.
+
+    """
+    tag = plan.tag.partition(":")[2][:128] if target == "image" else f"builder-{plan.stage('torch').key[:32]}"
+    found = {}
+    if settings.cache_from and taken:
+        found["cache-from"] = [quote.csv_fields(type="registry", ref=f"{settings.cache_from}:{tag}")]
+    if settings.cache_to and target != ASKED:
+        found["cache-to"] = [f"{quote.csv_fields(type='registry', ref=f'{settings.cache_to}:{tag}')},{_CACHE}"]
+    return {name: [quote.bake(text) for text in texts] for name, texts in found.items()}
+
+
+def bake_file(
+    plan: Plan,
+    target: str,
+    output: str,
+    *,
+    contexts: Mapping[str, str],
+    secrets: Mapping[str, Path],
+    shared: Mapping[str, list[str]],
+) -> str:
+    """Return the bake file of one run.
+
+    Args:
+        plan: what is built.
+        target: what this run makes: the image, a wheel, or `ASKED`.
+        output: where it goes.
+        contexts: where each external input is, by the name of its context.
+        secrets: files that steps may read, by id.
+        shared: the cache in a registry, as `cache_of` returns it.
+
+    """
+    definition: dict[str, Any] = json.loads(bake(plan))
+    if target == ASKED:
+        text = quote.bake(asking(dockerfile(plan), uuid.uuid4().hex))
+        own = {"context": ".", "dockerfile-inline": text, "target": ASKED}
+        definition["target"][ASKED] = {**definition["target"]["image"], **own}
+        del definition["target"][ASKED]["dockerfile"]
+    for item in definition["target"].values():
+        item.pop("tags", None)  # the output names the image as it was asked for
+        item["contexts"] = {k: quote.bake(v) for k, v in contexts.items() if k != target}
+        item["secret"] = [quote.bake(quote.csv_fields(id=name, src=str(path))) for name, path in secrets.items()]
+    definition["target"][target] |= {"output": [quote.bake(output)], **shared}
+    return json.dumps(definition)

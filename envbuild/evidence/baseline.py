@@ -1,0 +1,112 @@
+"""A bench run against the record of an earlier one: a slow image is a finding, and what changed is named."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from envbuild.errors import DataError, UsageError
+from envbuild.evidence.named import gpu_of
+from envbuild.evidence.records import Evidence
+from envbuild.evidence.report import Level
+from envbuild.util.frozen import Frozen
+from envbuild.util.names import shown
+
+SLOWEST = 0.95
+"""Below this part of the baseline's tokens per second a run is slow.
+
+Of the committed runs of the default cell on H200, 16 on three days, none is below 0.9504 of another in any row
+(docs/results/train.md).
+"""
+_RATE = "tokens per second"
+_LOWEST, _HIGHEST = 1e-6, 1e15
+"""No rate is outside of these; what a record states may be."""
+
+
+class Rate(Frozen):
+    """One row of the bench in two runs, in tokens per second."""
+
+    name: str
+    before: float
+    now: float
+
+    @property
+    def part(self) -> float:
+        """The present rate as a part of the earlier one."""
+        return self.now / self.before
+
+    @property
+    def slow(self) -> bool:
+        """Whether that is too little."""
+        return self.part < SLOWEST
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"name": self.name, "baseline": self.before, "now": self.now, "part": round(self.part, 4)}
+
+
+class Held(Frozen):
+    """A run and its baseline, row by row."""
+
+    rates: tuple[Rate, ...]
+    absent: tuple[str, ...]
+    """Rows that only one of the two has: of other counts of ranks, or of a component that the other cell does not have."""
+
+    @property
+    def slow(self) -> tuple[Rate, ...]:
+        """The rows that are too slow, the slowest first."""
+        return tuple(sorted((rate for rate in self.rates if rate.slow), key=lambda rate: rate.part))
+
+
+def check_baseline(baseline: Evidence, where: str) -> None:
+    """Raise DataError where a record is no baseline: it did not pass, is of a part of the tests, or has no rate."""
+    problem = (
+        f"its run came to {baseline.verdict}"
+        if not baseline.passed
+        else f"it has no {_RATE}; its run went to the level {shown(baseline.level)} on {baseline.device}"
+        if not dict(_rates(baseline, where))
+        else ""
+    )
+    if problem:
+        raise DataError(
+            f"this record is no baseline: {problem}",
+            where=where,
+            hint=f"name the record of a `smoke --level {Level.BENCH.value}` that passed on a GPU",
+        )
+
+
+def hold(run: Evidence, baseline: Evidence, where: str) -> Held:
+    """Compare a run with its baseline.
+
+    Args:
+        run: the run.
+        baseline: an earlier one, which `check_baseline` has passed.
+        where: the baseline's file, for messages.
+
+    Raises:
+        UsageError: they are of other models of GPU.
+        DataError: they have no row in common.
+
+    """
+    if gpu_of(run) != gpu_of(baseline):
+        raise UsageError(
+            f"the baseline is of {shown(gpu_of(baseline))}, this run was on {shown(gpu_of(run))}",
+            where=where,
+            hint="name a record of the same model of GPU; rates of two models are no comparison",
+        )
+    before, now = dict(_rates(baseline, where)), dict(_rates(run, "this run"))
+    rates = tuple(Rate(name=name, before=before[name], now=now[name]) for name in before if name in now)
+    if not rates:
+        raise DataError(f"this run and the baseline have no row with {_RATE} in common", where=where)
+    return Held(rates=rates, absent=tuple(sorted(before.keys() ^ now.keys())))
+
+
+def _rates(record: Evidence, where: str) -> Iterator[tuple[str, float]]:
+    for test in record.tests:
+        if test.level != Level.BENCH or test.outcome != "passed":
+            continue
+        for name, figure in test.figures.items():
+            value = figure.get("value")
+            if not name.endswith(_RATE):
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool) or not _LOWEST <= value <= _HIGHEST:
+                raise DataError(f"{shown(name)} is no rate", where=where)
+            yield name.removesuffix(_RATE).rstrip(", "), float(value)

@@ -1,0 +1,80 @@
+"""The record that a user names, by a file or by its id; and what differs between two runs but for their results."""
+
+import re
+from pathlib import Path
+
+from envbuild.errors import UsageError
+from envbuild.evidence.place import place_of
+from envbuild.evidence.records import Evidence, read_evidence
+from envbuild.lock.compare import Difference, differences_of
+from envbuild.util.names import shown
+
+_ID = re.compile(r"(?:sha256:)?(?P<hex>[0-9a-f]{6,64})")
+
+
+def named_record(name: str, folder: Path) -> tuple[Evidence, Path]:
+    """Return a record and its file.
+
+    Args:
+        name: a file, or the id of a record in `folder` or its first digits, at least 6.
+        folder: where records are looked for by id.
+
+    Raises:
+        UsageError: there is none, or there are several.
+        DataError: it does not load or was edited.
+
+    """
+    path = Path(name)
+    if path.is_file():
+        return read_evidence(path), path
+    found = _ID.fullmatch(name)
+    if found is None:
+        raise UsageError(
+            f"{shown(name)} is no file and no id of a record",
+            hint=f"name a file, or the first digits of an id in {folder}",
+        )
+    # A file's name has 16 digits of the id; the rest is compared with the record itself.
+    paths = sorted(folder.glob(f"*-{found['hex'][:16]}*.json"))
+    records = [(read_evidence(each), each) for each in paths]
+    fitting = [each for each in records if each[0].id.startswith(f"sha256:{found['hex']}")]
+    if len(fitting) != 1:
+        few = ", ".join(each.name for _, each in fitting[:5])
+        raise UsageError(
+            f"{len(fitting)} records have an id that begins with {found['hex']}: {few}"
+            if fitting
+            else f"no record has an id that begins with {found['hex']}",
+            where=str(folder),
+            hint="give more digits of it" if fitting else "name its file, or its folder with --records",
+        )
+    return fitting[0]
+
+
+def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]:
+    """Return what differs between two runs: the machine, what it reported of its software, the cell, how it was compiled."""
+    return differences_of(_facts(first), _facts(second))
+
+
+def _facts(record: Evidence) -> dict[str, str]:
+    gpus = ", ".join(f"{gpu.count}x {gpu.name}" for gpu in record.gpus)
+    facts = {
+        "GPU": gpus if record.device == "cuda" else "none: a CPU",
+        "driver": record.driver or "",
+        "ranks": str(record.nproc),
+        "nodes": str(record.nodes),
+        "ran": f"image {record.image}" if record.image else "an environment on a bare host",
+        "runtime": str(record.target.get("runtime") or ""),
+        "architecture": record.architecture,
+        "OS": place_of(record)["os"],
+        "smoke suite": record.suite,
+        "lock": record.lock_digest or "",
+    }
+    facts |= {f"software: {name}": str(version) for name, version in record.software.items() if version is not None}
+    facts |= {f"cell: {axis}": str(version) for axis, version in record.cell.items() if version is not None}
+    facts |= {f"adopted: {name}": version for name, version in record.adopted.items()}
+    facts |= {f"compiled with: {name}": value for name, value in record.built_with.items()}
+    return facts
+
+
+def gpu_of(record: Evidence) -> str:
+    """Return the model of GPU that a run was on; several where there were several."""
+    return " and ".join(sorted({gpu.name for gpu in record.gpus})) if record.device == "cuda" else "CPU"

@@ -1,0 +1,97 @@
+"""The bake file of one run: its outputs, contexts and secrets, and the build cache in a registry."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cell_inputs import plan_for
+
+from envbuild.engine.builders import ASKED
+from envbuild.engine.exports import archive_output, bake_file, cache_of, registry_output, store_output
+from envbuild.settings import Settings
+
+CACHE = "registry.example.org/team/cache"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_for(cuda="13.0", te="2.12", torch="2.11.0", python="3.11", os="debian12", base="debian12-root")
+
+
+def fields(text):
+    (row,) = csv.reader([text])
+    return dict(part.split("=", 1) for part in row)
+
+
+@pytest.mark.parametrize(
+    "output", [store_output("a:b"), archive_output(Path("/x y,z/i.tar"), "a:b"), registry_output("h/p")]
+)
+def test_every_way_makes_the_same_layers(output):
+    found = fields(output)
+    assert {name: found[name] for name in ("compression", "force-compression", "rewrite-timestamp")} == {
+        "compression": "zstd",
+        "force-compression": "true",
+        "rewrite-timestamp": "true",
+    }
+
+
+def test_a_builder_pushes_by_digest_alone():
+    found = fields(registry_output("h/p"))
+    assert (found["type"], found["name"], found["push"], found["push-by-digest"]) == ("image", "h/p", "true", "true")
+    assert found["store"] == "false"  # nothing stays where the builder keeps images
+
+
+def test_without_settings_no_registry_is_asked(plan, tmp_path):
+    assert cache_of(Settings(cache_dir=tmp_path), plan, "image", taken=True) == {}
+
+
+def test_steps_of_a_cell_and_of_its_compilers_have_a_tag_each(plan, tmp_path):
+    settings = Settings(cache_dir=tmp_path, cache_from=CACHE, cache_to=f"{CACHE}-2")
+    tags = set()
+    for target in ("image", "wheel-te", "wheel-apex"):
+        found = cache_of(settings, plan, target, taken=True)
+        taken, left = fields(found["cache-from"][0]), fields(found["cache-to"][0])
+        assert (taken["type"], left["type"], left["mode"], left["ignore-error"]) == (
+            "registry",
+            "registry",
+            "max",
+            "true",
+        )
+        tag = taken["ref"].removeprefix(f"{CACHE}:")
+        assert left["ref"] == f"{CACHE}-2:{tag}"
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", tag)
+        tags.add(tag)
+    assert len(tags) == 2
+    assert plan.cell.id in " ".join(tags)
+
+
+def test_what_only_asks_leaves_nothing_and_no_cache_takes_nothing(plan, tmp_path):
+    settings = Settings(cache_dir=tmp_path, cache_from=CACHE, cache_to=CACHE)
+    assert set(cache_of(settings, plan, ASKED, taken=True)) == {"cache-from"}
+    assert set(cache_of(settings, plan, "image", taken=False)) == {"cache-to"}
+
+
+@pytest.mark.parametrize("target", ["image", "wheel-te", ASKED])
+def test_a_run_has_its_contexts_secrets_and_one_output(plan, target, tmp_path):
+    contexts = {"wheel-te": "/kept/${x}", "src-te": "/src"}
+    text = bake_file(
+        plan,
+        target,
+        "type=local,dest=/out,${HOME}",
+        contexts=contexts,
+        secrets={"jobs-te": tmp_path / "a,b"},
+        shared={"cache-from": ["type=registry,ref=x"]},
+    )
+    targets = json.loads(text)["target"]
+    mine = targets[target]
+    assert mine["output"] == ["type=local,dest=/out,$${HOME}"]
+    assert mine["cache-from"] == ["type=registry,ref=x"]
+    assert [name for name, each in targets.items() if "output" in each or "cache-from" in each] == [target]
+    assert mine["secret"] == [f'id=jobs-te,"src={tmp_path}/a,b"']
+    assert mine["contexts"] == {k: v.replace("${", "$${") for k, v in contexts.items() if k != target}
+    assert "tags" not in mine
+    assert ("dockerfile-inline" in mine) is (target == ASKED)
+    assert ("dockerfile" in mine) is (target != ASKED)
+    assert mine["target"] == target
