@@ -149,6 +149,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     not to be trusted; then nothing is published.
     """
     from envbuild.cli.published import keys_of
+    from envbuild.engine.built import Built
     from envbuild.engine.client import engine_client
     from envbuild.matrix.load import load_matrix
     from envbuild.pipeline.cataloged import publish_image, require_publishable
@@ -160,10 +161,11 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     keys = keys_of(settings)
     client = engine_client(settings)
     doing("reading the image's lock")
-    found = client.image(image).id  # from here on this image, whatever the tag names meanwhile
+    held = client.image(image)
+    found = held.id  # from here on this image, whatever the tag names meanwhile
     locked, verified = require_publishable(client, load_matrix(), found, named, stack_file)
     doing("pushing the image")
-    reference = push_image(client, locked.lock, found)
+    reference = push_image(client, locked.lock, Built(tag=image, digest=found, size=held.size))
     doing("signing the catalogue")
     read = publish_image(settings, locked, found, keys, built=verified.by == "build")
     answer = {

@@ -12,7 +12,7 @@ from envbuild.cli.cell_options import ResolvedRequest, asked_from, cell_options,
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from envbuild.engine.client import EngineClient
     from envbuild.errors import EnvbuildError
@@ -108,7 +108,6 @@ def image(
     does not answer.
     """
     from envbuild.cli.image_report import for_people
-    from envbuild.cli.published import published_or_none
     from envbuild.errors import UsageError
     from envbuild.pipeline.output import check_output
 
@@ -124,6 +123,7 @@ def image(
         push=do_push,
         substitutes=substitutes,
         digest=parse_digest(digest),
+        from_catalog=not (no_pull or no_cache or substitutes or patterns),
         output=output,
         record=record,
         changed={k: v for k, v in (("builder", builder), ("jobs", jobs)) if v is not None},
@@ -150,12 +150,7 @@ def image(
         return
     if skip or dry_run:
         raise UsageError("there are no cells to choose from", where="--skip or --dry-run", hint="add --matrix PATTERN")
-    published = None
-    if lock_file is None and not (no_pull or no_cache or substitutes):
-        published = published_or_none(flags, sources)
-    if published is not None:
-        given = replace(given, lock_file=published.folder)
-    report, failure = make_one(asked, given, catalog=published.catalog if published else None)
+    report, failure = make_one(asked, given)
     emit(report, as_json=as_json, human=lambda: for_people(report))
     if failure is not None:
         raise failure
@@ -173,21 +168,20 @@ class Asked:
     push: bool
     substitutes: dict[str, str]
     digest: str | None
+    from_catalog: bool
+    """Whether the best published image for the flags will do, instead of the cell that `resolve` chooses."""
     output: Path | None
     record: Path | None
     changed: dict[str, Any]
     """Settings that options replace."""
 
 
-def make_one(
-    options: Asked, given: "Given", *, catalog: "Mapping[str, str] | None" = None, notices: bool = True
-) -> tuple[dict[str, Any], "EnvbuildError | None"]:
+def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[dict[str, Any], "EnvbuildError | None"]:
     """Make and prove the image of a cell; return its report, and what is wrong with the image.
 
     Args:
         options: what is asked besides the cell.
         given: the flags that name the cell.
-        catalog: the digest that the signed catalogue names for the lock -> who signed.
         notices: whether what the user should know of the settings is printed.
 
     Raises:
@@ -196,6 +190,7 @@ def make_one(
     """
     from envbuild.cli.building import TestCount
     from envbuild.cli.image_report import report_on
+    from envbuild.cli.published import published_to_take
     from envbuild.engine.client import engine_client
     from envbuild.engine.leftovers import clear
     from envbuild.pipeline.image import ImageRequest
@@ -207,6 +202,11 @@ def make_one(
 
     started = time.monotonic()
     substitutes, output = options.substitutes, options.output
+    published = None
+    if options.from_catalog and given.lock_file is None:
+        published = published_to_take(given.flags, given.sources)
+    if published is not None:
+        given = replace(given, lock_file=published.folder)
     doing("choosing versions")
     asked = given.asked()
     settings = use_cache(asked.settings.model_copy(update=options.changed))
@@ -233,7 +233,7 @@ def make_one(
         cache=options.cache,
         substitutes=substitutes,
         digest=options.digest,
-        catalog=catalog or {},
+        catalog=published.catalog if published is not None else {},
     )
     doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)
@@ -269,9 +269,7 @@ def make_one(
     if pushing:
         note("pushing the image")
     report["wheels_pushed"] = push_wheels(settings, made.plan, keys, note=note) if pushing else []
-    report["pushed"] = (
-        push_image(client, made.locked.lock, made.built.digest, pushed_to=made.built.pushed) if pushing else None
-    )
+    report["pushed"] = push_image(client, made.locked.lock, made.built) if pushing else None
     if output is not None and proof.failure is None:
         note(f"writing {output}")
         write_image(client, made.built.digest, output)

@@ -62,6 +62,33 @@ def published_for(
     return find_published(settings, matrix, wanted_of(flags, sources, matrix, here=True), note=note)
 
 
+def published_to_take(flags: Mapping[str, Any], sources: tuple[str, ...]) -> "Published | None":
+    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits.
+
+    Raises:
+        as `find_published`; the hint then names the way without the registry.
+
+    """
+    from envbuild.errors import HostError, LockError
+    from envbuild.pipeline.cataloged import describe_nearest
+    from envbuild.settings import load_settings
+
+    settings = load_settings()
+    if not uses_catalog(settings):
+        return None
+    try:
+        found = published_for(flags, sources, use_cache(settings))
+    except (HostError, LockError) as error:
+        way = "--no-pull builds the image without the registry"
+        hint = f"{error.hint}; {way}" if error.hint else way
+        raise type(error)(error.what, where=error.where, hint=hint) from None
+    if isinstance(found, tuple):
+        near = describe_nearest(found)
+        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
+        return None
+    return found
+
+
 def build_command(flags: Mapping[str, Any], sources: Sequence[str]) -> str:
     """Return the command that builds what the flags ask for."""
     words = ["envbuild", "image", "--no-pull"]
@@ -99,30 +126,3 @@ def keys_of(settings: "Settings") -> "tuple[PrivateKey, ...]":
     from envbuild.pipeline.cataloged import signing_keys
 
     return signing_keys(settings, key_password)
-
-
-def published_or_none(flags: Mapping[str, Any], sources: tuple[str, ...]) -> "Published | None":
-    """Return the best published image for the flags; None without a catalogue, or where nothing in it fits.
-
-    Raises:
-        as `find_published`.
-
-    """
-    from envbuild.errors import HostError, LockError
-    from envbuild.pipeline.cataloged import describe_nearest
-    from envbuild.settings import load_settings
-
-    settings = load_settings()
-    if not uses_catalog(settings):
-        return None
-    try:
-        found = published_for(flags, sources, use_cache(settings))
-    except (HostError, LockError) as error:
-        way = "--no-pull builds the image without the registry"
-        hint = f"{error.hint}; {way}" if error.hint else way
-        raise type(error)(error.what, where=error.where, hint=hint) from None
-    if isinstance(found, tuple):
-        near = describe_nearest(found)
-        note("no published image fits the flags" + (f"; the nearest are{near}" if near else ""))
-        return None
-    return found

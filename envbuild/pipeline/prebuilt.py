@@ -128,16 +128,10 @@ def require_registry(settings: Settings) -> None:
         )
 
 
-def push_image(client: EngineClient, lock: Lock, digest: str, *, pushed_to: str | None = None) -> str:
+def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
     """Push an image to the registry of the settings under its lock's name; return `reference@digest`.
 
     An image that its builder has pushed already gets its name there, and no byte of it goes through the engine.
-
-    Args:
-        client: the engine that has the image, or had it built.
-        lock: the image's.
-        digest: the image's.
-        pushed_to: the repository that the builder has pushed it to.
 
     Raises:
         DataError: the settings name no registry.
@@ -145,11 +139,11 @@ def push_image(client: EngineClient, lock: Lock, digest: str, *, pushed_to: str 
         LockError: the registry holds something else.
 
     """
-    settings = client.settings
+    settings, digest = client.settings, built.digest
     require_registry(settings)
     reference = str(registry_reference(settings, lock))
-    if pushed_to is not None:
-        with Repository(pushed_to, settings) as repository:
+    if built.pushed is not None:
+        with Repository(built.pushed, settings) as repository:
             found = repository.manifest(digest)
             if found is None:
                 raise LockError(
