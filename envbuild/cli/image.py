@@ -253,9 +253,9 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     if options.record is not None:
         report["evidence"] = str(proof.evidence) if proof.evidence else None
     report["replaced"] = substitutes
-    if settings.cache_from and made.built.stages:
+    if made.verified.by == "steps":
         report["not_proven"].append(
-            f"that the builder ran every step itself: finished ones may come from {settings.cache_from}, and nobody signs them"
+            f"that the builder ran every step itself: finished ones may come from {made.verified.record}, and nobody signs them"
         )
     report["not_proven"] += [
         f"the image of this lock: {stage} was replaced by {source}" for stage, source in substitutes.items()

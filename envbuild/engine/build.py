@@ -133,7 +133,8 @@ class Builder:
                     self._have_wheel(component.axis)
                 built = self._make_image(tag)
             if not self.substitutes:
-                remember_built(self.settings, self.plan, built.digest)
+                steps_from = self.settings.cache_from if self.cache else None
+                remember_built(self.settings, self.plan, built.digest, steps_from=steps_from)
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return replace(
             built,

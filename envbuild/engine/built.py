@@ -10,7 +10,8 @@ from envbuild.engine.shared_wheels import Taken
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# The digest comes last, so that half a note is none.
+_NOTE = re.compile(r"(steps from (?P<steps_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +49,44 @@ def _note_of_build(settings: Settings, plan: Plan) -> Path:
     return settings.cache_dir / "built" / plan.key
 
 
-def remember_built(settings: Settings, plan: Plan, digest: str) -> None:
-    """Note that this machine built the image `digest` from exactly this plan. Only a build may say so.
+@dataclass(frozen=True, kw_only=True)
+class OwnBuild:
+    """A note of this machine on an image that it built.
+
+    Attributes:
+        digest: `sha256:…` of the image.
+        steps_from: the repository that finished steps of the build may have come from, which nobody signs; None when
+            this machine's builder ran every step.
+
+    """
+
+    digest: str
+    steps_from: str | None = None
+
+
+def remember_built(settings: Settings, plan: Plan, digest: str, *, steps_from: str | None = None) -> None:
+    """Note that this machine built the image `digest` from exactly this plan. Only a build may call it.
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(digest, encoding="utf-8")
+    place.write_text(f"steps from {steps_from}\n{digest}" if steps_from else digest, encoding="utf-8")
+
+
+def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
+    """Return the note of the image that this machine built from exactly this plan, or None."""
+    try:
+        note = _NOTE.fullmatch(_note_of_build(settings, plan).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return OwnBuild(digest=note["digest"], steps_from=note["steps_from"]) if note else None
 
 
 def built_digest(settings: Settings, plan: Plan) -> str | None:
     """Return the digest (`sha256:…`) of the image that this machine built from exactly this plan, or None."""
-    try:
-        digest = _note_of_build(settings, plan).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    return digest if _DIGEST.fullmatch(digest) else None
+    note = own_build(settings, plan)
+    return note.digest if note else None
 
 
 def find_built(client: EngineClient, plan: Plan, tag: str) -> Built | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from envbuild.engine.built import built_digest
+from envbuild.engine.built import own_build
 from envbuild.errors import LockError
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
@@ -20,12 +20,13 @@ from envbuild.settings import Settings
 if TYPE_CHECKING:
     from envbuild.evidence.records import Evidence
 
-By = Literal["flag", "build", "catalog", "evidence", "nobody"]
+By = Literal["flag", "build", "steps", "catalog", "evidence", "nobody"]
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _WORDS: dict[By, str] = {
     "flag": "verified: it has the digest that --digest named",
     "build": "verified: this machine built an image of this digest from the lock",
+    "steps": "not verified: this machine built it, but finished steps may have come from {record}, and nobody signs those",
     "catalog": "verified: it has the digest in the catalogue that {record} signed",
     "evidence": "verified: it has the digest in the evidence record {record}",
     "nobody": "not verified: no source but the registry names its digest; the lock in it is the requested one",
@@ -37,10 +38,11 @@ class Verified:
     """What is known of an image's digest.
 
     Attributes:
-        by: who named the digest: a person (`flag`), this machine's own build (`build`), the signed catalogue (`catalog`),
-            an evidence record (`evidence`), or `nobody` but the registry.
+        by: who named the digest: a person (`flag`), this machine's own build (`build`), a build here that may have taken
+            finished steps of others (`steps`), the signed catalogue (`catalog`), an evidence record (`evidence`), or
+            `nobody` but the registry.
         digest: the image's digest.
-        record: id of the evidence record, or who signed the catalogue.
+        record: id of the evidence record, who signed the catalogue, or where the steps came from.
 
     """
 
@@ -84,6 +86,7 @@ class Expected:
         named = {
             "flag": "--digest names",
             "build": "this machine built from the same lock",
+            "steps": "this machine built from the same lock",
             "catalog": "the signed catalogue names",
             "evidence": "the evidence records of this lock name",
         }[self.by]
@@ -111,8 +114,9 @@ def expected_digests(
     """
     if flag is not None:
         return Expected(by="flag", records={flag: None})
-    if (own := built_digest(settings, plan)) is not None:
-        return Expected(by="build", records={own: None})
+    own = own_build(settings, plan)
+    if own is not None and own.steps_from is None:
+        return Expected(by="build", records={own.digest: None})
     if catalog:
         return Expected(by="catalog", records=dict(catalog))
     lock = plan.lock.digest
@@ -122,6 +126,11 @@ def expected_digests(
         if record.passed and record.lock_digest == lock and _is_digest(record.target.get("digest"))
     }
     return Expected(by="evidence", records=dict(found)) if found else None
+
+
+def verified_build(digest: str, steps_from: str | None) -> Verified:
+    """Return what is known of an image that this machine built, with finished steps from a repository or without."""
+    return Verified(by="steps" if steps_from else "build", digest=digest, record=steps_from)
 
 
 def _is_digest(value: object) -> bool:

@@ -167,7 +167,7 @@ def require_publishable(
         raise LockError(
             "nobody confirms that this image follows from its lock",
             where=digest,
-            hint="build it here (envbuild image --no-pull), or name the digest that you trust: --digest",
+            hint="build it here (envbuild image --no-pull --no-cache, without the setting cache_from), or name the digest that you trust: --digest",
         )
     return locked, expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
 

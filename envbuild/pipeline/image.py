@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.engine.build import Builder, Change
-from envbuild.engine.built import Built, find_built, find_image
+from envbuild.engine.built import Built, find_built, find_image, own_build
 from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
-from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled
+from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled, verified_build
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
@@ -106,22 +106,23 @@ def find_present(
     settings = client.settings
     built = find_built(client, plan, tag)
     if built is not None:
-        own = Verified(by="build", digest=built.digest)
+        note = own_build(settings, plan)
+        own = verified_build(built.digest, note.steps_from if note else None)
         if expected is not None and expected.by == "flag":
             own = expected.verify(built.digest, where=tag, what="the image that this machine built", hint=_OTHER_BUILD)
         return built, own, None
-    note = pulled_for(settings, plan) if pull else None
-    image = find_image(client, tag, note.verified.digest) if note else None
-    if note is None or image is None or (expected is not None and image.digest not in expected.records):
+    pulled = pulled_for(settings, plan) if pull else None
+    image = find_image(client, tag, pulled.verified.digest) if pulled else None
+    if pulled is None or image is None or (expected is not None and image.digest not in expected.records):
         return None
     if expected is not None:
         verified = expected.verify(image.digest, where=tag, what="the image")
-        remember_pulled(settings, plan, Pulled(verified=verified, reference=note.reference))
-    elif note.verified.by == "flag":
-        verified = note.verified
+        remember_pulled(settings, plan, Pulled(verified=verified, reference=pulled.reference))
+    elif pulled.verified.by == "flag":
+        verified = pulled.verified
     else:  # whoever confirmed it then does so no more
         verified = Verified(by="nobody", digest=image.digest)
-    return image, verified, note.reference
+    return image, verified, pulled.reference
 
 
 def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked, Path], display: Display) -> Made:
@@ -168,16 +169,16 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         push_to=client.settings.registry if request.push else None,
     )
     built = builder.build(request.tag or plan.tag)
-    verified = _verified(client, built, request.digest)
+    verified = _verified(client, built, request)
     return Made(built=built, plan=plan, locked=locked, lock_folder=folder, origin="built", verified=verified)
 
 
-def _verified(client: EngineClient, built: Built, digest: str | None) -> Verified:
+def _verified(client: EngineClient, built: Built, request: ImageRequest) -> Verified:
     """Return who confirms an image that was just built; one with another digest than a person expected loses its name."""
-    if digest is None:
-        return Verified(by="build", digest=built.digest)
+    if request.digest is None:
+        return verified_build(built.digest, client.settings.cache_from if request.cache else None)
     try:
-        return Expected(by="flag", records={digest: None}).verify(
+        return Expected(by="flag", records={request.digest: None}).verify(
             built.digest, where=built.tag, what="the image that was built", hint=_OTHER_BUILD
         )
     except LockError:

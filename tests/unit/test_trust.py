@@ -12,10 +12,17 @@ from cell_inputs import complete, inputs_for
 from envbuild.cli import main
 from envbuild.cli.cell_options import parse_digest
 from envbuild.cli.image_report import for_people
-from envbuild.engine.built import built_digest, remember_built
+from envbuild.engine.built import built_digest, own_build, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure
-from envbuild.engine.trust import Pulled, Verified, expected_digests, pulled_for, remember_pulled
+from envbuild.engine.trust import (
+    Pulled,
+    Verified,
+    expected_digests,
+    pulled_for,
+    remember_pulled,
+    verified_build,
+)
 from envbuild.errors import HostError, LockError
 from envbuild.evidence.refs import committed_evidence
 from envbuild.matrix.load import load_matrix
@@ -89,6 +96,27 @@ def test_every_image_of_the_lock_in_the_evidence_will_do_and_another_is_refused(
     }
     with pytest.raises(LockError, match=f"it has {THREE}, the evidence records of this lock name {ONE} or {TWO}"):
         expected.verify(THREE, where="here", what="the registry's image")
+
+
+def test_a_build_that_may_have_taken_steps_of_others_confirms_nothing(settings, plan):
+    """Nobody signs a build cache, so the image is this machine's and still not known to follow from its lock."""
+    records = [record(plan, ONE)]
+    remember_built(settings, plan, TWO, steps_from="r.example/cache")
+    note = own_build(settings, plan)
+    assert (note.digest, note.steps_from) == (TWO, "r.example/cache")
+    assert expected_digests(settings, plan, ()) is None
+    assert expected_digests(settings, plan, records).by == "evidence"
+    known = verified_build(note.digest, note.steps_from)
+    assert known.by == "steps"
+    assert known.text.startswith("not verified: ")
+    assert "r.example/cache" in known.text
+    place = settings.cache_dir / "built" / plan.key
+    whole = place.read_text()
+    for half in range(len(whole)):
+        place.write_text(whole[:half])
+        assert own_build(settings, plan) is None, half
+    remember_built(settings, plan, TWO)
+    assert expected_digests(settings, plan, records).by == "build"
 
 
 def test_a_pulled_image_is_noted_as_pulled_and_not_as_built(settings, plan):
