@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from envbuild.engine import build
+from envbuild.engine import exports as exports_module
 from envbuild.engine.build import Builder
 from envbuild.engine.own_tags import EXPORTED
 from envbuild.engine.progress import Watch
@@ -38,7 +38,7 @@ class Exports:
             "target": "image",
             "attest": ["type=provenance,disabled=true"],
         }
-        monkeypatch.setattr(build, "bake", lambda _: json.dumps({"target": {"image": target}}))
+        monkeypatch.setattr(exports_module, "bake", lambda _: json.dumps({"target": {"image": target}}))
         monkeypatch.setattr(Builder, "_keep_times", lambda *_: None)  # the plan has no parts
         load = client.load
         monkeypatch.setattr(
@@ -47,7 +47,7 @@ class Exports:
 
     def builder(self, small: str) -> Builder:
         (self.folder / "small").write_text(small)
-        plan = SimpleNamespace(platform=None)
+        plan = SimpleNamespace(platform=None, tag="envbuild-test-export:plan")
         made = Builder(client=self.client, plan=plan, on_change=lambda *_: None, note=lambda _: None)
         made.folder = made._private = self.folder
         self.log = io.StringIO()
