@@ -209,9 +209,9 @@ def _read(path: Path, *, named: Path) -> Evidence:
         raise DataError(f"this evidence record does not load: {shown(first)}", where=str(path)) from None
     if raw.get("id") != found or not named.stem.endswith("-" + found.removeprefix("sha256:")[:16]):
         raise DataError(
-            "this evidence record was edited after it was written",
+            "this evidence record was edited or renamed after it was written: its name ends with the hash of its content",
             where=str(path),
-            hint="restore it from version control; a new run makes a new record",
+            hint="restore it, and its name, from version control; a new run makes a new record",
         )
     return evidence
 
