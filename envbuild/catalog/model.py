@@ -108,6 +108,8 @@ def read_body(body: bytes) -> Catalog:
         if moment.tzinfo is None:
             raise ValueError("a time in it has no zone")
     for entry in found.entries:
+        if not {"cuda", "python"} <= entry.cell.keys():
+            raise ValueError(f"the entry {entry.id} names no CUDA or no Python")
         if entry.as_cell.id != entry.id:
             raise ValueError(f"the entry {entry.id} is of another cell: {entry.as_cell.id}")
     if len({entry.key for entry in found.entries}) != len(found.entries):

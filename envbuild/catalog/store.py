@@ -1,7 +1,7 @@
 """Reading a registry's catalogue, and publishing in it."""
 
-import contextlib
 import datetime as dt
+import fcntl
 import hashlib
 import json
 import os
@@ -62,17 +62,26 @@ def policy_of(settings: Settings, own: Sequence[PrivateKey] = ()) -> Policy:
 
     """
     keys = [read_public_key(path) for path in settings.trusted_keys]
-    names = [key.name for key in keys]
-    keys += [key.public for key in own if key.name not in names]
+    if len({key.name for key in keys}) != len(keys):
+        raise DataError("two trusted keys have one name", where="trusted_keys", hint="rename one of the files")
+    if len({key.body for key in keys}) != len(keys):
+        raise DataError("one key is trusted under two names", where="trusted_keys", hint="name it once")
+    for key in own:  # by the key itself: one that counted under two names would sign for two
+        if key.public.body in {known.body for known in keys}:
+            continue
+        if key.name in {known.name for known in keys}:
+            raise DataError(
+                f"the key that signs as {key.name} is not the trusted key of that name",
+                where="signing_keys",
+                hint="rename one of the files, or sign with the trusted key",
+            )
+        keys.append(key.public)
     if not keys:
         raise DataError(
             "no key is trusted to sign the catalogue",
             where="trusted_keys",
             hint='name the publisher\'s public key in the settings: trusted_keys = ["release.pub"]',
         )
-    if len(set(names)) != len(names):
-        raise DataError("two trusted keys have one name", where="trusted_keys", hint="rename one of the files")
-    _once_each(settings)
     if settings.trusted_signatures > len(keys):
         raise DataError(
             f"{settings.trusted_signatures} signatures are needed, and {len(keys)} keys are trusted",
@@ -80,16 +89,6 @@ def policy_of(settings: Settings, own: Sequence[PrivateKey] = ()) -> Policy:
             hint="name more keys in trusted_keys",
         )
     return Policy(verifiers=[KeyVerifier(key=key) for key in keys], needed=settings.trusted_signatures)
-
-
-def _once_each(settings: Settings) -> None:
-    """Raise DataError where one key lies in two files: it would count twice."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    pem = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    bodies = [read_public_key(path).key.public_bytes(*pem) for path in settings.trusted_keys]
-    if len(set(bodies)) != len(bodies):
-        raise DataError("one key is trusted under two names", where="trusted_keys", hint="name it once")
 
 
 def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
@@ -126,13 +125,19 @@ def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
     return found
 
 
+def claims_of(repository: Repository) -> dict[str, str]:
+    """Return what a signature of the catalogue states: that this is the one of this repository, and of no other."""
+    return {"io.envbuild.catalog": repository.name}
+
+
 def _read(repository: Repository, policy: Policy) -> Read | None:
     """Return the catalogue that the tag names, once it is signed; its age and version are not looked at."""
     found = repository.artifact(TAG, ARTIFACT_TYPE)
     if found is None:
         return None
     descriptor, artifact = found
-    signers = require_signed(repository, descriptor.digest, policy, what="the catalogue")
+    claims = claims_of(repository)
+    signers = require_signed(repository, descriptor.digest, policy, what="the catalogue", claims=claims)
     where = f"{repository.name}@{descriptor.digest}"
     if len(artifact.blobs) != 1 or artifact.blobs[0].mediaType != BLOB_TYPE:
         raise LockError("the catalogue's manifest has another content", where=where, hint=_NOT_USED)
@@ -171,21 +176,43 @@ class _Seen:
 
     @property
     def version(self) -> int:
-        """The version; 0 where none was seen."""
+        """The version; 0 where none was seen.
+
+        Raises:
+            DataError: the note cannot be read. Without it, an old catalogue could pass.
+
+        """
         note: Any = None
-        with contextlib.suppress(OSError, ValueError):
+        try:
             note = json.loads(self.place.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, RecursionError):
+            pass
         version = note.get("version") if isinstance(note, dict) else None
-        return version if isinstance(version, int) and not isinstance(version, bool) and version > 0 else 0
+        if isinstance(version, int) and not isinstance(version, bool) and version > 0:
+            return version
+        raise DataError(
+            "the note of the catalogue's version that this machine has seen cannot be read",
+            where=str(self.place),
+            hint="remove the file, if you trust what the registry shows now",
+        )
 
     def remember(self, version: int) -> None:
-        """Note a version, unless a higher one was noted meanwhile."""
-        if version <= self.version:
-            return
+        """Note a version, unless a higher one was noted meanwhile.
+
+        Raises:
+            DataError: as `version`.
+
+        """
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        part = self.place.with_name(f"{self.place.name}.{os.getpid()}.part")
-        part.write_text(json.dumps({"version": version}), encoding="utf-8")
-        part.replace(self.place)
+        with self.place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process must not put a lower one over a higher one
+            if version <= self.version:
+                return
+            part = self.place.with_name(f"{self.place.name}.{os.getpid()}.part")
+            part.write_text(json.dumps({"version": version}), encoding="utf-8")
+            part.replace(self.place)
 
 
 def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[PrivateKey], *, now: Now = now_utc) -> Read:
@@ -202,7 +229,8 @@ def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[Private
 
     """
     policy = policy_of(settings, keys)
-    signing = {key.name for key in keys}
+    named = {key.body: key.name for key in map(read_public_key, settings.trusted_keys)}
+    signing = {named.get(key.public.body, key.name) for key in keys}
     if len(signing) < policy.needed:
         raise UsageError(
             f"{policy.needed} signatures are needed, and {len(signing)} keys are there to sign",
@@ -215,26 +243,48 @@ def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[Private
     with Repository(repository_name(settings), settings) as repository:
 
         def next_version() -> bytes | None:
-            held = _read(repository, policy)
-            seen = _Seen(settings).version
-            current = held.catalog if held else Catalog(version=max(seen, 0) + 1, created=now(), entries=())
-            if held and current.version < seen:
+            held, seen = _read(repository, policy), _Seen(settings)
+            current = held.catalog if held else Catalog(version=1, created=now(), entries=())
+            where = f"{repository.name}:{TAG}"
+            if held is None and seen.version:
                 raise LockError(
-                    f"the catalogue was rolled back: it is version {current.version}, and this machine has seen {seen}",
-                    where=f"{repository.name}:{TAG}",
+                    f"the registry has no catalogue any more, and this machine has seen its version {seen.version}",
+                    where=where,
+                    hint=f"nothing was published; if the registry was emptied on purpose, remove {seen.place}",
+                )
+            if held and current.version < seen.version:
+                raise LockError(
+                    f"the catalogue was rolled back: it is version {current.version}, and this machine has seen "
+                    f"{seen.version}",
+                    where=where,
                     hint="find out who changed it; nothing was published",
                 )
+            if held and (own or not seen.version):  # who has seen it may renew the date of an old one, and nobody else
+                _check_age(current, settings, now())
+            elif held:
+                _check_age(current, settings, min(now(), current.created + _AHEAD))
+            if held:
+                seen.remember(current.version)
             if held and _holds(current, own, started):
                 return None
-            coming = current.with_entries(own, now=max(now(), current.created))
-            blob = repository.push_blob(coming.body(), BLOB_TYPE)
+            try:
+                coming = current.with_entries(own, now=now())
+                body = coming.body()
+                read_body(body)
+            except ValueError as error:
+                raise DataError(
+                    f"the next version of the catalogue would be none: {str(error).splitlines()[0]}",
+                    where=where,
+                    hint="nothing was published; a new catalogue in another repository has room",
+                ) from None
+            blob = repository.push_blob(body, BLOB_TYPE)
             artifact = artifact_of(
                 ARTIFACT_TYPE, [blob], annotations={"org.opencontainers.image.title": "catalog.json"}
             )
             pushed = repository.push_artifact(artifact)
             for key in keys:
                 # before the tag names it, so that no client sees it without; and nobody else signs it meanwhile
-                sign(repository, pushed.digest, key, alone=True)
+                sign(repository, pushed.digest, key, alone=True, claims=claims_of(repository))
             return artifact.body()
 
         repository.change_tag(TAG, next_version, MANIFEST)

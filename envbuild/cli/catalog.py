@@ -163,11 +163,11 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     doing("reading the image's lock")
     held = client.image(image)
     found = held.id  # from here on this image, whatever the tag names meanwhile
-    locked, verified = require_publishable(client, load_matrix(), found, named, stack_file)
+    locked, built = require_publishable(client, load_matrix(), found, named, stack_file)
     doing("pushing the image")
     reference = push_image(client, locked.lock, Built(tag=image, digest=found, size=held.size))
     doing("signing the catalogue")
-    read = publish_image(settings, locked, found, keys, built=verified.by == "build")
+    read = publish_image(settings, locked, found, keys, built=built)
     answer = {
         "reference": reference,
         "digest": found,

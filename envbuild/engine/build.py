@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
-from envbuild.engine.built import Built, find_built, remember_built
+from envbuild.engine.built import Built, OwnBuild, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
@@ -35,6 +35,7 @@ from envbuild.engine.kept import (
     remember_compiled,
     root_state,
     wheel_fault,
+    wheels_from,
 )
 from envbuild.engine.leftovers import clear
 from envbuild.engine.machine import Machine
@@ -119,10 +120,11 @@ class Builder:
         started = time.monotonic()
         folder = self._cache("builds") / self.plan.key[:16]
         with self._alone(folder):
-            if self.cache and not self.substitutes:
-                found = find_built(self.client, self.plan, tag)
-                if found is not None:  # another run made it while this one waited
-                    return found
+            reuse = self.cache and not self.substitutes
+            if (
+                reuse and (found := find_built(self.client, self.plan, tag)) is not None
+            ):  # another run made it meanwhile
+                return found
             write_context(self.plan, folder)
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)
@@ -133,8 +135,10 @@ class Builder:
                     self._have_wheel(component.axis)
                 built = self._make_image(tag)
             if not self.substitutes:
-                steps_from = self.settings.cache_from if self.cache else None
-                remember_built(self.settings, self.plan, built.digest, steps_from=steps_from)
+                steps, wheels = self.settings.cache_from if self.cache else None, wheels_from(self.settings, self.plan)
+                remember_built(
+                    self.settings, self.plan, OwnBuild(digest=built.digest, steps_from=steps, wheels_from=wheels)
+                )
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return replace(
             built,
@@ -297,8 +301,8 @@ class Builder:
                 if self.substitutes:
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
+                remember_compiled(self.settings, made)
                 keep_wheel(made, kept, replace=not self.cache)
-                remember_compiled(self.settings, kept)
         else:
             self._watch.stages.setdefault(name, StageTime(name=name)).cached += 1
             self.on_change(name, "kept")

@@ -11,7 +11,9 @@ from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
 # The digest comes last, so that half a note is none.
-_NOTE = re.compile(r"(steps from (?P<steps_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})")
+_NOTE = re.compile(
+    r"(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +59,30 @@ class OwnBuild:
         digest: `sha256:…` of the image.
         steps_from: the repository that finished steps of the build may have come from, which nobody signs; None when
             this machine's builder ran every step.
+        wheels_from: where a compiled wheel of it came from, signed by a trusted key; None when all were compiled here.
 
     """
 
     digest: str
     steps_from: str | None = None
+    wheels_from: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this machine ran every step and compiled every wheel: what it may sign as built here."""
+        return self.steps_from is None and self.wheels_from is None
 
 
-def remember_built(settings: Settings, plan: Plan, digest: str, *, steps_from: str | None = None) -> None:
-    """Note that this machine built the image `digest` from exactly this plan. Only a build may call it.
+def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
+    """Note an image that this machine built from exactly this plan. Only a build may call it.
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(f"steps from {steps_from}\n{digest}" if steps_from else digest, encoding="utf-8")
+    parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
+    lines = [f"{what} from {origin}\n" for what, origin in parts if origin]
+    place.write_text("".join(lines) + build.digest, encoding="utf-8")
 
 
 def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
@@ -80,7 +91,7 @@ def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
         note = _NOTE.fullmatch(_note_of_build(settings, plan).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return OwnBuild(digest=note["digest"], steps_from=note["steps_from"]) if note else None
+    return OwnBuild(**note.groupdict()) if note else None
 
 
 def built_digest(settings: Settings, plan: Plan) -> str | None:

@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import json
+import re
 from pathlib import Path
 
 from envbuild.engine.bootstrap import checksum_of
+from envbuild.errors import LockError
 from envbuild.plan.plan import Plan
 from envbuild.plan.stages import Stage
 from envbuild.settings import Settings
@@ -33,7 +35,7 @@ def wheel_fault(folder: Path) -> str | None:
     try:
         with record.open("rb") as file:
             stated = json.loads(file.read(_RECORD_BYTES))
-        name, digest = checked(FileName, stated["wheel"]), stated["sha256"]
+        name, digest = checked(FileName, stated["wheel"]), checked(Sha256, stated["sha256"])
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -107,15 +109,23 @@ def remember_taken(settings: Settings, sha256: str, origin: str) -> None:
 
 
 def remember_compiled(settings: Settings, folder: Path) -> None:
-    """Note that the wheel in a folder of the store was compiled here, whether or not it came from elsewhere before.
+    """Note that the wheel in a folder was compiled here, whether or not an equal one came from elsewhere before.
 
     A build that takes finished steps from a registry cannot know that: nobody signs those.
 
+    Args:
+        settings: where the note is kept, and where steps may come from.
+        folder: what this run has made, before it is moved to a place where another run's may be.
+
     Raises:
+        LockError: it has no record of a wheel.
         OSError: the note cannot be written.
 
     """
-    sha256 = json.loads((folder / "record.json").read_text(encoding="utf-8"))["sha256"]
+    fault = wheel_fault(folder)
+    if fault is not None:
+        raise LockError(f"the compiled wheel is not to be kept: {fault}", where=str(folder), hint="build it again")
+    sha256 = json.loads((folder / "record.json").read_bytes())["sha256"]
     if settings.cache_from:
         remember_taken(settings, sha256, settings.cache_from)
     else:
@@ -129,6 +139,17 @@ def taken_from(settings: Settings, sha256: str) -> str | None:
             return file.read(_RECORD_BYTES)
     except FileNotFoundError:
         return None
+
+
+def wheels_from(settings: Settings, plan: Plan) -> str | None:
+    """Return where the first kept wheel of a plan came from that was not compiled here; None where all were."""
+    for component in plan.components:
+        folder = place_of_wheel(settings, plan, component.axis)
+        if wheel_fault(folder) is None:
+            origin = taken_from(settings, json.loads((folder / "record.json").read_bytes())["sha256"])
+            if origin is not None:
+                return re.sub(r"[^!-~]", "", origin)[:500] or "elsewhere"
+    return None
 
 
 def sha256_of(file: Path) -> str | None:

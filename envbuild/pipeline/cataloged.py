@@ -1,8 +1,10 @@
 """The registry's catalogue at work: the best published image for a request, and an image's entry."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envbuild import __version__
 from envbuild.catalog.builders import require_builders, sign_built
@@ -11,9 +13,9 @@ from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
 from envbuild.catalog.model import Entry
 from envbuild.catalog.store import Read, now_utc, publish, read_catalog, repository_name
 from envbuild.doctor.reach import gpu_release
+from envbuild.engine.built import own_build
 from envbuild.engine.client import EngineClient
 from envbuild.engine.reproduce import carried_lock
-from envbuild.engine.trust import Verified
 from envbuild.errors import LockError, UsageError
 from envbuild.evidence.refs import committed_evidence, evidence_refs
 from envbuild.host.hardware import driver_version, gpus_of
@@ -30,6 +32,9 @@ from envbuild.registry.repository import Repository
 from envbuild.settings import Settings
 from envbuild.stacks.load import stack_of_lock
 from envbuild.util.foreign_json import parse_json
+
+_LARGEST_IMAGE = 1 << 40
+"""Bytes that an image may state to have, compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +147,10 @@ def signing_keys(settings: Settings, password: Callable[[], str | None]) -> tupl
 
 def require_publishable(
     client: EngineClient, matrix: Matrix, digest: str, named: str | None, stack_file: str | None
-) -> tuple[Locked, Verified]:
-    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does, and who that is.
+) -> tuple[Locked, bool]:
+    """Return the lock that makes the engine's image `digest`, once somebody confirms that it does, and whether we built it.
+
+    Whether we did is what the keys sign as a second statement: that this machine ran every step from the lock.
 
     Args:
         client: the engine.
@@ -169,7 +176,9 @@ def require_publishable(
             where=digest,
             hint="build it here (envbuild image --no-pull --no-cache, without the setting cache_from), or name the digest that you trust: --digest",
         )
-    return locked, expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
+    verified = expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
+    own = own_build(client.settings, plan)
+    return locked, verified.by == "build" and own is not None and own.alone
 
 
 def publish_image(
@@ -216,10 +225,12 @@ def publish_image(
 
 def _size_of(body: bytes, where: str) -> int:
     """Return the bytes of the layers and the configuration that a manifest of an image names."""
-    try:
+    sizes: list[Any] = [None]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         value = parse_json(body, limit=len(body))
-        return int(value["config"]["size"]) + sum(int(layer["size"]) for layer in value["layers"])
-    except (ValueError, KeyError, TypeError):
+        sizes = [value["config"]["size"], *(layer["size"] for layer in value["layers"])]
+    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > _LARGEST_IMAGE:
         raise LockError(
             "the image's manifest cannot be read: it is no image for one platform", where=where, hint="push it again"
-        ) from None
+        )
+    return sum(sizes)

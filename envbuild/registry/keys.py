@@ -33,6 +33,13 @@ class PublicKey:
     name: str
     key: "EllipticCurvePublicKey | Ed25519PublicKey"
 
+    @property
+    def body(self) -> bytes:
+        """The key without its name, DER: two with one body are one key."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        return self.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
     def verifies(self, signature: bytes, content: bytes) -> bool:
         """Return whether this key's private half signed `content`."""
         from cryptography.exceptions import InvalidSignature

@@ -37,6 +37,7 @@ _CHUNK = 1 << 18
 _PAGES = 20
 _ATTEMPTS = 8
 _SETTLE_S = 1.5
+_LONGEST_S = 30.0
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 # A registry that is asked for one type alone answers 404 for a manifest of another.
 _ACCEPT = (
@@ -339,7 +340,7 @@ class Repository:
             if body is None:
                 return
             self._put(tag, body, media_type)
-            time.sleep(max(_SETTLE_S, 4 * (time.monotonic() - started)))
+            time.sleep(min(_LONGEST_S, max(_SETTLE_S, 4 * (time.monotonic() - started))))
         if change() is None:
             return
         raise LockError(
@@ -361,7 +362,7 @@ def _reference(text: str) -> str:
 
 
 def _bounds(size: int) -> Bounds:
-    return replace(SMALL, size=size, stall_s=60.0, total_s=_BLOB_S)
+    return replace(SMALL, size=size) if size <= SMALL.size else replace(SMALL, size=size, stall_s=60.0, total_s=_BLOB_S)
 
 
 def _chunks_of(body: bytes) -> Callable[[], Iterator[bytes]]:

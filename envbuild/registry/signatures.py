@@ -16,11 +16,12 @@ for an identity can judge them with sigstore's library; this release has none.
 import base64
 import binascii
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from envbuild.errors import LockError
+from envbuild.errors import HostError, LockError
 from envbuild.registry.keys import PrivateKey, PublicKey
 from envbuild.registry.manifests import MANIFEST, Artifact, Descriptor
 from envbuild.registry.repository import Repository
@@ -34,6 +35,7 @@ _SIGSTORE = "dev.sigstore.cosign/"
 _KIND = "cosign container image signature"
 _LARGEST_PAYLOAD = 64 << 10
 _MOST_SIGNATURES = 50
+_SIGNATURES_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +217,14 @@ def signers(
 
     """
     found: set[str] = set()
+    started = time.monotonic()
     for blob in _held(repository, digest):
+        if time.monotonic() - started > _SIGNATURES_S:
+            raise HostError(
+                f"the registry takes over {_SIGNATURES_S:.0f} s to serve the signatures of {digest}",
+                where=f"{repository.name}:{signature_tag(digest)}",
+                hint="try again, or ask who runs the registry",
+            )
         signature = _read(repository, blob)
         if signature is None:
             continue
@@ -254,15 +263,24 @@ def _read(repository: Repository, blob: Descriptor) -> Signature | None:
     )
 
 
-def require_signed(repository: Repository, digest: str, policy: Policy, *, what: str) -> tuple[str, ...]:
+def require_signed(
+    repository: Repository, digest: str, policy: Policy, *, what: str, claims: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """Return who signed the manifest `digest`, by the policy.
+
+    Args:
+        repository: where the manifest is.
+        digest: of the manifest.
+        policy: who may sign, and how many must.
+        what: of the error: what the manifest is.
+        claims: what a signature must state to count; by default any counts.
 
     Raises:
         LockError: it is not signed, or not by enough of those who may.
         HostError: the registry cannot be reached or refuses.
 
     """
-    found = signers(repository, digest, policy.verifiers)
+    found = signers(repository, digest, policy.verifiers, claims=claims)
     if len(found) >= policy.needed:
         return found
     trusted = ", ".join(each.name for each in policy.verifiers)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import datetime as dt
+import json
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from cell_inputs import complete, inputs_for
 
 from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, TAG, Catalog, Entry
-from envbuild.catalog.store import publish, read_catalog
+from envbuild.catalog.store import claims_of, publish, read_catalog
 from envbuild.errors import DataError, EnvbuildError, LockError, UsageError
 from envbuild.lock.files import read_lock
 from envbuild.registry.keys import PrivateKey, make_key_pair, read_private_key
-from envbuild.registry.manifests import MANIFEST, artifact_of
+from envbuild.registry.manifests import MANIFEST, Descriptor, artifact_of, read_artifact
 from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import sign, signature_tag
 from envbuild.settings import Settings, load_settings
@@ -82,7 +83,7 @@ class Site:
             artifact = artifact_of(changed.get("artifact_type", ARTIFACT_TYPE), [blob] * changed.get("times", 1))
             digest = repo.push_artifact(artifact, tag=TAG).digest
             if key:
-                sign(repo, digest, key, alone=True)
+                sign(repo, digest, key, alone=True, claims=claims_of(repo))
             return digest
 
     def refused(self, words: str, **values) -> None:
@@ -262,7 +263,7 @@ def test_two_of_three_must_sign(site):
     one = site.publish(CPU)
     site.refused("is signed by release, and 2 signatures are needed", **both)
     with site.repository() as repo:
-        sign(repo, one.digest, second)
+        sign(repo, one.digest, second, claims=claims_of(repo))
     assert site.read(**both).signers == ("release", "second")
     done = publish(site.settings(**both), [GPU], [site.key, second], now=lambda: NOW)
     assert done.signers == ("release", "second")
@@ -274,6 +275,101 @@ def test_one_key_under_two_names_counts_once(site):
         site.read(ENVBUILD_TRUSTED_KEYS=f"{site.folder}/release.pub {site.folder}/again.pub")
     with pytest.raises(DataError, match="2 signatures are needed, and 1 keys are trusted"):
         site.read(ENVBUILD_TRUSTED_SIGNATURES="2")
+
+
+def test_one_key_under_two_names_signs_once(site):
+    """The publisher's private key is in a file of another name than its public key's."""
+    bob = other_key(site.folder, "bob")
+    keys = f"{site.folder}/release.pub {site.folder}/keys/bob.pub"
+    both = {"ENVBUILD_TRUSTED_KEYS": keys, "ENVBUILD_TRUSTED_SIGNATURES": "2"}
+    renamed = [PrivateKey(name=f"{key.name}-sign", key=key.key) for key in (site.key, bob)]
+    done = publish(site.settings(**both), [CPU], renamed, now=lambda: NOW)
+    assert done.signers == ("release", "bob")
+    # One key alone signs a next version: nobody adds to it, and nobody signs it.
+    forged = site.put(done.catalog.with_entries((GPU,), now=NOW).body(), site.key)
+    with pytest.raises(LockError, match="is signed by release, and 2 signatures are needed"):
+        publish(site.settings(**both), [OLD], renamed, now=lambda: NOW)
+    with site.repository() as repo:
+        assert repo.manifest(TAG).descriptor.digest == forged
+    with pytest.raises(UsageError, match="2 signatures are needed, and 1 keys"):
+        publish(site.settings(**both), [OLD], [site.key, renamed[0]], now=lambda: NOW)
+
+
+def test_a_key_that_signs_under_a_trusted_name_is_the_trusted_one(site):
+    with pytest.raises(DataError, match="is not the trusted key of that name"):
+        publish(site.settings(), [CPU], [other_key(site.folder, "release")], now=lambda: NOW)
+
+
+def test_a_catalogue_of_another_registry_is_refused(site):
+    """Every client of both trusts the same key; one registry's catalogue must not pass for the other's."""
+    done = site.publish(CPU)
+    moved = Settings.model_validate(site.settings().model_dump() | {"registry": site.registry + "-prod"})
+    with site.repository() as staging, Repository(moved.registry, moved) as prod:
+        for name in (done.digest, signature_tag(done.digest)):
+            found = staging.manifest(name)
+            for blob in read_artifact(found.body).blobs:
+                prod.push_blob(staging.read_blob(blob, limit=1 << 20), blob.mediaType)
+            config = json.loads(found.body)["config"]
+            described = Descriptor.model_validate(config)
+            prod.push_blob(staging.read_blob(described, limit=1 << 20), described.mediaType)
+            prod.push_manifest(found.body, MANIFEST, tag=TAG if name == done.digest else name)
+    with pytest.raises(LockError, match="is signed by none of the trusted keys"):
+        read_catalog(moved, now=lambda: NOW)
+
+
+def test_nobody_renews_an_old_catalogue_that_they_never_saw(site):
+    site.publish(CPU)
+    shutil.rmtree(site.folder / "cache" / "catalogs")
+    for entries in ((GPU,), ()):
+        with pytest.raises(LockError, match="is stale"):
+            site.publish(*entries, now=NOW + dt.timedelta(days=400))
+
+
+def test_nobody_adds_to_an_old_catalogue(site):
+    site.publish(CPU)
+    with pytest.raises(LockError, match="is stale"):
+        site.publish(GPU, now=NOW + dt.timedelta(days=400))
+    site.publish(now=NOW + dt.timedelta(days=400))  # whoever has seen it may renew its date
+
+
+def test_nobody_publishes_after_a_catalogue_of_tomorrow(site):
+    site.put(Catalog(version=3, created=NOW + dt.timedelta(days=3000), entries=()).body(), site.key)
+    for entries in ((GPU,), ()):
+        with pytest.raises(LockError, match="still to come"):
+            site.publish(*entries)
+
+
+def test_nobody_starts_anew_where_a_catalogue_was(site, tmp_path_factory):
+    site.publish(CPU)
+    path = site.registry.partition("/")[2]
+    tags = f"registry*/data/docker/registry/v2/repositories/{path}/_manifests/tags/{TAG}"
+    shutil.rmtree(next(tmp_path_factory.getbasetemp().glob(tags)))
+    with pytest.raises(LockError, match="has no catalogue any more"):
+        site.publish(GPU)
+
+
+def test_the_last_version_ends_with_a_message(site):
+    site.put(Catalog(version=1 << 53, created=NOW, entries=()).body(), site.key)
+    with pytest.raises(DataError, match="the next version of the catalogue would be none"):
+        site.publish(GPU)
+
+
+def test_a_note_that_cannot_be_read_does_not_let_an_old_catalogue_pass(site):
+    first = site.publish(CPU)
+    site.publish(GPU)
+    with site.repository() as repo:
+        repo.push_manifest(repo.manifest(first.digest).body, MANIFEST, tag=TAG)
+    (note,) = (site.folder / "cache" / "catalogs").glob("*.json")
+    note.write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        site.read()
+
+
+def test_an_entry_without_cuda_or_python_is_refused(site):
+    body = json.loads(Catalog(version=1, created=NOW, entries=(CPU,)).body())
+    del body["entries"][0]["cell"]["python"]
+    site.put(json.dumps(body).encode(), site.key)
+    site.refused("the catalogue cannot be read")
 
 
 # ---- locks

@@ -17,7 +17,7 @@ from published import Published, member, publish
 from envbuild.catalog.builders import sign_built
 from envbuild.catalog.locks import push_lock
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, TAG, Catalog
-from envbuild.catalog.store import now_utc, read_catalog
+from envbuild.catalog.store import claims_of, now_utc, read_catalog
 from envbuild.catalog.store import publish as publish_entries
 from envbuild.errors import LockError
 from envbuild.lock.files import Locked
@@ -111,7 +111,7 @@ class Site:
             blob = repo.push_blob(catalog.body(), BLOB_TYPE)
             pushed = repo.push_artifact(artifact_of(ARTIFACT_TYPE, [blob]), tag=TAG)
             if key:
-                sign(repo, pushed.digest, key, alone=True)
+                sign(repo, pushed.digest, key, alone=True, claims=claims_of(repo))
 
     def catalog(self) -> Catalog:
         return read_catalog(self.settings()).catalog

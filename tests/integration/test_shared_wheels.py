@@ -14,7 +14,7 @@ from envbuild.cli import main
 from envbuild.components.base import Wheel
 from envbuild.engine import shared_wheels
 from envbuild.engine.build import Builder
-from envbuild.engine.kept import kept_wheel, remember_compiled
+from envbuild.engine.kept import kept_wheel, remember_compiled, taken_from, wheels_from
 from envbuild.engine.shared_wheels import (
     ARTIFACT_TYPE,
     INPUTS_TYPE,
@@ -133,6 +133,52 @@ def test_the_record_of_this_machine_names_its_own_wheel(repo, made, policy):
     taken = take_wheel(made, repo, plan(), APEX, policy)
     assert taken.signers == ()
     assert only(made).record == wheel.record
+
+
+def test_another_record_of_this_machines_wheel_must_be_signed(repo, made, policy, empty):
+    """What it states goes into images, and this machine would sign it as its own later."""
+    wheel = only(made)
+    contents = parts(wheel.path, extensions=["forged"])
+    blobs = [repo.push_blob(content, media_type) for media_type, content in contents.items()]
+    repo.push_artifact(artifact_of(ARTIFACT_TYPE, blobs), tag=tag_of("apex", STAGE.key))
+    wheel.path.unlink()
+    with pytest.raises(LockError, match="is not signed"):
+        take_wheel(made, repo, plan(), APEX, policy)
+    assert take_wheel(made, repo, plan(), APEX, Policy(verifiers=())) is None  # it is compiled again
+
+
+def test_what_another_run_took_meanwhile_keeps_its_note(registry, keys, made, tmp_path):
+    """A run that compiled the wheel, too, does not make the other's wheel its own."""
+    name = f"{registry}/{secrets.token_hex(4)}"
+    with Repository(f"{name}/wheels") as repository:
+        push_wheel(repository, only(made), keys[:1])
+    elsewhere = site(registry, tmp_path, registry=name)
+    assert builder(elsewhere, [])._take_wheels()
+    there = only(elsewhere)
+    compiled = store(
+        tmp_path / "compiled", STAGE, write_wheel(tmp_path / "two", members={"apex_C.so": b"compiled here"})
+    )
+    remember_compiled(elsewhere, compiled)
+    assert taken_from(elsewhere, there.record.sha256) is not None
+
+
+def test_an_image_with_a_wheel_of_a_registry_is_not_signed_as_built_here_alone(registry, keys, made, tmp_path):
+    name = f"{registry}/{secrets.token_hex(4)}"
+    with Repository(f"{name}/wheels") as repository:
+        push_wheel(repository, only(made), keys[:1])
+    elsewhere = site(registry, tmp_path, registry=name)
+    of = SimpleNamespace(stage=plan().stage, components=(APEX,))
+    assert wheels_from(elsewhere, of) is None  # nothing is kept yet
+    (taken,) = builder(elsewhere, [])._take_wheels()
+    assert wheels_from(elsewhere, of) == taken.reference
+    assert wheels_from(made, of) is None
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b'{"sha256": 5}', b'{"wheel": "a.whl", "sha256": null}'])
+def test_a_compiled_wheel_without_a_record_is_not_kept(empty, tmp_path, record):
+    (tmp_path / "record.json").write_bytes(record)
+    with pytest.raises(LockError, match="is not to be kept"):
+        remember_compiled(empty, tmp_path)
 
 
 def test_a_key_holds_one_wheel(repo, keys, made, empty, tmp_path):

@@ -5,6 +5,8 @@ import json
 import re
 import struct
 import tarfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cell_inputs import complete, inputs_for
@@ -12,10 +14,11 @@ from cell_inputs import complete, inputs_for
 from envbuild.cli import main
 from envbuild.cli.cell_options import parse_digest
 from envbuild.cli.image_report import for_people
-from envbuild.engine.built import built_digest, own_build, remember_built
+from envbuild.engine.built import OwnBuild, built_digest, own_build, remember_built
 from envbuild.engine.image_files import NotRegularError, regular_files
 from envbuild.engine.registry import _engine_failure
 from envbuild.engine.trust import (
+    Expected,
     Pulled,
     Verified,
     expected_digests,
@@ -27,6 +30,7 @@ from envbuild.errors import HostError, LockError
 from envbuild.evidence.refs import committed_evidence
 from envbuild.matrix.load import load_matrix
 from envbuild.net.registry import parse_reference
+from envbuild.pipeline import image as pipeline
 from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
 
@@ -72,14 +76,14 @@ def test_the_signed_catalogue_comes_after_this_machine_and_before_the_evidence(s
         found.verify(ONE, where="here", what="the image")
     assert expected_digests(settings, plan, records, catalog={}).by == "evidence"
     assert expected_digests(settings, plan, records, catalog=signed, flag=THREE).by == "flag"
-    remember_built(settings, plan, THREE)
+    remember_built(settings, plan, OwnBuild(digest=THREE))
     assert expected_digests(settings, plan, records, catalog=signed).by == "build"
 
 
 def test_a_person_comes_before_this_machine_and_this_machine_before_the_evidence(settings, plan):
     records = [record(plan, ONE)]
     assert expected_digests(settings, plan, records).by == "evidence"
-    remember_built(settings, plan, TWO)
+    remember_built(settings, plan, OwnBuild(digest=TWO))
     assert expected_digests(settings, plan, records).by == "build"
     assert expected_digests(settings, plan, records, flag=THREE).by == "flag"
 
@@ -101,9 +105,10 @@ def test_every_image_of_the_lock_in_the_evidence_will_do_and_another_is_refused(
 def test_a_build_that_may_have_taken_steps_of_others_confirms_nothing(settings, plan):
     """Nobody signs a build cache, so the image is this machine's and still not known to follow from its lock."""
     records = [record(plan, ONE)]
-    remember_built(settings, plan, TWO, steps_from="r.example/cache")
+    remember_built(settings, plan, OwnBuild(digest=TWO, steps_from="r.example/cache", wheels_from="r.example/wheels"))
     note = own_build(settings, plan)
-    assert (note.digest, note.steps_from) == (TWO, "r.example/cache")
+    assert (note.digest, note.steps_from, note.wheels_from) == (TWO, "r.example/cache", "r.example/wheels")
+    assert not note.alone
     assert expected_digests(settings, plan, ()) is None
     assert expected_digests(settings, plan, records).by == "evidence"
     known = verified_build(note.digest, note.steps_from)
@@ -115,8 +120,11 @@ def test_a_build_that_may_have_taken_steps_of_others_confirms_nothing(settings, 
     for half in range(len(whole)):
         place.write_text(whole[:half])
         assert own_build(settings, plan) is None, half
-    remember_built(settings, plan, TWO)
+    remember_built(settings, plan, OwnBuild(digest=TWO, wheels_from="r.example/wheels"))  # a trusted key signed those
     assert expected_digests(settings, plan, records).by == "build"
+    assert not own_build(settings, plan).alone
+    remember_built(settings, plan, OwnBuild(digest=TWO))
+    assert own_build(settings, plan).alone
 
 
 def test_a_pulled_image_is_noted_as_pulled_and_not_as_built(settings, plan):
@@ -134,7 +142,7 @@ def test_half_a_note_is_none(settings, plan, text):
     remember_pulled(settings, plan, Pulled(verified=Verified(by="flag", digest=ONE), reference="r"))
     (settings.cache_dir / "pulled" / plan.key).write_text(text)
     assert pulled_for(settings, plan) is None
-    remember_built(settings, plan, text)
+    remember_built(settings, plan, OwnBuild(digest=text))
     assert built_digest(settings, plan) is None
 
 
@@ -332,3 +340,25 @@ def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():
     printed = for_people(answer(audit=audit, not_proven=["smoke: \x9b31m"]))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", printed)
     assert r"torch\x1b]0;owned\x07 is not in the lock" in printed
+
+
+def test_with_trusted_keys_an_image_that_nobody_vouches_for_is_built_and_not_pulled(settings, plan, monkeypatch):
+    """The registry alone names it; the signed catalogue has no such image, or is not there."""
+    asked = []
+    monkeypatch.setattr(pipeline, "_present", lambda *_: None)
+    monkeypatch.setattr(pipeline, "pull_prebuilt", lambda *_, **more: asked.append(more["expected"]))
+    monkeypatch.setattr(pipeline, "expected_of", lambda *_: None)
+    request = SimpleNamespace(digest=None, catalog={}, pull=True, tag="t:1")
+
+    def ready(**more):
+        client = SimpleNamespace(settings=settings.model_copy(update=more))
+        return pipeline._ready_made(request, client, plan, (None, None))
+
+    assert ready() is None
+    assert asked == [None]
+    assert ready(trusted_keys=(Path("release.pub"),)) is None
+    assert asked == [None]
+    named = Expected(by="catalog", records={ONE: "release"})
+    monkeypatch.setattr(pipeline, "expected_of", lambda *_: named)
+    ready(trusted_keys=(Path("release.pub"),))
+    assert asked == [None, named]
