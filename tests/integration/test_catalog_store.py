@@ -339,7 +339,7 @@ def test_nobody_publishes_after_a_catalogue_of_tomorrow(site):
             site.publish(*entries)
 
 
-def test_nobody_starts_anew_where_a_catalogue_was(site, tmp_path_factory):
+def test_nobody_starts_again_where_a_catalogue_was(site, tmp_path_factory):
     site.publish(CPU)
     path = site.registry.partition("/")[2]
     tags = f"registry*/data/docker/registry/v2/repositories/{path}/_manifests/tags/{TAG}"

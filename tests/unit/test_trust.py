@@ -342,7 +342,7 @@ def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():
     assert r"torch\x1b]0;owned\x07 is not in the lock" in printed
 
 
-def test_with_trusted_keys_an_image_that_nobody_vouches_for_is_built_and_not_pulled(settings, plan, monkeypatch):
+def test_with_trusted_keys_an_image_that_nobody_confirms_is_built_and_not_pulled(settings, plan, monkeypatch):
     """The registry alone names it; the signed catalogue has no such image, or is not there."""
     asked = []
     monkeypatch.setattr(pipeline, "_present", lambda *_: None)
