@@ -118,13 +118,10 @@ class Builder:
 
         """
         started = time.monotonic()
-        folder = self._cache("builds") / self.plan.key[:16]
-        with self._alone(folder):
-            reuse = self.cache and not self.substitutes
-            if (
-                reuse and (found := find_built(self.client, self.plan, tag)) is not None
-            ):  # another run made it meanwhile
-                return found
+        with self._alone(folder := self._cache("builds") / self.plan.key[:16]):
+            found = find_built(self.client, self.plan, tag) if self.cache and not self.substitutes else None
+            if found is not None:
+                return found  # another run made it meanwhile
             write_context(self.plan, folder)
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)
@@ -136,9 +133,8 @@ class Builder:
                 built = self._make_image(tag)
             if not self.substitutes:
                 steps, wheels = self.settings.cache_from if self.cache else None, wheels_from(self.settings, self.plan)
-                remember_built(
-                    self.settings, self.plan, OwnBuild(digest=built.digest, steps_from=steps, wheels_from=wheels)
-                )
+                own = OwnBuild(digest=built.digest, steps_from=steps, wheels_from=wheels)
+                remember_built(self.settings, self.plan, own)
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return replace(
             built,

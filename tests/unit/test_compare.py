@@ -259,7 +259,11 @@ def test_a_record_is_named_by_its_id(tmp_path: Path) -> None:
     for name in (str(path), kept.id, digits, digits[:6], f"sha256:{digits[:20]}"):
         assert named_record(name, tmp_path) == (kept, path)
     wrong = digits[:20] + ("0" if digits[20] != "0" else "1")  # the file's name has fewer digits than this
-    for name, message in [(wrong, "no record has"), ("abc", "no file and no id"), ("../x", "no file and no id")]:
+    for name, message in [
+        (wrong, "no record has"),
+        ("abc", "no file and no id"),
+        ("../no-such-file", "no file and no id"),
+    ]:
         with pytest.raises(UsageError, match=message):
             named_record(name, tmp_path)
 
