@@ -37,6 +37,7 @@ RUNS = {
     "record": 500,
     "binary": 400,
     "recipes": 150,
+    "catalogue": 500,
 }
 
 
