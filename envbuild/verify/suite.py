@@ -14,8 +14,6 @@ from envbuild.evidence.report import Level
 from envbuild.paths import data_dir
 from envbuild.util.frozen import Frozen
 from envbuild.util.names import shown
-from envbuild.util.processes import bounded
-from envbuild.util.scratch import scratch
 
 if TYPE_CHECKING:
     from envbuild.settings import Settings
@@ -111,7 +109,10 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
         HostError: it is not in the cache and cannot be fetched.
 
     """
+    # here: `resolve` asks this module for a hash, and needs no processes
     from envbuild.lock.python import uv_environment_here, uv_executable
+    from envbuild.util.processes import bounded
+    from envbuild.util.scratch import scratch
 
     name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
     pins = data_dir("smoke_tests") / name
