@@ -407,7 +407,7 @@ def test_hostile_text_in_the_data_is_text(tab, page, matrix, tmp_path):
     tab.events.clear()
 
 
-@pytest.mark.skipif(not AXE, reason="ENVBUILD_TEST_AXE names no folder of axe-core (npm install axe-core)")
+@pytest.mark.skipif(not AXE, reason="TEST_AXE names no folder of axe-core (npm install axe-core)")
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_nothing(wide, address, page, dark):
     script = (Path(str(AXE)) / "axe.min.js").read_text(encoding="utf-8")

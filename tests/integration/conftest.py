@@ -43,9 +43,9 @@ def engine() -> DockerClient:
 
 @pytest.fixture(scope="module", autouse=True)
 def disk():
-    """With ENVBUILD_TEST_PRUNE=1, as in CI: empty the build cache where the disk fills up; the next module needs none of it."""
+    """With PRUNE_TEST_CACHE=1, as in CI: empty the build cache where the disk fills up; the next module needs none of it."""
     place = "/var/lib/docker" if Path("/var/lib/docker").is_dir() else "/"
-    if os.environ.get("ENVBUILD_TEST_PRUNE") == "1" and shutil.disk_usage(place).free / 1e9 < LOW_GB:
+    if os.environ.get("PRUNE_TEST_CACHE") == "1" and shutil.disk_usage(place).free / 1e9 < LOW_GB:
         subprocess.run(["docker", "buildx", "prune", "--all", "--force"], capture_output=True, check=False)
         subprocess.run(["docker", "image", "prune", "--force"], capture_output=True, check=False)
 

@@ -1,6 +1,6 @@
 """What the tests of the patches share: virtual environments and downloads that are kept, upstream trees, stand-ins.
 
-ENVBUILD_TEST_CACHE names the folder that keeps them (by default one in the temporary folder). Packages come through pip
+TEST_PATCHES_CACHE names the folder that keeps them (by default one in the temporary folder). Packages come through pip
 and its configuration; where PyPI's torch is the CUDA build, PIP_EXTRA_INDEX_URL names an index with the CPU build.
 
 UPSTREAM_TREES names a folder that holds real checkouts, TARGET/ each (scripts/check_upstream_patches.py makes one). A test
@@ -39,7 +39,7 @@ PROBES = Path(__file__).parent / "probes"
 
 
 def cache() -> Path:
-    folder = Path(os.environ.get("ENVBUILD_TEST_CACHE") or Path(tempfile.gettempdir()) / "envbuild-test-cache")
+    folder = Path(os.environ.get("TEST_PATCHES_CACHE") or Path(tempfile.gettempdir()) / "envbuild-test-cache")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

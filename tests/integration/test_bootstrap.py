@@ -169,8 +169,8 @@ def test_a_bootstrap_killed_at_any_moment_leaves_nothing_mounted(tmp_path, epoch
         "from envbuild.settings import load_settings; here = Path(sys.argv[1])\n"
         "bootstrap_root(load_settings(), suite='bookworm', packages=[], epoch=int(sys.argv[2]), dest=here / 'root.tar', log=here / 'log')"
     )
-    mark = f"ENVBUILD_TEST_MARK={tmp_path}"
-    env = os.environ | {"TMPDIR": str(temporary), "ENVBUILD_TEST_MARK": str(tmp_path)}
+    mark = f"TEST_MARK={tmp_path}"
+    env = os.environ | {"TMPDIR": str(temporary), "TEST_MARK": str(tmp_path)}
     run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(epoch)], env=env, start_new_session=True)
 
     def mounted() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-AXE = os.environ.get("ENVBUILD_TEST_AXE")
+AXE = os.environ.get("TEST_AXE")
 """The folder of the npm package axe-core, which holds axe.min.js."""
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium")

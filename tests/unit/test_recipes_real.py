@@ -54,7 +54,7 @@ def test_findings_on_real_recipes_are_right_and_find_most():
     assert counts["right"] / counts["findings"] >= 19 / 20
     assert counts["contradictions"] >= 13
     assert counts["found"] / counts["contradictions"] >= 10 / 13
-    if folder := os.environ.get("ENVBUILD_RECIPES"):
+    if folder := os.environ.get("TEST_RECIPES"):
         assert again(Path(folder), verdicts) == []
 
 
