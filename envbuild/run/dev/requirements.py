@@ -24,6 +24,8 @@ _LIMIT = 2**20
 _LONGEST = 1000
 _DEEPEST = 5
 """Files of requirements that name one another."""
+_OF_THE_BUILD = ("tools", "toolchain")
+"""Sets of packages that no image has."""
 _FILES = ("requirements.txt", "*/requirements.txt", "*/*/requirements.txt")
 
 
@@ -53,8 +55,9 @@ def versions_of(lock: Lock, stack: Stack) -> dict[str, str]:
     # a release of apex is a tag or a commit, and its distribution has another version
     found |= {axis: "" for axis in lock.components if axis not in found}
     found |= {build.name: build.version or "" for build in stack.builds}
-    for python_set in filter(None, map(lock.python_set, ("torch", "env"))):
-        found |= {package.name: package.version for package in python_set.packages}
+    for python_set in lock.python:
+        if python_set.name not in _OF_THE_BUILD:
+            found |= {package.name: package.version for package in python_set.packages}
     return found
 
 
