@@ -42,6 +42,7 @@ def dev(**options: Any) -> None:
     from envbuild.engine.unpacked import is_path
     from envbuild.errors import UsageError
     from envbuild.host import facts
+    from envbuild.matrix.cell import DEBIAN_ARCH
     from envbuild.run.container import Mount
     from envbuild.run.dev.helpers import prepare
     from envbuild.run.dev.state import lock_of_image, state_of
@@ -81,7 +82,8 @@ def dev(**options: Any) -> None:
         answer = {"command": list(line.command), "notes": list(line.notes), "tree": state.as_json()}
         emit(answer, as_json=asked.as_json, human=line.shown)
         return
-    runtime.require_runnable(image)
+    if not settings.engine_is_here or image.platform != f"linux/{DEBIAN_ARCH.get(host.arch or '')}":
+        runtime.require_runnable(image)  # asks the engine, and loads its library, which take a second
     start = time.monotonic()
     helpers = prepare(settings, image, host, stack, folder, note=lambda text: note(f"note: {text}"))
     if helpers.changed:

@@ -9,6 +9,7 @@ from cell_inputs import complete, inputs_for, inputs_for_stack
 from click.testing import CliRunner
 
 from envbuild.cli import cli
+from envbuild.engine import reproduce
 from envbuild.engine.image import Image
 from envbuild.errors import HostError, UsageError
 from envbuild.run.dev import helpers
@@ -121,7 +122,7 @@ def test_an_image_is_asked_for_its_lock_once_and_what_is_kept_must_be_of_that_di
         asked_for.append(image)
         return SimpleNamespace(lock=lock)
 
-    monkeypatch.setattr(state_module, "carried_lock", carried)
+    monkeypatch.setattr(reproduce, "carried_lock", carried)
     image = Image(**{**vars(IMAGE), "labels": {"io.envbuild.lock": lock.digest}})
     settings = Settings(cache_dir=tmp_path)
     assert state_module.lock_of_image(settings, image) == lock
@@ -216,3 +217,18 @@ def test_no_link_in_the_tree_leads_a_file_out_of_it(tree, tmp_path):
 )
 def test_a_compiled_file_is_one_that_a_step_keeps(path, is_one):
     assert helpers._is_compiled(path, STEPS[0].keep) is is_one
+
+
+@pytest.mark.parametrize(
+    ("output", "absent"),
+    [
+        ("sh: 1: make: not found", "make"),
+        ("make: g++: No such file or directory\nmake: *** [Makefile:3: x.so] Error 127", "g++"),
+        ("gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory", "cc1plus"),
+        ("bash: line 1: nvcc: command not found", "nvcc"),
+        ("g++ -O3 x.cpp -o x.so\nx.cpp:1:10: fatal error: y.h: No such file or directory", None),
+    ],
+)
+def test_only_a_compiler_that_is_not_there_is_said_to_be_missing(output, absent):
+    found = helpers._NO_COMPILER.search(output)
+    assert (found[1] or found[2] if found else None) == absent

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from envbuild.util.below import OutsideError, path_below, read_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
 from envbuild.util.frozen import Frozen
+from envbuild.util.logs import new_log
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
@@ -70,6 +72,11 @@ _REPOSITORY = Bounds(bytes=4 << 30, members=_MOST)
 _SECONDS = 900.0
 _OUTPUT = 16 << 20
 _NOTE = "made.json"
+# What a shell, make and gcc say of a program that is not there.
+_NO_COMPILER = re.compile(
+    r"\b(make|nvcc|[gc]\+\+): (?:command )?(?:not found|no such file)|cannot execute .(cc1plus)", re.IGNORECASE
+)
+_ERROR = re.compile(r"\berror\b|not found|no such file", re.IGNORECASE)
 
 Made = dict[str, bytes]
 """Compiled files by their path in the folder that is mounted."""
@@ -212,7 +219,7 @@ def _is_compiled(path: str, globs: Iterable[str]) -> bool:
     return any(PurePosixPath(path).match(f"/{glob}") or PurePosixPath(f"/{path}").match(f"/{glob}") for glob in globs)
 
 
-def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, folder: Path) -> Made:
+def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, folder: Path, key: str) -> Made:
     """Compile the steps' files from a copy of `folder`, in a container of the image without a network.
 
     Args:
@@ -221,6 +228,7 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
         host: this machine.
         stack: says what to run, and which files to keep.
         folder: what is mounted in the place of the image's repository. It is not written to.
+        key: of what is compiled; a part of the name of the log.
 
     Raises:
         BuildError: a step fails, or makes no file that it is to keep.
@@ -237,7 +245,7 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
                 shutil.copy2(folder / path, copy / path)
         made = Made()
         for step in steps:
-            _run(settings, image, host, stack, step, copy)
+            _run(settings, image, host, stack, step, copy, key)
             found = [file for glob in step.keep for file in copy.glob(glob) if file.is_file()]
             if not found:
                 raise BuildError(
@@ -251,7 +259,7 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
         return made
 
 
-def _run(settings: Settings, image: Image, host: HostFacts, stack: Stack, step: Step, copy: Path) -> None:
+def _run(settings: Settings, image: Image, host: HostFacts, stack: Stack, step: Step, copy: Path, key: str) -> None:
     path = stack.repository.path
     container = Container(
         image=image.id,
@@ -269,12 +277,15 @@ def _run(settings: Settings, image: Image, host: HostFacts, stack: Stack, step: 
         ran = bounded(made.line.command, seconds=_SECONDS, limit=_OUTPUT, env=made.line.environ)
     if ran.code or ran.fault:
         output = ran.out.decode("utf-8", "replace")
+        first = next((line for line in output.splitlines() if _ERROR.search(line)), last_words(output))
+        with new_log(settings.cache_dir / "logs", "dev", key[:8]) as log:
+            log.write(output)
         hint = None
-        if "g++" in output or "cc1plus" in output:
-            hint = "the image has no C++ compiler: build one that has, envbuild image … --flavor devel"
+        if absent := _NO_COMPILER.search(output):
+            hint = f"the image has no {absent[1] or absent[2]}: build one that has, envbuild image … --flavor devel"
         raise BuildError(
-            f"the step {step.name} does not compile the tree: {ran.fault or shown(last_words(output), 600)}",
-            where=f"{step.run}"[:200],
+            f"the step {step.name} does not compile the tree: {ran.fault or shown(first, 300)}",
+            where=log.name,
             hint=hint,
         )
 
@@ -320,7 +331,7 @@ def prepare(
             made, origin = files, "as in the image"
     if made is None:
         note(f"the sources changed: compiling {', '.join(step.name for step in steps)}")
-        made, origin = compiled(settings, image, host, stack, folder), "compiled"
+        made, origin = compiled(settings, image, host, stack, folder, key), "compiled"
         keep(settings, key, made)
     return Prepared(changed=tuple(place(made, folder)), origin=origin)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from envbuild.engine.client import EngineClient
 from envbuild.engine.image import Image
-from envbuild.engine.reproduce import carried_lock
 from envbuild.errors import UsageError
 from envbuild.lock.model import Lock
 from envbuild.patches.apply import check
@@ -80,6 +79,8 @@ def lock_of_image(settings: Settings, image: Image) -> Lock:
         lock = Lock.model_validate_json(read_below(place.parent, place.name, limit=_LOCK_BYTES))
         if lock.digest == label:
             return lock
+    from envbuild.engine.reproduce import carried_lock  # takes half a second, and is needed once per lock
+
     lock = carried_lock(EngineClient(settings), image.id).lock
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
