@@ -229,6 +229,6 @@ def test_a_compiled_file_is_one_that_a_step_keeps(path, is_one):
         ("g++ -O3 x.cpp -o x.so\nx.cpp:1:10: fatal error: y.h: No such file or directory", None),
     ],
 )
-def test_only_a_compiler_that_is_not_there_is_said_to_be_missing(output, absent):
+def test_only_a_compiler_that_is_not_there_is_named_as_missing(output, absent):
     found = helpers._NO_COMPILER.search(output)
     assert (found[1] or found[2] if found else None) == absent
