@@ -365,10 +365,10 @@ def place(made: Made, folder: Path) -> list[str]:
                 if read_below(folder, path, limit=_COMPILED) == body:
                     continue
             target = path_below(folder, path, make=True)
-            new = target.with_name(f"{target.name}.envbuild")
-            new.write_bytes(body)
-            new.chmod(0o755)
-            new.replace(target)  # a process that has the old one loaded keeps it
+            with scratch("helper", target.parent) as new:
+                (new / "made").write_bytes(body)
+                (new / "made").chmod(0o755)
+                (new / "made").replace(target)  # a process that has the old one loaded keeps it
         except (OSError, OutsideError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise HostError(
