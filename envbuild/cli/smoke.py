@@ -9,6 +9,7 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
+from envbuild.cli.smoke_command import WithCommand, command_of, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ class _Flags:
     junit: Path | None
     record: Path | None
     baseline: str | None
+    steps: int | None
+    mounts: tuple[str, ...]
+    environment: tuple[str, ...]
+    workdir: str | None
     as_json: bool
 
 
-@click.command
-@click.argument("image", metavar="[TAG]", required=False)
+@click.command(cls=WithCommand)
+@click.argument("image", metavar="[TAG] [-- COMMAND]", required=False)
 @click.option("--host", "on_host", is_flag=True, help="Test an environment of this host instead of an image.")
 @click.option(
     "--python",
@@ -96,9 +101,22 @@ class _Flags:
     help="Fail where tokens per second are below 95 % of this record's, on the same model of GPU, and show what changed. "
     "RECORD is a file, or an id in matrices/evidence. Goes with --level bench or train.",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3),
+    help="With a command: end each rank after this many steps of its optimizer. [default: 10]",
+)
+@click.option(
+    "--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="With a command: show it a folder of this host."
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="With a command: set a variable for it."
+)
+@click.option("--workdir", metavar="DIR", help="With a command: run it in this folder.")
 @json_option
 @progress_options
-def smoke(**flags: Any) -> None:
+@click.pass_context
+def smoke(ctx: click.Context, /, **flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
     TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
@@ -117,6 +135,22 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.target import look
 
     asked = _Flags(**flags)
+    command = command_of(ctx)
+    if command is not None:
+        if asked.on_host == bool(asked.image):
+            raise UsageError("name an image, or give --host", hint="envbuild smoke TAG -- COMMAND")
+        smoke_command(
+            command,
+            image=asked.image,
+            device=asked.device,
+            timeout_s=asked.timeout_s,
+            steps=asked.steps,
+            mounts=asked.mounts,
+            environment=asked.environment,
+            workdir=asked.workdir,
+            as_json=asked.as_json,
+        )
+        return
     target, expected_file = _target(asked)
     baseline = _baseline(asked)
     settings = show_notices(use_cache(load_settings()))
