@@ -10,7 +10,8 @@ from envbuild.cli.output import emit, marked, note, printed, show_notices, use_c
 if TYPE_CHECKING:
     from envbuild.evidence.report import Device
 
-_META = "envbuild.smoke.command"
+COMMAND = "envbuild.command"
+"""Under which the words that follow `--` are in the context's `meta`."""
 _WITH_COMMAND = frozenset(
     {"image", "on_host", "device", "timeout_s", "steps", "mounts", "environment", "workdir", "as_json"}
 )
@@ -25,7 +26,7 @@ class WithCommand(click.Command):
         """Keep what follows the first `--`, and parse the rest."""
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_META] = tuple(args[at + 1 :])
+            ctx.meta[COMMAND] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
 
@@ -39,7 +40,7 @@ def command_of(ctx: click.Context) -> tuple[str, ...] | None:
     """
     from envbuild.errors import UsageError
 
-    found: tuple[str, ...] | None = ctx.meta.get(_META)
+    found: tuple[str, ...] | None = ctx.meta.get(COMMAND)
     given = {
         parameter.name: parameter.opts[0]
         for parameter in ctx.command.params

@@ -58,7 +58,8 @@ class Found:
         before, after = self.stops[self.first_bad - 1].cell, self.stops[self.first_bad].cell
         return {
             "axes": [
-                {"axis": axis, "good": before.versions.get(axis), "bad": after.versions.get(axis)} for axis in self.moved
+                {"axis": axis, "good": before.versions.get(axis), "bad": after.versions.get(axis)}
+                for axis in self.moved
             ],
             "already_moved": list(self.already),
             "last_good": before.id,

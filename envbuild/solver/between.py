@@ -79,7 +79,9 @@ def _values(compiled: Clauses, cell: Cell) -> list[int]:
     for name, position in zip(compiled.names, compiled.position, strict=True):
         version = cell.versions.get(name)
         if version is not None and version not in position:
-            raise NoCellError(f"the matrix has no {name} {version}", hint=f"`envbuild matrix {name}` lists its versions")
+            raise NoCellError(
+                f"the matrix has no {name} {version}", hint=f"`envbuild matrix {name}` lists its versions"
+            )
         values.append(0 if version is None else position[version])
     for axis, value in zip(compiled.axes, values, strict=True):
         if axis.use == "always" and not value:

@@ -171,6 +171,47 @@ def run_command(
     )
 
 
+def run_test(
+    image: str,
+    command: Sequence[str],
+    settings: "Settings",
+    *,
+    timeout_s: float,
+    mounts: tuple["Mount", ...] = (),
+    environment: tuple[str, ...] = (),
+    show: Callable[[str], None] = lambda _: None,
+) -> tuple[int, str]:
+    """Run a command in an image as `envbuild run` would, and return its exit code and its last line.
+
+    Raises:
+        HostError: no engine, no such image, or the container cannot be made.
+        SmokeError: it did not end in time, or printed too much.
+        KeyboardInterrupt: somebody interrupted it.
+
+    """
+    from envbuild.run.container import READ_COMPAT, Container
+    from envbuild.run.runtime import runtime_for
+
+    heard = _Heard(show=show)
+    runtime = runtime_for(settings, image)
+    found = runtime.look_up(image)
+    container = Container(image=found.id, mounts=mounts, environment=environment, init=True)
+    words = ["-c", READ_COMPAT + 'exec "$@"', "sh", *command]
+    with contextlib.ExitStack() as held:
+        started = start_guest(runtime, found, container, words, held, settings=settings, timeout_s=timeout_s)
+        with new_log(settings.cache_dir / "logs", "bisect", "run") as kept:
+            code = follow(started, heard, kept, timeout_s)
+    last = heard.tail[-1] if heard.tail else "it printed nothing"
+    if heard.interrupted:
+        raise KeyboardInterrupt
+    if code is None:
+        what = heard.broken or f"the test did not end within {timeout_s:.0f} s: {last}"
+        raise SmokeError(what, where=image, hint=f"everything it printed is in {kept.name}")
+    if code and any(_NOT_THERE.search(line) for line in heard.tail):
+        raise HostError(last, where=image, hint="`envbuild doctor` shows what this host can run")
+    return code, last
+
+
 def _started(
     request: CommandRequest, settings: "Settings", hook: Path, out: Path, held: contextlib.ExitStack
 ) -> tuple[dict[str, Any], Started]:

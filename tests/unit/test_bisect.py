@@ -14,8 +14,11 @@ from envbuild.errors import NoCellError, SmokeError, UsageError
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.pipeline.bisect import Log, bisect, most_runs
+from envbuild.solver.asked import read_request
 from envbuild.solver.between import Stop, path_between, pins_of
+from envbuild.solver.order import best_values
 from envbuild.solver.solve import solve
+import itertools
 
 
 def cell_of(matrix, **pins):
@@ -27,13 +30,18 @@ def differing(first, second):
     return {a for a in (*first.versions, *second.versions) if first.versions.get(a) != second.versions.get(a)}
 
 
+def best(matrix, request):
+    """Return the best cell, or None without finding out why there is none."""
+    try:
+        asked = read_request(matrix, request)
+    except UsageError:
+        return None
+    values = best_values(asked, (), asked.compiled.domains(asked.pinned()))
+    return None if values is None else asked.compiled.cell(values)
+
+
 def some_cell(matrix, generator):
-    for _ in range(20):
-        try:
-            return solve(matrix, random_request(generator, matrix)).cell
-        except (NoCellError, UsageError):
-            continue
-    return None
+    return next((cell for _ in range(20) if (cell := best(matrix, random_request(generator, matrix)))), None)
 
 
 def random_pairs(seed, count):
@@ -62,11 +70,8 @@ def real_pairs(seed, count):
             pins = tuple(
                 Pin(axis=axis, spec=generator.choice(matrix.releases[axis]).version, origin="--x") for axis in axes
             )
-            try:
-                cells.append(solve(matrix, Request(pins=pins)).cell)
-            except (NoCellError, UsageError):
-                break
-        if len(cells) == 2 and differing(*cells):
+            cells.append(best(matrix, Request(pins=pins)))
+        if all(cells) and differing(*cells):
             found += 1
             yield matrix, *cells
 
@@ -78,7 +83,7 @@ def check_way(matrix, first, second):
     assert stops[-1].cell.versions == second.versions
     moved = [axis for stop in stops for axis in stop.moved]
     assert sorted(moved) == sorted(differing(first, second))
-    for before, after in zip(stops, stops[1:], strict=False):
+    for before, after in itertools.pairwise(stops):
         assert differing(before.cell, after.cell) == set(after.moved)
         # the solver accepts it, and chooses just this cell
         assert solve(matrix, Request(pins=pins_of(matrix, after.cell))).cell == after.cell
@@ -105,7 +110,7 @@ def named(stops):
     ]
 
 
-@pytest.mark.parametrize("pairs", [random_pairs(20261123, 400), real_pairs(5, 12)], ids=["random", "shipped"])
+@pytest.mark.parametrize("pairs", [random_pairs(20261123, 300), real_pairs(5, 12)], ids=["random", "shipped"])
 def test_a_fault_in_one_axis_or_in_two_is_found(tmp_path, pairs):
     generator = random.Random(1)
     several = together = 0
