@@ -103,7 +103,9 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             # behind a line that was cut off, this one would be lost with it
-            cut = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            cut = size and file.read(1) != b"\n"
             line = json.dumps({"cell": cell, "verdict": _WORDS[good], "why": why})
             file.write((b"\n" if cut else b"") + line.encode() + b"\n")
             file.flush()
@@ -139,8 +141,8 @@ def bisect(stops: Sequence[Stop], judge: Judge, log: Log, note: Callable[[str], 
         else:
             good, why = kept
         verdicts.append(Verdict(place=place, good=good, why=why, kept=kept is not None))
-        said = f": {why}" if why else ""
-        note(f"{_WORDS[good]}{' (kept from an earlier run)' if kept else ''}: {stop.cell.id}{said}")
+        more = f": {why}" if why else ""
+        note(f"{_WORDS[good]}{' (kept from an earlier run)' if kept else ''}: {stop.cell.id}{more}")
         return good
 
     if not is_good(0):

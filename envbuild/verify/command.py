@@ -118,10 +118,10 @@ class _Heard:
     place: str = "in the command"
 
     def line(self, text: str) -> None:
-        said = shown(text.rstrip("\r\n").replace("\t", "    "), 2000)
-        if said.strip():
-            self.tail = [*self.tail[1 - _TAIL :], said]
-        self.show(said)
+        clean = shown(text.rstrip("\r\n").replace("\t", "    "), 2000)
+        if clean.strip():
+            self.tail = [*self.tail[1 - _TAIL :], clean]
+        self.show(clean)
 
 
 def run_command(

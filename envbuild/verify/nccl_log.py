@@ -51,7 +51,7 @@ _ADAPTER = re.compile(r"NET/IB : (?P<why>Unable to (?:open|query) device \S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class NcclLog:
-    """What one process' NCCL said."""
+    """What the NCCL of one process reports."""
 
     version: str = ""
     networks: tuple[str, ...] = ()
@@ -77,10 +77,10 @@ def read_log(text: str) -> NcclLog:
     for line in text.splitlines()[:_LINES]:
         if not version and (found := _VERSION.search(line)):
             version = shown(found[1], 40)
-        said = _LINE.search(line)
-        if said is None:
+        message = _LINE.search(line)
+        if message is None:
             continue
-        words = said[1].strip()
+        words = message[1].strip()
         if found := _NETWORK.match(words):
             networks[shown(found[1].strip(), 60)] = None
         elif found := _LINK.search(words):
@@ -170,9 +170,9 @@ def _of_plugin(log: NcclLog, library_path: str) -> str:
         return shown(f"plugin of another version: {found['why'].strip()}", 2 * _TEXT) + where
     started = _first(log, _NOT_STARTED)
     if started or (log.plugin and _first(log, _OFI)):
-        said = _first(log, _OFI)
+        cause = _first(log, _OFI)
         text = (started or {"why": f"plugin {log.plugin} does not start"})["why"]
-        return shown(text + (f": {said['why']}" if said else ""), 2 * _TEXT) + where
+        return shown(text + (f": {cause['why']}" if cause else ""), 2 * _TEXT) + where
     if found := _first(log, *_NOT_FOUND) or _first(log, *_NOT_LOADED):
         name = found["name"].strip() or _PLUGIN_FILE
         looked = f" (LD_LIBRARY_PATH={library_path})" if library_path else " (LD_LIBRARY_PATH is not set)"

@@ -240,16 +240,16 @@ def _attention(facts: _Facts, kernels: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _transport(facts: _Facts, log: NcclLog | None) -> dict[str, Any]:
-    said = log or NcclLog()
+    stated = log or NcclLog()
     loaded = next((path for path in facts.libraries if "/libnccl-net" in path), "")
     return {
         "backends": [shown(name, 40) for name in facts.backends],
-        "networks": list(said.networks),
-        "links": dict(said.links),
-        "nccl": said.version or shown(facts.versions.get("nccl", ""), 40),
-        "plugin": said.plugin,
-        "plugin_path": said.plugin_path or shown(loaded, 160),
-        "plugin_version": said.plugin_version,
+        "networks": list(stated.networks),
+        "links": dict(stated.links),
+        "nccl": stated.version or shown(facts.versions.get("nccl", ""), 40),
+        "plugin": stated.plugin,
+        "plugin_path": stated.plugin_path or shown(loaded, 160),
+        "plugin_version": stated.plugin_version,
     }
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import itertools
+
 from random_matrix import random_matrix, random_request
 from small_matrix import small_matrix
 
@@ -18,7 +20,6 @@ from envbuild.solver.asked import read_request
 from envbuild.solver.between import Stop, path_between, pins_of
 from envbuild.solver.order import best_values
 from envbuild.solver.solve import solve
-import itertools
 
 
 def cell_of(matrix, **pins):

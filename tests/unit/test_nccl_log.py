@@ -160,7 +160,7 @@ def test_a_hostile_log_stays_small_and_printable() -> None:
     assert len(found.links) <= 64
     assert len(found.networks) <= 8
     assert len(found.set_by_environment) <= 64
-    said = why_sockets(found, efa=True, verbs=(), variables={}, library_path="/x\x1b[31m")
-    assert (*found.networks, *found.links, said) == tuple(
-        each for each in (*found.networks, *found.links, said) if each.isprintable()
+    answer = why_sockets(found, efa=True, verbs=(), variables={}, library_path="/x\x1b[31m")
+    assert (*found.networks, *found.links, answer) == tuple(
+        each for each in (*found.networks, *found.links, answer) if each.isprintable()
     )
