@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from patch_support import environment_of, venv
 
+from envbuild.errors import SmokeError
+from envbuild.run.container import Mount
+from envbuild.settings import load_settings
+from envbuild.verify.command import run_test
+
 TRAIN = """
 import os, torch, torch.distributed as dist, torch.nn.functional as F
 dist.init_process_group("gloo")
@@ -69,9 +74,25 @@ def test_a_command_without_torch_is_no_proof(python: Path) -> None:
     assert "imported torch" in ran.stderr
 
 
-@pytest.mark.skipif(
+in_image = pytest.mark.skipif(
     not os.environ.get("SMOKE_COMMAND_IMAGE"), reason="SMOKE_COMMAND_IMAGE names no image of a CPU cell"
 )
+
+
+@in_image
+def test_a_test_of_bisect_in_an_image(tmp_path: Path) -> None:
+    image, settings = os.environ["SMOKE_COMMAND_IMAGE"], load_settings()
+    (tmp_path / "file").write_text("seen\n")
+    mounts = (Mount(source=tmp_path, target="/work", read_only=True),)
+    words = ["sh", "-c", "cat /work/file; printf '%s \\033[2J\\n' \"$A\"; exit 3"]
+    code, last = run_test(image, words, settings, timeout_s=300, mounts=mounts, environment=("A=b",))
+    assert (code, last) == (3, "b \\x1b[2J")
+    assert run_test(image, ["true"], settings, timeout_s=300)[0] == 0
+    with pytest.raises(SmokeError, match="did not end within 5 s"):
+        run_test(image, ["sleep", "600"], settings, timeout_s=5)
+
+
+@in_image
 def test_in_an_image(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     tmp_path.chmod(0o755)
