@@ -87,7 +87,8 @@ _KERNELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "fp8",
         (
-            ("FP8 GEMM", r"(?i)(gemm|cutlass|xmma).*(e4m3|e5m2|fp8)|(e4m3|e5m2|fp8).*(gemm|cutlass|xmma)|nvjet_qq"),
+            ("FP8 attention", r"(?i)(flash|sdpa|fmha).*(e4m3|e5m2|fp8)"),
+            ("FP8 GEMM", r"(?i)^(?=.*(gemm|cutlass|xmma))(?=.*(e4m3|e5m2|fp8))|nvjet_qq"),
             ("FP8 cast", r"(?i)cast_transpose|quantize|__nv_fp8|e4m3|e5m2"),
         ),
     ),

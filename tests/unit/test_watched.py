@@ -38,6 +38,8 @@ def test_a_rank_with_te_and_fp8(tmp_path: Path) -> None:
             "sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64": 12,
             "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>": 4,
             "void scaled_upper_triang_masked_softmax_warp_forward<...>": 1,
+            "nvjet_qqtst_128x256_128x5_2x1_v_bz_coopB_TNT": 2,
+            "void cutlass::device_kernel<flash::enable_sm90<FlashAttnFwdSm90<cutlass::float_e4m3_t>>>": 1,
             "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": 2,
             "void at::native::vectorized_elementwise_kernel<4>": 9,
         },
@@ -45,10 +47,14 @@ def test_a_rank_with_te_and_fp8(tmp_path: Path) -> None:
     )
     (rank,), faults = read_ranks(tmp_path)
     assert not faults
-    assert rank.attention == ("Transformer Engine: FusedAttention (sub-backend 1)", "kernel: cuDNN fused")
+    assert rank.attention == (
+        "Transformer Engine: FusedAttention (sub-backend 1)",
+        "kernel: cuDNN fused",
+        "kernel: FlashAttention",
+    )
     assert rank.not_taken == ("Disabling FlashAttention due to NVTE_FLASH_ATTN=0",)
     assert rank.fused == {"fused Adam": 1, "fused norm": 4, "fused softmax": 1}
-    assert rank.fp8 == {"on": True, "recipes": ["DelayedScaling"], "kernels": {"FP8 GEMM": 12}}
+    assert rank.fp8 == {"on": True, "recipes": ["DelayedScaling"], "kernels": {"FP8 GEMM": 14, "FP8 attention": 1}}
 
 
 @pytest.mark.parametrize(
