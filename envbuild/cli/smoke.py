@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
-from envbuild.cli.smoke_command import WithCommand, command_of, smoke_command
+from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class _Flags:
     junit: Path | None
     record: Path | None
     baseline: str | None
-    steps: int | None
-    mounts: tuple[str, ...]
-    environment: tuple[str, ...]
-    workdir: str | None
     as_json: bool
 
 
@@ -134,23 +130,11 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Flags(**flags)
     command = command_of(ctx)
     if command is not None:
-        if asked.on_host == bool(asked.image):
-            raise UsageError("name an image, or give --host", hint="envbuild smoke TAG -- COMMAND")
-        smoke_command(
-            command,
-            image=asked.image,
-            device=asked.device,
-            timeout_s=asked.timeout_s,
-            steps=asked.steps,
-            mounts=asked.mounts,
-            environment=asked.environment,
-            workdir=asked.workdir,
-            as_json=asked.as_json,
-        )
+        smoke_command(command, flags)
         return
+    asked = _Flags(**{name: value for name, value in flags.items() if name not in ONLY_WITH_COMMAND})
     target, expected_file = _target(asked)
     baseline = _baseline(asked)
     settings = show_notices(use_cache(load_settings()))

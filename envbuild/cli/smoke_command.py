@@ -15,7 +15,8 @@ COMMAND = "envbuild.command"
 _WITH_COMMAND = frozenset(
     {"image", "on_host", "device", "timeout_s", "steps", "mounts", "environment", "workdir", "as_json"}
 )
-_ONLY_WITH_COMMAND = ("steps", "mounts", "environment", "workdir")
+ONLY_WITH_COMMAND = ("steps", "mounts", "environment", "workdir")
+"""Options that a command of the user's alone takes, by the names under which they reach `smoke`."""
 _STEPS = 10
 
 
@@ -49,7 +50,7 @@ def command_of(ctx: click.Context) -> tuple[str, ...] | None:
         and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
     }
     if found is None:
-        for name in _ONLY_WITH_COMMAND:
+        for name in ONLY_WITH_COMMAND:
             if name in given:
                 raise UsageError(
                     "this option is of a command, and none follows",
@@ -69,19 +70,12 @@ def command_of(ctx: click.Context) -> tuple[str, ...] | None:
     return found
 
 
-def smoke_command(
-    command: tuple[str, ...],
-    *,
-    image: str | None,
-    device: "Device | None",
-    timeout_s: float,
-    steps: int | None,
-    mounts: tuple[str, ...],
-    environment: tuple[str, ...],
-    workdir: str | None,
-    as_json: bool,
-) -> None:
+def smoke_command(command: tuple[str, ...], flags: Mapping[str, Any]) -> None:
     """Run a command of the user's for some steps and show what each rank did.
+
+    Args:
+        command: the command.
+        flags: the options of `smoke`, as click has checked them.
 
     Raises:
         EnvbuildError: as `verify.command.run_command` and its report.
@@ -92,17 +86,23 @@ def smoke_command(
     from envbuild.settings import load_settings
     from envbuild.verify.command import CommandRequest, run_command
 
+    image: str | None = flags["image"]
+    device: Device | None = flags["device"]
+    mounts: tuple[str, ...] = flags["mounts"]
+    as_json: bool = flags["as_json"]
+    if flags["on_host"] == bool(image):
+        raise UsageError("name an image, or give --host", hint="envbuild smoke TAG -- COMMAND")
     if image is None and mounts:
         raise UsageError("a command on this host sees its folders as they are", where="--mount", hint="leave it out")
     request = CommandRequest(
         command=command,
         image=parse_image(image) if image else None,
-        steps=steps or _STEPS,
-        timeout_s=timeout_s,
+        steps=flags["steps"] or _STEPS,
+        timeout_s=flags["timeout_s"],
         gpus={"cpu": "none", "cuda": "all", None: "auto"}[device],
         mounts=tuple(parse_mount(text) for text in mounts),
-        environment=tuple(parse_environment(text) for text in environment),
-        workdir=workdir,
+        environment=tuple(parse_environment(text) for text in flags["environment"]),
+        workdir=flags["workdir"],
     )
     settings = show_notices(use_cache(load_settings()))
     note(f"running the command in {image}" if image else "running the command on this host")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.cli import main
 from envbuild.paths import data_dir
 from envbuild.verify.watched import Fabric, read_ranks
 
@@ -263,3 +264,43 @@ def test_the_hook_changes_nothing_for_a_command_that_fails(tmp_path: Path) -> No
     found = hook(tmp_path, "import torch, sys\ntry:\n    torch.nothing\nexcept AttributeError:\n    print('as ever')\n")
     assert found["stdout"] == "as ever\n"
     assert found["steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "true"], "name an image, or give --host"),
+        (["x", "--host", "--", "true"], "name an image, or give --host"),
+        (["x", "--"], "no command follows"),
+        (["x", "--steps", "5"], "this option is of a command"),
+        (["x", "--level", "bench", "--", "true"], "--level is of the smoke tests"),
+        (["--host", "--mount", "/tmp:/x", "--", "true"], "sees its folders as they are"),
+        (["x", "--mount", "nothing", "--", "true"], "is not a mount"),
+        (["x", "--env", "=1", "--", "true"], "sets no variable"),
+        (["\x1b[2J", "--", "true"], "is not an image"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_command(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["smoke", *words])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert says in err
+    assert "\x1b" not in err
+
+
+def test_options_of_the_command_are_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["smoke", "--host", "--json", "--", "echo", "--steps", "1", "--steps", "2", "--level", "x", "--", "y"])
+    out, _ = capsys.readouterr()
+    answer = json.loads(out)
+    assert ended.value.code == 7
+    assert answer["command"] == ["echo", "--steps", "1", "--steps", "2", "--level", "x", "--", "y"]
+    assert answer["exit_code"] == 0
+    assert "--steps 1 --steps 2 --level x -- y" in Path(answer["log"]).read_text()
