@@ -48,6 +48,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "audit": ("verify", "Check an image, a wheel or a folder without a GPU"),
         "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
         "compare": ("compare", "Compare two recorded training runs: where their losses part, what differs"),
+        "bisect": ("bisect", "Find the version that makes a test fail, between two cells"),
         "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
         "ci": ("ci", "List the cells to verify, as the matrix of a GitHub workflow"),
     },

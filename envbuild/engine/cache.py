@@ -44,6 +44,7 @@ class Kind:
 
 KINDS = (
     Kind(name="apptainer", about="home and /tmp of containers that Apptainer ran", made_again=False),
+    Kind(name="bisect", about="verdicts of `bisect`", entries="[0-9a-f]{16}", made_again=False),
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
     Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
     Kind(

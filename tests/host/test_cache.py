@@ -31,6 +31,7 @@ def cache(tmp_path):
     """Return a cache with an entry of every kind."""
     folder = tmp_path / "cache"
     put(folder / "apptainer" / "home" / "notes")
+    put(folder / "bisect" / KEY[:16] / "log.jsonl")
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
     put(folder / "catalogs" / f"{KEY}.json")
@@ -79,6 +80,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
     prune(cache, MADE_AGAIN)
     assert {entry.kind for entry in contents_of(cache).entries} == {
         "apptainer",
+        "bisect",
         "built",
         "catalogs",
         "locks",
