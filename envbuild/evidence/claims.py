@@ -154,7 +154,7 @@ def _of_fleet(gpus: Mapping[str, Claim]) -> Claim:
 
 
 def _by_gpu(texts: Mapping[str, str]) -> str:
-    """Return what is said of each GPU, those of which the same is said together."""
+    """Return the text of each GPU, those of the same text together."""
     alike: dict[str, list[str]] = {}
     for gpu, text in texts.items():
         alike.setdefault(text, []).append(gpu)

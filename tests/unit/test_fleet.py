@@ -74,7 +74,7 @@ def test_what_is_no_fleet_is_refused_by_name(text, says):
     assert says in caught.value.what
 
 
-def test_a_fleet_on_arm_hosts_is_one_where_every_host_is_said_to_be_arm():
+def test_a_fleet_on_arm_hosts_is_one_where_every_host_is_stated_to_be_arm():
     cell = solved(cuda="13.0", gpu="gh200,gb200").cell
     assert (cell.arch, cell.versions["gpu"]) == ("aarch64", "sm_90+sm_100")
     assert solved(cuda="13.0", gpu="a100,gh200", arch="aarch64").cell.versions["gpu"] == "sm_80+sm_90"
