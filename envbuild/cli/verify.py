@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     help="Download locked wheels that this machine has not seen yet, and compare the installed files with them.",
 )
 @click.option(
-    "--gpu", metavar="GPU", help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90, or for each of a100,h100."
+    "--gpu",
+    metavar="GPU",
+    help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90, or for each of a100,h100.",
 )
 @json_option
 @progress_options

@@ -16,6 +16,7 @@ from envbuild.components import COMPONENTS
 from envbuild.errors import NoCellError, UsageError
 from envbuild.evidence.claims import claim_of, versions_on
 from envbuild.evidence.place import differences
+from envbuild.evidence.refs import evidence_refs
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell, Pin, Request
@@ -24,13 +25,19 @@ from envbuild.matrix.fleet import GPU, fleet_of, gpus_in
 from envbuild.matrix.load import load_matrix
 from envbuild.matrix.spec import matches
 from envbuild.pipeline.cataloged import _of_lock
+from envbuild.pipeline.wheel_index import indexes_of
+from envbuild.pipeline.wheels import ListedWheel
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import script
 from envbuild.run.gpus import after_run, sms_in_id, unserved
 from envbuild.solver.asked import read_request
+from envbuild.solver.order import best_values, by_clingo
 from envbuild.solver.proof import Proof
+from envbuild.solver.propagation import propagate
 from envbuild.solver.solve import solve
+from envbuild.verify.binaries import image
+from envbuild.verify.binaries.gpu_code import Code
 
 FLEET = "sm_80+sm_90+sm_100"
 
@@ -127,6 +134,18 @@ def test_every_rule_about_a_gpu_holds_for_each_gpu_of_a_fleet():
             held = [matches(axis, spec, release) for release in members]
             assert bool(compiled.mask(number, spec) & bit) == all(held), (fleet.version, spec)
             assert bool(compiled.touched(number, spec) & bit) == any(held), (fleet.version, spec)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"gpu": FLEET}, {"gpu": "t4,l40,h100", "driver": "550.54.14", "flash_attn_hopper": "auto"}]
+)
+def test_both_searches_choose_the_same_cell_of_a_fleet(axes):
+    asked = read_request(load_matrix(), Request(pins=pins(**axes)))
+    records = evidence_refs()
+    found = best_values(asked, records, asked.compiled.domains(asked.pinned()))
+    domains = asked.compiled.domains(asked.pinned())
+    assert propagate(asked.compiled, domains) is None
+    assert found == by_clingo(asked, records, domains)
 
 
 def test_the_driver_must_know_each_gpu():
@@ -343,3 +362,44 @@ def test_a_run_of_the_smoke_tests_says_which_gpus_it_leaves_open():
 def test_gpus_in_a_cell():
     assert gpus_in({"gpu": FLEET}) == ("sm_80", "sm_90", "sm_100")
     assert gpus_in({}) == ()
+
+
+def listed(sha256: str, *sms: int) -> ListedWheel:
+    return ListedWheel(
+        kept=SimpleNamespace(
+            record=SimpleNamespace(sha256=sha256), inputs=SimpleNamespace(torch="2.11.0+cu130"), key=sha256
+        ),
+        file=SimpleNamespace(name="apex-1.whl"),
+        codes=tuple(Code(sm=sm, suffix="", ptx=False) for sm in sms),
+    )
+
+
+def test_an_index_of_wheels_has_the_one_for_a_gpu_alone_before_the_fleets():
+    one, fleet = listed("1", 90), listed("2", 80, 90, 100)
+    indexes, _ = indexes_of([fleet, one])
+    assert {index.sm: index.wheels for index in indexes} == {80: (fleet,), 90: (one,), 100: (fleet,)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sms"),
+    [
+        (FLEET, (80, 90, 100)),
+        ("sm_90", (90,)),
+        ("", ()),
+        ("sm_80+" * 30 + "sm_90", ()),
+        ("sm_80+sm_x", ()),
+        ("h100", ()),
+    ],
+)
+def test_the_audit_of_an_image_asks_for_each_gpu_of_its_cell(monkeypatch, gpu, sms):
+    asked = []
+    monkeypatch.setattr(image, "examine", lambda files, expectation: asked.append(expectation) or ())
+    components = {
+        "te": {"distribution": "transformer_engine_torch"},
+        "flash-attn-hopper": {"distribution": "flash_attn_3", "sms": ["90"]},
+    }
+    cell = {"cuda": "13.0", **({"gpu": gpu} if gpu else {})}
+    expected = {"cell": cell, "components": components, "flavor": "runtime"}
+    image.binary_checks(None, {"expected": expected, "built": {}}, ())
+    assert asked[0].sms == sms
+    assert asked[0].served == {"flash-attn-3": [90]}
