@@ -32,6 +32,7 @@ from envbuild.plan.plan import plan_of
 from envbuild.plan.shell import script
 from envbuild.run.gpus import after_run, sms_in_id, unserved
 from envbuild.solver.asked import read_request
+from envbuild.solver.nearest import nearest
 from envbuild.solver.order import best_values, by_clingo
 from envbuild.solver.proof import Proof
 from envbuild.solver.propagation import propagate
@@ -93,6 +94,13 @@ def test_two_requests_for_different_fleets_contradict_each_other():
         solve(load_matrix(), Request(pins=two))
     with pytest.raises(NoCellError):
         solve(load_matrix(), Request(pins=(*two[:2], Pin(axis="gpu", spec="h100", origin="stack x"))))
+
+
+def test_the_nearest_cells_keep_the_fleet_or_one_of_its_gpus():
+    found = nearest(load_matrix(), Request(pins=pins(cuda="12.6", gpu="a100,h100,b200")), 2)
+    assert [list(near.changed) for near in found] == [["cuda"], ["gpu"]]
+    assert found[0].cell.versions["gpu"] == FLEET
+    assert found[1].cell.versions["gpu"] in {"sm_80", "sm_90"}
 
 
 @pytest.mark.parametrize("cuda", ["12.6", "13.0"])
