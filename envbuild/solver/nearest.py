@@ -65,7 +65,7 @@ def _distances(compiled: Clauses, axis: int, mask: int) -> list[int]:
         return [0] + [1] * (count - 1)
     asked = [release for i in bits(mask) if (release := compiled.values[axis][i]) is not None]
     gpus = {member.version for release in asked for member in members_of(release)} - {each.version for each in asked}
-    if gpus:  # of a fleet: one of its own GPUs is nearer than what stands next to it in the list
+    if gpus:  # a fleet: one of the GPUs in it is nearer than what stands next to it in the list
         places = enumerate(compiled.values[axis])
         return [0 if mask >> i & 1 else 1 if each is not None and each.version in gpus else count for i, each in places]
     result = [count] * count
