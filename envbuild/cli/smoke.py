@@ -123,6 +123,7 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
     from envbuild.errors import EnvbuildError, UsageError
     from envbuild.evidence.recording import from_report
     from envbuild.evidence.records import record_evidence
+    from envbuild.run.gpus import after_run
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
     from envbuild.verify.expectation import EXPECTED_IN_IMAGE, read_expected
@@ -163,6 +164,8 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
     )
     note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")
     report = run_smoke(request, settings, progress=_Shown(quiet=asked.as_json), seen=seen)
+    if report.device == "cuda" and (text := after_run(report.cell, report.machine.get("gpus", ()))):
+        note(f"note: {text}")
     altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
 
     def evidence_of(report: SmokeReport) -> "Evidence":

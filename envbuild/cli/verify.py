@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     help="Download locked wheels that this machine has not seen yet, and compare the installed files with them.",
 )
 @click.option(
-    "--gpu", metavar="GPU", help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90."
+    "--gpu",
+    metavar="GPU",
+    help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90, or for each of a100,h100.",
 )
 @json_option
 @progress_options
@@ -46,7 +48,7 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     if (path := local_path(tag)) is not None and kind_of(path) is None:
         if deep:
             raise UsageError("a wheel or a folder has no lock", where="--deep", hint="leave the flag out")
-        found = audit_local(path, (_sm_of(gpu),) if gpu else ())
+        found = audit_local(path, _sms_of(gpu) if gpu else ())
     else:
         if gpu:
             text = "an image is checked for its own cell's GPU"
@@ -60,18 +62,22 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     found.raise_for_defects()
 
 
-def _sm_of(gpu: str) -> int:
+def _sms_of(gpus: str) -> tuple[int, ...]:
     from envbuild.errors import UsageError
+    from envbuild.matrix.fleet import pieces
     from envbuild.matrix.load import load_matrix
 
     releases = load_matrix().releases["gpu"]
-    for release in releases:
-        if gpu.lower() in {release.version, *release.aliases}:
-            return int(release.version.removeprefix("sm_"))
-    known = ", ".join(release.version for release in releases)
-    raise UsageError(
-        f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
-    )
+    found = set()
+    for gpu in pieces(gpus):
+        named = next((each for each in releases if gpu.lower() in {each.version, *each.aliases}), None)
+        if named is None:
+            known = ", ".join(release.version for release in releases)
+            raise UsageError(
+                f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
+            )
+        found.add(int(named.version.removeprefix("sm_")))
+    return tuple(sorted(found))
 
 
 @click.command()

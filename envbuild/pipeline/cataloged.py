@@ -23,6 +23,7 @@ from envbuild.host.probe import LocalProbe, Probe
 from envbuild.lock.files import Locked
 from envbuild.lock.model import COMPAT
 from envbuild.matrix.cell import DEBIAN_ARCH
+from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.locked import Note
 from envbuild.pipeline.prebuilt import expected_of, require_fit
@@ -114,7 +115,7 @@ def _of_lock(locked: Locked) -> dict[str, object]:
         "te_source": lock.te_source,
         "compat": lock.source(COMPAT) is not None,
         "platform": f"linux/{DEBIAN_ARCH[cell.arch]}",
-        "sms": (lock.cell["gpu"],) if "gpu" in lock.cell else (),
+        "sms": gpus_in(lock.cell),
         "lock": lock.digest,
     }
 

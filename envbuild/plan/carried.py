@@ -9,6 +9,7 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell
+from envbuild.matrix.fleet import gpus_in
 from envbuild.paths import data_dir
 from envbuild.stacks.parts import patches_of, tools_of
 
@@ -63,6 +64,9 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     for component in components_in(view):
         if (more := component.expected(view)) is not None and not component.is_provided(view):
             components[component.axis] = components.get(component.axis, {}) | dict(more)
+    for component in components_in(view):
+        if component.sms and len(gpus_in(lock.cell)) > 1 and component.axis in components:
+            components[component.axis] |= {"sms": list(component.sms)}
     if inputs.stack is not None:
         for build in inputs.stack.builds:
             if build.version is None:  # what a tree calls itself is its own affair

@@ -17,7 +17,7 @@ from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
-from envbuild.plan.stages import FOR_ONE_SM, Stage, stages_of
+from envbuild.plan.stages import Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
@@ -146,7 +146,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     require_inputs(lock, inputs)
     names = (
         *RECIPES,
-        *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []),
+        *sorted({c.recipe for c in inputs.components if c.only_sms}),
         *([COMPAT] if inputs.compat else []),
     )
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}
