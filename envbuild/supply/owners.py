@@ -39,7 +39,7 @@ _OF_THE_ENGINE = re.compile(r"\.dockerenv|dev/(?:console|pts|shm|null)|etc/(?:ho
 _MADE_BY: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(path), packages)
     for path, packages in (
-        (r"var/lib/dpkg/.+|etc/alternatives/README", ("dpkg",)),
+        (r"var/lib/dpkg/(?:info/format|(?!info/).+)|etc/alternatives/README", ("dpkg",)),
         (r"var/(?:lib|cache)/apt/.+", ("apt",)),
         (r"var/cache/debconf/.+", ("debconf",)),
         (r"etc/ld\.so\.cache|etc/nsswitch\.conf", ("libc-bin",)),
