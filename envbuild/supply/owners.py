@@ -35,7 +35,7 @@ _LINKS = 20
 _OF_THE_ENGINE = re.compile(r"\.dockerenv|dev/(?:console|pts|shm|null)|etc/(?:hostname|hosts|resolv\.conf)")
 
 # Files that scripts of Debian's and Ubuntu's packages make, and the packages; the first that the lock names is taken. Read
-# from the postinst of each (Debian 12 and 13), and from an image: tests/integration/test_supply.py finds any that is new.
+# from the postinst of each (Debian 12 and 13), and from an image: tests/integration/test_image.py finds any that is new.
 _MADE_BY: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(path), packages)
     for path, packages in (

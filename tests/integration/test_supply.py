@@ -12,7 +12,7 @@ from envbuild.catalog.choose import Wanted
 from envbuild.catalog.store import read_catalog
 from envbuild.cli.published import keys_of
 from envbuild.errors import DataError, LockError
-from envbuild.matrix.cell import Request
+from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.pipeline.cataloged import Published, find_published, publish_image, refresh_catalog
 from envbuild.registry.manifests import artifact_of, bare
@@ -71,7 +71,7 @@ def client(site, **values: str):
 
 
 def found(site, **values: str):
-    wanted = Wanted(request=Request(pins=()))
+    wanted = Wanted(request=Request(pins=(Pin(axis="cuda", spec="cpu", origin="--cuda"),)))
     return find_published(client(site, **values), load_matrix(), wanted, note=lambda _: None)
 
 
