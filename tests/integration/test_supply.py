@@ -8,6 +8,7 @@ import pytest
 from command import run
 from test_pull_by_flags import CPU, GPU, Site, lock_of
 
+from envbuild.catalog.builders import LAYERS, sign_built
 from envbuild.catalog.choose import Wanted
 from envbuild.catalog.store import read_catalog
 from envbuild.cli.published import keys_of
@@ -205,6 +206,19 @@ def test_nobody_publishes_what_those_who_pull_would_refuse(site):
     with pytest.raises(LockError, match="has no SBOM"):
         publish_image(site.settings(**ASKED), locked, image.manifest, [site.key])
     assert read_catalog(site.settings()) is None
+
+
+def test_a_builder_of_the_same_layers_counts(site):
+    """Another engine compressed them in another way: what the lock makes is the same."""
+    image = publish(site, names=())
+    asked = {"ENVBUILD_TRUSTED_DOCUMENTS": "", "ENVBUILD_TRUSTED_BUILDERS": "1"}
+    refused(site, "must have built this image", **asked)
+    with site.repository() as repo:
+        sign(repo, image.manifest, site.key, claims={"io.envbuild.built": "something else"})
+    refused(site, "must have built this image", **asked)
+    with site.repository() as repo:
+        sign_built(repo, image.manifest, [site.key], claims=LAYERS)
+    assert isinstance(found(site, **asked), Published)
 
 
 def test_an_unknown_document_in_the_settings_is_refused(site):
