@@ -221,6 +221,22 @@ def test_a_builder_of_the_same_layers_counts(site):
     assert isinstance(found(site, **asked), Published)
 
 
+def test_the_layers_that_were_built_here_are_taken_in_another_compression(engine, site):
+    """This machine built the same layers, and its engine compressed them in another way: the catalogue says which to take."""
+    image = publish(site)
+    (entry,) = read_catalog(site.settings()).catalog.entries
+    note = Path(site.client["ENVBUILD_CACHE_DIR"]) / "built" / plan_key(lock_of(CPU))
+    note.parent.mkdir(parents=True)
+    note.write_text(f"layers sha256:{'3' * 64}\nsha256:{'2' * 64}")
+    refused_pull = site.pull(CPU)
+    assert refused_pull.code == 4
+    assert "this machine built from the same lock" in refused_pull.err
+    note.write_text(f"layers {','.join(entry.layers)}\nsha256:{'2' * 64}")
+    done = site.pull(CPU)
+    assert done.code == 0, done.err
+    assert (done.answer["digest"], done.answer["verified"]["by"]) == (image.manifest, "catalog")
+
+
 def test_an_unknown_document_in_the_settings_is_refused(site):
     with pytest.raises(DataError, match="trusted_documents"):
         site.settings(ENVBUILD_TRUSTED_DOCUMENTS="vex")
