@@ -49,6 +49,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "smoke": ("smoke", "Run the smoke tests in an image or on this host"),
         "compare": ("compare", "Compare two recorded training runs: where their losses part, what differs"),
         "bisect": ("bisect", "Find the version that makes a test fail, between two cells"),
+        "sbom": ("supply", "Write the SBOM of an image or a lock: its inputs, and whose each file is"),
+        "provenance": ("supply", "Write who built an image, from which lock and inputs (SLSA)"),
         "reproduce": ("verify", "Rebuild an image from its own lock and compare digests"),
         "ci": ("ci", "List the cells to verify, as the matrix of a GitHub workflow"),
     },

@@ -91,16 +91,20 @@ def _sms_of(gpus: str) -> tuple[int, ...]:
 def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) -> None:
     """Rebuild an image from the lock in it, without the build cache, and compare digests.
 
-    With --sign, the registry that holds the image gets a signature: built here, same digest. The setting
+    What follows from a lock is the image's configuration and its uncompressed layers. Where another engine compressed the
+    same layers in another way, only the digests differ: the answer says so, and this exits with 0.
+
+    With --sign, the registry that holds the image gets a signature: built here, same digest or same layers. The setting
     `trusted_builders` of those who pull asks for as many.
 
     Exits with 4 when they differ, and lists the differences file by file.
     """
-    from envbuild.catalog.builders import sign_built
+    from envbuild.catalog.builders import BUILT, LAYERS, sign_built
     from envbuild.catalog.store import repository_name
     from envbuild.cli.building import shown_build
     from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
+    from envbuild.engine.reproduce import COMPRESSION
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
@@ -124,15 +128,16 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         details=shown.details,
         planned=shown.planned,
     )
-    signed = do_sign and found.equal
+    signed = do_sign and found.same_layers
     if signed:
         with Repository(repository_name(settings), settings) as repository:
-            sign_built(repository, found.digest, keys)
+            sign_built(repository, found.digest, keys, claims=BUILT if found.equal else LAYERS)
     answer = {
         "image": tag,
         "digest": found.digest,
         "again": found.again,
         "equal": found.equal,
+        "same_layers": found.same_layers,
         "seconds": round(found.seconds, 1),
         "differences": [{"path": d.path, "what": d.what} for d in found.differences],
         "signers": [key.name for key in keys] if signed else [],
@@ -142,10 +147,10 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         as_json=as_json,
         human=lambda: (
             f"{tag}\n  image    {found.digest}\n  rebuilt  {found.again}\n  "
-            + ("equal" if found.equal else "DIFFERENT")
+            + ("equal" if found.equal else COMPRESSION.what if found.same_layers else "DIFFERENT")
         ),
     )
-    if not found.equal:
+    if not found.same_layers:
         listed = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
         more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
         raise LockError(

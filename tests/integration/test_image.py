@@ -99,6 +99,27 @@ def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
     assert again.answer["digest"] == cpu["digest"]
 
 
+def test_every_file_belongs_to_a_locked_input(cpu, cache, tmp_path):
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    done = run("sbom", "envbuild-test:cpu", "--output", str(tmp_path / "sbom.json"), "--json", env=cache)
+    assert done.code == 0, done.err
+    assert done.answer["unowned"] == []
+    assert done.answer["files"] > 20_000
+    body = (tmp_path / "sbom.json").read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(body) is None
+    assert run("catalog", "keygen", "me", "--out", str(tmp_path), env=cache | {"COSIGN_PASSWORD": ""}).code == 0
+    own = cache | {"ENVBUILD_SIGNING_KEYS": str(tmp_path / "me.key")}
+    done = run("provenance", "envbuild-test:cpu", "--json", env=own)
+    assert done.code == 0, done.err
+    assert done.answer["image"] == cpu["digest"]
+    byproducts = done.answer["document"]["predicate"]["runDetails"]["byproducts"]
+    command = ["docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", "envbuild-test:cpu"]
+    layers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [f"sha256:{each['digest']['sha256']}" for each in byproducts] == layers
+
+
 def test_no_file_keeps_the_time_of_its_build(cpu):
     """A stage that comes from the cache of another day would give another digest."""
     find = "find / -xdev -newermt 1980-01-02 ! -path '/etc/*' ! -path '/dev*' ! -path /run/.containerenv"
