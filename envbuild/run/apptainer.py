@@ -35,7 +35,7 @@ _ALWAYS = (
     "--no-eval",
 )
 # As Docker's containers have it: CUDA's and MPI's libraries take large stacks, RDMA locks memory. Both as far as this host lets.
-_LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
+LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
 _MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
 """What a sandbox has in its root and the image has not."""
 _NOT_STARTED = 255
@@ -44,7 +44,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory",
 _FATAL = re.compile(r"^(?:\x1b\[[0-9;]*m)*FATAL\s*:", re.MULTILINE)
 
 
-def _bind(mount: Mount) -> list[str]:
+def bind_flags(mount: Mount) -> list[str]:
     """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes."""
     fields = [
         "type=bind",
@@ -103,7 +103,7 @@ def container_flags(
         if not _locks_memory():
             notes.append("this host limits locked memory: RDMA can fail to register memory (ulimit -l)")
     for mount in mounts:
-        flags += _bind(mount)
+        flags += bind_flags(mount)
     if container.workdir:
         flags += ["--cwd", container.workdir]
     return flags, variables, notes
@@ -254,7 +254,7 @@ def _make(folder: Path) -> None:
 
 def limited(words: Sequence[str]) -> tuple[str, ...]:
     """Return the line of an `apptainer` command under the limits that training needs, as far as the host gives them."""
-    return ("sh", "-c", _LIMITS, "sh", "apptainer", *words)
+    return ("sh", "-c", LIMITS, "sh", "apptainer", *words)
 
 
 def _base() -> dict[str, str]:

@@ -11,6 +11,7 @@ from envbuild.errors import UsageError
 from envbuild.host import HostFacts
 from envbuild.run.apptainer import container_flags, limited, shared_place
 from envbuild.run.container import READ_COMPAT, run_flags
+from envbuild.run.launch.beats import BEATING
 from envbuild.run.launch.job import Job
 from envbuild.run.launch.scripts import FOLDER
 from envbuild.settings import Settings
@@ -31,9 +32,6 @@ class Containers(Protocol):
 
     def inside(self, rank: int, command: Sequence[str]) -> list[str]:
         """Return the line that runs `command` in a container, with the job's variables."""
-
-    def once(self, script: str) -> list[str]:
-        """Return the line that Slurm starts on every host: a container for `script`, with the job's variables."""
 
 
 def containers_of(job: Job, host: HostFacts, settings: Settings) -> Containers:
@@ -66,7 +64,7 @@ class _Docker:
     def keeper(self, rank: int) -> list[str]:
         return [
             *self.settings.engine_command, "run", "--rm", "--pull", "never", "--interactive", "--name", self._name(rank),
-            *self._flags, "--entrypoint", "sh", self.job.container.image, "-c", "cat >/dev/null",
+            *self._flags, "--entrypoint", "sh", self.job.container.image, "-c", BEATING,
         ]  # fmt: skip
 
     def shell(self, rank: int) -> list[str]:
@@ -80,13 +78,6 @@ class _Docker:
             *_program(self.job, command),
         ]  # fmt: skip
 
-    def once(self, script: str) -> list[str]:
-        names = [word for item in self.job.container.environment for word in ("--env", item.partition("=")[0])]
-        return [
-            *self.settings.engine_command, "run", "--rm", "--pull", "never", *self._flags, "--env", "SLURM_NODEID", *names,
-            self.job.container.image, "sh", "-c", script,
-        ]  # fmt: skip
-
     def _name(self, rank: int) -> str:
         return f"{self.job.name}-{rank}"
 
@@ -98,11 +89,11 @@ class _Apptainer:
     settings: Settings
 
     def __post_init__(self) -> None:
-        if self.job.launcher not in {"torchrun", "srun"}:
+        if self.job.launcher in {"mpirun", "deepspeed"} and os.geteuid() == 0:
             raise UsageError(
-                f"{self.job.launcher} logs in from container to container, which takes Docker",
+                f"{self.job.launcher} logs in from container to container: root's sshd needs rights that root gives up in Apptainer",
                 where="--launcher",
-                hint="use --launcher torchrun or srun with an image that Apptainer runs",
+                hint="launch as another user, or use --launcher torchrun",
             )
         self._place = shared_place(self.job.container.image)
         self._folder = self.settings.cache_dir / "apptainer"
@@ -127,18 +118,13 @@ class _Apptainer:
         flags = [flag for flag in self._flags if flag != "--pid"]
         start = ["instance", "start", *flags, "--scratch", FOLDER, self._place, name]
         stop = f"apptainer instance stop --timeout 2 {shlex.quote(name)} >/dev/null 2>&1"
-        return ["sh", "-c", f"{self._limited(start)} >/dev/null && cat >/dev/null; {stop}"]
+        return ["sh", "-c", f"{self._limited(start)} >/dev/null && {{ {BEATING}; }}; {stop}"]
 
     def shell(self, rank: int) -> list[str]:
         return [*self._exec(rank), "sh", "-s"]
 
     def inside(self, rank: int, command: Sequence[str]) -> list[str]:
         return [*self._exec(rank), *_program(self.job, command)]
-
-    def once(self, script: str) -> list[str]:
-        folder = ["--cwd", self.job.container.workdir] if self.job.container.workdir else []
-        words = ["run", *self._flags, *folder, self._place, "sh", "-c", script]
-        return ["sh", "-c", f'export APPTAINERENV_SLURM_NODEID="$SLURM_NODEID"; {self._limited(words)}']
 
     def _exec(self, rank: int) -> list[str]:
         root = ["--no-privs"] if os.geteuid() == 0 else []
