@@ -68,14 +68,14 @@ def _variables(container: Container) -> dict[str, str]:
 
 
 def container_flags(
-    host: HostFacts, container: Container, *, folder: Path
+    host: HostFacts, container: Container, *, folder: Path | None
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of `apptainer run`, the variables that it reads, and notes for the user.
 
     Args:
         host: this machine.
         container: what is asked of the container.
-        folder: holds `home` and `work`, which the container sees as its home and above its /tmp.
+        folder: holds `home` and `work`, which the container sees as its home and above its /tmp; None where the caller adds them.
 
     Raises:
         HostError: the container asks for something that this machine does not have.
@@ -84,7 +84,8 @@ def container_flags(
     """
     notes: list[str] = []
     flags = [*_ALWAYS, *(["--no-privs"] if os.geteuid() == 0 else [])]
-    flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
+    if folder is not None:
+        flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
     variables = _variables(container)
     gpus = wanted_gpus(host, container.gpus)
     if gpus is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.apptainer import container_flags, limited, shared_place
+from envbuild.run.apptainer import LIMITS, container_flags, shared_place
 from envbuild.run.container import READ_COMPAT, run_flags
 from envbuild.run.launch.beats import BEATING
 from envbuild.run.launch.job import Job
@@ -82,6 +82,23 @@ class _Docker:
         return f"{self.job.name}-{rank}"
 
 
+_KEEPER = f"""set -eu
+name=$1 place=$2
+shift 2
+own=$(mktemp -d "${{TMPDIR:-/tmp}}/envbuild.XXXXXX")
+# in memory where there is such a folder: keys and values never touch a disk
+kept=$(mktemp -d /dev/shm/envbuild.XXXXXX 2>/dev/null || mktemp -d "$own/XXXXXX")
+trap 'apptainer instance stop --timeout 2 "$name" >/dev/null 2>&1; rm -rf "$kept" "$own"' EXIT
+trap 'exit 143' HUP INT TERM
+mkdir "$own/home" "$own/home/.ssh" "$own/work" "$kept/run" "$kept/ssh"
+set -- --home "$own/home:/root" --workdir "$own/work" "$@"
+set -- --bind "$kept/run:{FOLDER}" --bind "$kept/ssh:/root/.ssh" "$@"
+sh -c {shlex.quote(LIMITS)} sh apptainer instance start "$@" "$place" "$name" >/dev/null
+{BEATING}
+"""
+"""Keeps an instance, with a home and a /tmp of the job, as long as its standard input is open, however that ends."""
+
+
 @dataclass
 class _Apptainer:
     job: Job
@@ -96,10 +113,9 @@ class _Apptainer:
                 hint="launch as another user, or use --launcher torchrun",
             )
         self._place = shared_place(self.job.container.image)
-        self._folder = self.settings.cache_dir / "apptainer"
         # the folder is the command's, not the instance's
         container = replace(self.job.container, environment=(), workdir=None)
-        self._flags, _, notes = container_flags(self.host, container, folder=self._folder)
+        self._flags, _, notes = container_flags(self.host, container, folder=None)
         if any(flag == "--nv" for flag in self._flags) and self.job.container.gpus not in {"auto", "all"}:
             raise UsageError(
                 "a launch with Apptainer gives every host all of its GPUs",
@@ -108,17 +124,10 @@ class _Apptainer:
             )
         self.notes = tuple(notes)
 
-    def _limited(self, words: Sequence[str]) -> str:
-        folders = shlex.join([str(self._folder / name) for name in ("home", "work")])
-        return f"mkdir -p {folders} && {shlex.join(limited(words))}"
-
     def keeper(self, rank: int) -> list[str]:
-        name = self._name(rank)
         # an instance has its own process namespace, and no flag for it
         flags = [flag for flag in self._flags if flag != "--pid"]
-        start = ["instance", "start", *flags, "--scratch", FOLDER, self._place, name]
-        stop = f"apptainer instance stop --timeout 2 {shlex.quote(name)} >/dev/null 2>&1"
-        return ["sh", "-c", f"{self._limited(start)} >/dev/null && {{ {BEATING}; }}; {stop}"]
+        return ["sh", "-c", _KEEPER, "sh", self._name(rank), self._place, *flags]
 
     def shell(self, rank: int) -> list[str]:
         return [*self._exec(rank), "sh", "-s"]
