@@ -17,6 +17,8 @@ import pytest
 HERE = Path(__file__).resolve().parent / "conformance"
 REPOSITORY = HERE.parents[2]
 NAMES = ("node1", "node2")
+PATH = "/opt/deps:/opt/envbuild"
+"""Where a node's Python finds envbuild."""
 DEEPSPEED = (
     *("deepspeed==0.19.8", "hjson", "msgpack", "psutil", "py-cpuinfo", "pydantic", "pydantic-core"),
     *("typing-inspection", "annotated-types", "tqdm", "einops", "ninja", "packaging"),
@@ -67,7 +69,16 @@ def node_image(folder: Path, tag: str) -> str:
 def training_image(folder: Path, tag: str, base: str) -> str:
     """Build the cell's CPU image with what mpirun and deepspeed take."""
     shutil.copytree(HERE / "image", folder, dirs_exist_ok=True)
-    python = sh("docker", "run", "--rm", "--entrypoint", "python3", base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    python = sh(
+        "docker",
+        "run",
+        "--rm",
+        "--entrypoint",
+        "python3",
+        base,
+        "-c",
+        "import sys; print('%d.%d' % sys.version_info[:2])",
+    )
     uv_target(folder / "deepspeed", python.stdout.strip(), "--no-deps", *DEEPSPEED)
     try:
         return built(folder, tag, "--build-arg", f"BASE={base}")
@@ -106,16 +117,18 @@ class Nodes:
 
     def on(self, node: str, script: str, *, user: str = "root", check: bool = True) -> str:
         """Run a shell script on a node; return what it printed."""
-        return sh("docker", "exec", "--user", user, f"{self.prefix}-{node}", "sh", "-c", script, check=check).stdout.strip()
+        return sh(
+            "docker", "exec", "--user", user, f"{self.prefix}-{node}", "sh", "-c", script, check=check
+        ).stdout.strip()
 
     def launch(self, *words: str, slurm: bool) -> "subprocess.Popen[str]":
         """Start `envbuild launch` on node1 as a user, inside an allocation where Slurm starts it."""
         line = shlex.join(["python3", "-m", "envbuild", "launch", *words])
-        script = f"cd {self.shared}; export PYTHONPATH=/opt/deps:/opt/envbuild PYTHONDONTWRITEBYTECODE=1; "
+        script = f"cd {self.shared}; export PYTHONPATH={PATH} PYTHONDONTWRITEBYTECODE=1; "
         script += f"echo $$ > {self.shared}/pid; exec {'salloc --quiet --nodes=2 --exclusive ' if slurm else ''}{line}"
         return subprocess.Popen(
             ["docker", "exec", "--user", "trainer", "--env", "HOME=/home/trainer", f"{self.prefix}-node1", "sh", "-c", script],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def cut(self, node: str) -> None:

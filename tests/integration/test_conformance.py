@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import HERE, NAMES, Nodes, node_image, running, sh, training_image
+from nodes import HERE, NAMES, PATH, REPOSITORY, Nodes, node_image, running, sh, training_image
 
 from envbuild.run.launch.beats import SILENT_SECONDS
 
@@ -32,7 +32,9 @@ def base() -> str:
     if shutil.which("docker") is None or sh("docker", "info", check=False).returncode:
         pytest.fail("no Docker engine answers: run scripts/install-engine")
     listed = sh("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "envbuild").stdout.split()
-    found = os.environ.get("CONFORMANCE_IMAGE") or next((name for name in listed if name.startswith("envbuild:cpu-")), None)
+    found = os.environ.get("CONFORMANCE_IMAGE") or next(
+        (name for name in listed if name.startswith("envbuild:cpu-")), None
+    )
     if found is None:
         pytest.skip("no CPU image is in the engine: envbuild image --cuda cpu, or name one in CONFORMANCE_IMAGE")
     return found
@@ -60,7 +62,9 @@ def image(base, tmp_path_factory) -> Iterator[str]:
 def node(base, tmp_path_factory) -> Iterator[str]:
     """The image of a node."""
     folder = tmp_path_factory.mktemp("node")
-    yield from own_or_built("CONFORMANCE_NODE", f"envbuild-test-node:{os.getpid()}", lambda tag: node_image(folder, tag))
+    yield from own_or_built(
+        "CONFORMANCE_NODE", f"envbuild-test-node:{os.getpid()}", lambda tag: node_image(folder, tag)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +89,12 @@ def sandbox(image, node, shared) -> Path:
     """The same image as Apptainer runs it, made by a user on a node."""
     place = shared / "sandbox"
     sh("docker", "save", "--output", shared / "image.tar", image)
-    script = f"chmod 644 {shared}/image.tar; runuser -u trainer -- apptainer build --sandbox {place} docker-archive:{shared}/image.tar"
-    sh("docker", "run", "--rm", "--privileged", "--volume", f"{shared}:{shared}", "--entrypoint", "sh", node, "-c", script)
+    (shared / "image.tar").chmod(0o644)
+    code = f"from pathlib import Path; from envbuild.engine.unpacked import write; write(Path('{shared}/image.tar'), Path('{place}'))"
+    sh(
+        "docker", "run", "--rm", "--privileged", "--user", "trainer", "--env", "HOME=/home/trainer", "--env", f"PYTHONPATH={PATH}",
+        "--volume", f"{shared}:{shared}", "--volume", f"{REPOSITORY}:/opt/envbuild:ro", "--entrypoint", "python3", node, "-B", "-c", code,
+    )  # fmt: skip
     (shared / "image.tar").unlink()
     return place
 
@@ -111,8 +119,9 @@ class Job:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append((time.monotonic(), line.rstrip()))
+        with self.process.stderr as stream:
+            for line in stream:
+                self.lines.append((time.monotonic(), line.rstrip()))
 
     def says(self) -> str:
         return "\n".join(line for _, line in self.lines[-40:])
@@ -187,7 +196,12 @@ def test_two_nodes_train_resume_and_lose_one(launcher, runtime, image, nodes, sh
 
     # a person ends it; by itself it would end after a minute
     pid = (shared / "pid").read_text().strip()
-    nodes.on("node1", f"kill -INT {pid}" if launcher != "srun" else f"kill -INT $(pgrep -P {pid})", user="trainer", check=False)
+    nodes.on(
+        "node1",
+        f"kill -INT {pid}" if launcher != "srun" else f"kill -INT $(pgrep -P {pid})",
+        user="trainer",
+        check=False,
+    )
     job.end(60)
     assert gone(nodes, folder, 15) == []
     with capsys.disabled():

@@ -33,7 +33,7 @@ while steps == 0 or done < steps:
     if done == (steps or started + 1):
         row = {
             "rank": rank, "local": int(os.environ["LOCAL_RANK"]), "world": world, "exact": exact, "resumed": started,
-            "step": done, "node": os.readlink("/proc/self/ns/net"), "weights": weights.tolist(),
+            "step": done, "node": str(Path("/proc/self/ns/net").readlink()), "weights": weights.tolist(),
         }  # fmt: skip
         (folder / f"{steps}-{rank}.json").write_text(json.dumps(row))
     if steps == 0:
