@@ -1,7 +1,8 @@
 """One test for every launcher and every runtime: two nodes train, resume, and one of them dies.
 
 What it takes: an engine and a CPU image of a cell in it (`envbuild image --cuda cpu`); the rest is built here. Each case prints
-a line of the table in docs/results/launchers.md.
+a line of the table in docs/results/launchers.md. CONFORMANCE_IMAGE names the CPU image, CONFORMANCE_TRAINING and
+CONFORMANCE_NODE images that are kept for further runs.
 """
 
 import json
@@ -22,6 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LAUNCHERS = ("torchrun", "mpirun", "deepspeed", "srun")
 RUNTIMES = ("docker", "apptainer")
+SHORT = (("torchrun", "docker"), ("srun", "apptainer"))
+"""What `make test` runs; `make test-full` runs all."""
 WORLD = 4
 STEPS = 3
 
@@ -147,8 +150,14 @@ def rows(folder: Path, steps: int, seconds: float, job: Job) -> list[dict]:
     return [json.loads(place.read_text()) for place in places]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("launcher", "runtime"),
+    [
+        pytest.param(launcher, runtime, marks=() if (launcher, runtime) in SHORT else pytest.mark.full)
+        for runtime in RUNTIMES
+        for launcher in LAUNCHERS
+    ],
+)
 def test_two_nodes_train_resume_and_lose_one(launcher, runtime, image, nodes, shared, request, capsys) -> None:
     subject = image if runtime == "docker" else str(request.getfixturevalue("sandbox"))
     folder = shared / f"{launcher}-{runtime}"

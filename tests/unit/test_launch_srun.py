@@ -99,9 +99,9 @@ def test_a_node_without_a_gpu_starts_nothing_and_is_named(cluster, capfd, machin
     for image in ("img", sandbox):
         code, log = cluster(machine, nvidia=nvidia, image=image)
         assert (code, log) == (8, "")
-        said = capfd.readouterr().err
-        assert "envbuild: node1: no GPU answers here" in said
-        assert "--gpus none" in said
+        err = capfd.readouterr().err
+        assert "envbuild: node1: no GPU answers here" in err
+        assert "--gpus none" in err
 
 
 def test_without_gpus_where_that_is_asked_for(cluster) -> None:
