@@ -198,7 +198,9 @@ def test_two_nodes_train_resume_and_lose_one(launcher, runtime, image, nodes, sh
     nodes.cut("node2")
     named = None
     while named is None and time.monotonic() < died + 30:
-        named = next((at - died for at, line in list(job.lines) if at > died and "node2" in line), None)
+        named = next(
+            (at - died for at, line in list(job.lines) if at > died and "node2 has not answered" in line), None
+        )
         time.sleep(0.05)
     assert named is not None, job.says()
     assert named < 10, job.says()
