@@ -53,6 +53,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Train": {
         "run": ("run", "Run a command in a container with the flags that training needs"),
+        "dev": ("dev", "Run a command with your own tree in place of the stack's repository"),
         "launch": ("run", "Run a script on every host of a hostfile"),
         "doctor": ("doctor", "Show what this machine has, what is missing, and what it can run"),
     },

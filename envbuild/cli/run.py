@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from envbuild.run.container import Container
 
 
-def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a container."""
     options = (
         click.option(
             "--gpus",
@@ -117,7 +118,7 @@ class LaunchRequest(ContainerRequest):
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
-@_container_options
+@container_options
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
 
@@ -181,7 +182,7 @@ def run(**options: Any) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Use this private key for logins between the containers. [default: a new one for each job]",
 )
-@_container_options
+@container_options
 def launch(**options: Any) -> int:
     """Run SCRIPT on every host of a hostfile, in a container of the image TAG.
 

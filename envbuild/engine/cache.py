@@ -55,6 +55,7 @@ KINDS = (
     ),
     Kind(name="files", about="downloads, by hash", entries=_HASH),
     Kind(name="git", about="git objects and source trees"),
+    Kind(name="helpers", about="compiled helpers of trees", entries=_HASH + r"(?:\.key|\.lock)?", type="either"),
     Kind(name="locks", about="locks made here", entries="[A-Za-z0-9][A-Za-z0-9._+-]{0,300}", made_again=False),
     Kind(
         name="logs",

@@ -168,6 +168,7 @@ def stages_of(
         packages=_set_inputs(lock.python_set("env")),
         wheels=built,
         recipe=python_recipe,
+        constraints=digest_of(recipes["constraints"]),
         **({"mpi": compiled_mpi} if compiled_mpi else {}),
         **({"placed": [list(pair) for pair in placed]} if placed else {}),
     )

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,30 @@ def test_the_cpu_cell_is_built_and_proven(cpu):
     assert cpu["lock"]["complete"]
     assert {"base", "runtime", "torch", "env", "image", "export"} <= {s["name"] for s in cpu["stages"]}
     assert cpu["run"].startswith("envbuild run ")
+
+
+def test_pip_in_the_image_leaves_locked_packages_or_refuses_and_names_them(cpu, tmp_path):
+    # an older numpy is at hand, which nothing but the constraints keeps out
+    for name, version, asks in (("fits", "1", "numpy"), ("asks", "1", "numpy<2"), ("numpy", "1.26.4", "")):
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            wheel.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {asks}\n" if asks else ""))
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+
+    def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = ["docker", "run", "--rm", "--network", "none", "-v", f"{tmp_path}:/wheels:ro", "envbuild-test:cpu"]
+        return subprocess.run([*line, "pip", *arguments], capture_output=True, text=True, check=False)
+
+    here = ("install", "--no-index", "--find-links", "/wheels")
+    taken = pip(*here, "fits")
+    assert taken.returncode == 0, taken.stderr
+    assert [line for line in taken.stderr.splitlines() if line.startswith((" +", " -", " ~"))] == [" + fits==1"]
+    refused = pip(*here, "asks")
+    assert refused.returncode
+    assert "numpy<2" in refused.stderr
+    assert "/opt/envbuild/constraints.txt" in refused.stderr
 
 
 def test_an_unchanged_cell_runs_no_stage(cpu, cache):
