@@ -44,8 +44,7 @@ _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuil
 
 _NOT_UNPACKED = "Error unpacking image"
 """How the engine prints that an image which it loaded cannot be run."""
-_NO_IMAGE = re.compile(r"no such image|invalid reference|image not known", re.IGNORECASE)
-"""How Docker and podman say that they have no image of a name."""
+_NO_IMAGE = re.compile(r"no such image|invalid reference|image not known", re.IGNORECASE)  # Docker, Docker, podman
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Docker's name of an architecture, by the kernel's."""
 
@@ -76,6 +75,8 @@ def last_line(ran: ProcessResult) -> str:
 
 class EngineClient:
     """The engine of the settings. Making one asks nothing; `engine_client` returns one whose engine answers."""
+
+    _facts = staticmethod(parse_image_facts)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -224,25 +225,18 @@ class EngineClient:
         except OSError:
             raise HostError(
                 f"there is no {self._start[0]} command",
-                hint="scripts/install-engine, then `envbuild doctor`; or name an OCI archive, a .sif or a sandbox: Apptainer "
-                "runs it; with podman: export ENVBUILD_ENGINE=podman",
+                hint="scripts/install-engine, then `envbuild doctor`; or podman (ENVBUILD_ENGINE); or name an OCI archive or a .sif",
             ) from None
         if ran.fault:
-            raise HostError(
-                f"`{self._start[0]} image inspect` {ran.fault}",
-                where=shown(reference),
-                hint="`envbuild doctor` checks the engine",
-            )
+            what = f"`{self._start[0]} image inspect` {ran.fault}"
+            raise HostError(what, where=shown(reference), hint="`envbuild doctor` checks the engine")
         if ran.code:
             raise self._no_image(reference, ran)
         try:
             return self._facts(ran.out, reference)
         except ValueError as error:
-            what = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
-            raise HostError(what, where=shown(reference)) from None
-
-    def _facts(self, body: bytes, reference: str) -> Image:
-        return parse_image_facts(body, reference)
+            text = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
+            raise HostError(text, where=shown(reference)) from None
 
     def _no_image(self, reference: str, ran: ProcessResult) -> HostError:
         output = ran.err.decode("utf-8", "replace").strip().splitlines()
@@ -318,8 +312,7 @@ class EngineClient:
         """
         ran = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
         if ran.fault or ran.code:
-            last = ran.fault or last_line(ran)
-            raise HostError(f"the engine does not export the image: {shown(last)}", where=image)
+            raise HostError(f"the engine does not export the image: {shown(ran.fault or last_line(ran))}", where=image)
 
     def pull(self, reference: str) -> None:
         """Pull an image.

@@ -27,6 +27,8 @@ _VERSION = re.compile(r"[0-9][\w.+~-]{0,40}")
 
 
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+_PID_MAX = 32768
+"""The smallest number of processes that Linux gives out by itself; podman lowers its own limit to it."""
 
 
 def own_limits() -> list[str]:
@@ -38,6 +40,8 @@ def own_limits() -> list[str]:
     found = []
     for name, number in _LIMITS.items():
         hard = resource.getrlimit(number)[1]
+        if name == "nproc":
+            hard = _PID_MAX if hard == resource.RLIM_INFINITY else min(hard, _PID_MAX)
         text = "-1" if hard == resource.RLIM_INFINITY else str(hard)
         found += ["--ulimit", f"{name}={text}:{text}"]
     return found
@@ -81,6 +85,8 @@ def parse_podman_image(body: bytes, reference: str) -> Image:
 
 class PodmanClient(EngineClient):
     """The user's podman. Making one asks nothing."""
+
+    _facts = staticmethod(parse_podman_image)
 
     def require(self) -> None:
         """Refuse to build.
@@ -174,9 +180,6 @@ class PodmanClient(EngineClient):
                     yield name, value
                 case _:
                     pass
-
-    def _facts(self, body: bytes, reference: str) -> Image:
-        return parse_podman_image(body, reference)
 
 
 def engine_of(settings: Settings) -> EngineClient:
