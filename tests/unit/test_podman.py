@@ -145,13 +145,13 @@ def test_apptainer_takes_no_user():
 
 
 def test_doctor_names_podman():
-    def said(host: HostFacts) -> str:
+    def stated(host: HostFacts) -> str:
         return " ".join(f.what for area in diagnose(host) if area.name == "podman" for f in area.findings)
 
-    assert "no podman" in said(BARE.facts())
-    assert "podman 4.3.1, rootless" in said(with_podman(BARE, rootless=True))
-    assert "no CDI description" in said(with_podman(H200))
-    assert "no CDI description" not in said(with_podman(GEFORCE))
+    assert "no podman" in stated(BARE.facts())
+    assert "podman 4.3.1, rootless" in stated(with_podman(BARE, rootless=True))
+    assert "no CDI description" in stated(with_podman(H200))
+    assert "no CDI description" not in stated(with_podman(GEFORCE))
 
 
 def test_facts_of_a_host_with_podman():
