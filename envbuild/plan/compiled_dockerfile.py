@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "b201343034fcf3b5d3740b0f516172b8c5add7ff9639af2b7e8a635c783b3d71"
+OF = "7f7a825422cdc624e90294e30c8199e1ba90cf54cc3334bb51ee4d4dd74c2f33"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -566,6 +566,18 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield '.json\n'
     l_1_component = missing
+    yield '# What `pip install` in the image must leave as it is.\nRUN --network=none '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+    yield ' \\\n    mkdir -p /opt/envbuild && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+    for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+        _loop_vars = {}
+        pass
+        yield ' '
+        yield escape(environment.finalize(l_1_name))
+    l_1_name = missing
+    yield ' >'
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+    yield '\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
         pass
         yield 'COPY --from=mpi / '
@@ -581,7 +593,10 @@ def root(context, missing=missing, *, environment):
         finally: gen.close()
     yield '\nFROM '
     yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
-    yield ' AS image\n'
+    yield ' AS image\nCOPY --from=uv /uv /usr/local/bin/uv\n'
+    if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+        pass
+        yield 'COPY --from=lists --chmod=755 /image/pip /usr/local/bin/pip\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
         pass
         yield '# '
@@ -618,4 +633,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&197=562&198=565&200=567&201=569&204=576&205=578&206=581&207=585&209=587&212=592&213=595&216=606&217=608'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&198=563&199=565&200=574&201=577&203=579&204=581&207=588&209=590&212=593&213=596&214=600&216=602&219=607&220=610&223=621&224=623'
