@@ -38,7 +38,7 @@ def pull(
     catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.
     """
     from envbuild.cli.published import build_command, published_for, uses_catalog
-    from envbuild.engine.client import engine_client
+    from envbuild.engine.podman import pulling_client
     from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.cataloged import describe_nearest
@@ -79,7 +79,7 @@ def pull(
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
     expected = expected_of(asked.settings, plan, named, catalog, layers)
-    client = engine_client(use_cache(asked.settings))
+    client = pulling_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):
         note(

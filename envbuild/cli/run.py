@@ -70,6 +70,7 @@ class ContainerRequest:
     infiniband: Literal["auto", "on", "off"]
     dry_run: bool
     as_json: bool
+    user: str | None = None
 
     @property
     def starts_nothing(self) -> bool:
@@ -83,7 +84,14 @@ class ContainerRequest:
             UsageError: a flag has a value that cannot be.
 
         """
-        from envbuild.run.container import Container, parse_environment, parse_image, parse_mount, parse_network
+        from envbuild.run.container import (
+            Container,
+            parse_environment,
+            parse_image,
+            parse_mount,
+            parse_network,
+            parse_user,
+        )
 
         return Container(
             image=parse_image(self.image),
@@ -91,6 +99,7 @@ class ContainerRequest:
             mounts=tuple(parse_mount(text) for text in self.mounts),
             environment=tuple(parse_environment(text) for text in self.environment),
             workdir=self.workdir,
+            user=parse_user(self.user) if self.user is not None else None,
             network=parse_network(self.network),
             infiniband=self.infiniband,
         )
@@ -118,6 +127,11 @@ class LaunchRequest(ContainerRequest):
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--user",
+    metavar="UID[:GID]",
+    help="Run as this user, who need not exist in the image: HOME is then /tmp. [default: the image's, root]",
+)
 @container_options
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.

@@ -89,7 +89,16 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         ValueError: it has another shape.
 
     """
-    found = parse_json(body, limit=LIMIT)
+    return image_from(parse_json(body, limit=LIMIT), reference)
+
+
+def image_from(found: object, reference: str) -> Image:
+    """Return the one image that an engine describes, from its parsed answer.
+
+    Raises:
+        ValueError: it has another shape.
+
+    """
     if not isinstance(found, list) or len(found) != 1:
         raise ValueError("not one image")
     try:

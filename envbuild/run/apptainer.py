@@ -82,6 +82,10 @@ def container_flags(
         UsageError: it asks for something that Apptainer cannot give.
 
     """
+    if container.user:
+        raise UsageError(
+            "Apptainer runs as the user who calls it", where="--user", hint="leave the flag out, or run as that user"
+        )
     notes: list[str] = []
     flags = [*_ALWAYS, *(["--no-privs"] if os.geteuid() == 0 else [])]
     if folder is not None:

@@ -14,8 +14,9 @@ from envbuild.run.container import (
     parse_image,
     parse_mount,
     parse_network,
-    run_command,
+    parse_user,
     run_flags,
+    run_line,
     shown,
 )
 from envbuild.run.launch import (
@@ -39,7 +40,8 @@ def flags(machine: Recording, **container: object) -> str:
 
 
 def test_a_training_node_gets_every_flag() -> None:
-    line, notes = run_command(H200.facts(), SETTINGS, Container(image="img"), ["python", "x.py"], terminal=False)
+    found, notes = run_flags(H200.facts(), Container(image="img"))
+    line = run_line(SETTINGS, Container(image="img"), ["python", "x.py"], found, terminal=False)
     assert shlex.join(line) == (
         "docker run --rm --pull never --interactive --gpus all --ipc host --ulimit stack=67108864 --ulimit memlock=-1 "
         "--network host --device /dev/infiniband --cap-add IPC_LOCK img python x.py"
@@ -123,6 +125,30 @@ def test_mounts_environment_and_folder(tmp_path: Path) -> None:
     assert "--network none" in found
 
 
+@pytest.mark.parametrize(
+    ("user", "environment", "expected"),
+    [
+        ("1000780000:0", (), "--env HOME=/tmp --env USER=envbuild --env LOGNAME=envbuild --user 1000780000:0"),
+        ("1000", ("HOME=/data", "USER"), "--env HOME=/data --env USER --env LOGNAME=envbuild --user 1000"),
+        ("0:0", (), "--user 0:0"),
+        ("ubuntu", (), "--user ubuntu"),
+        (None, (), ""),
+    ],
+)
+def test_a_user_whom_the_image_does_not_know_has_a_home_and_a_name(
+    user: str | None, environment: tuple[str, ...], expected: str
+) -> None:
+    found = flags(ENGINE, user=user, environment=environment)
+    assert found.partition("--network host")[2].strip() == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1:", ":1", "1:2:3", "4294967295", "a b", "A", "1;2", "\u0661"])
+def test_what_can_be_no_user_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a user"):
+        parse_user(text)
+    assert [parse_user(each) for each in ("0", "1000:0", "ubuntu", "4294967294")]
+
+
 @pytest.mark.parametrize("text", ["/tmp", "/tmp:relative", "/tmp:/a:rx", ":/a", "/tmp:/a:ro:x"])
 def test_a_mount_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a mount"):
@@ -162,7 +188,7 @@ def test_values_that_look_secret_are_hidden_from_print() -> None:
 
 def test_the_engine_of_the_settings_is_used() -> None:
     settings = Settings(cache_dir=Path("/nowhere"), engine_host="ssh://me@builder")
-    line, _ = run_command(ENGINE.facts(), settings, Container(image="img"), [], terminal=True)
+    line = run_line(settings, Container(image="img"), [], [], terminal=True)
     assert line[:4] == ["docker", "--host", "ssh://me@builder", "run"]
     assert "--tty" in line
 

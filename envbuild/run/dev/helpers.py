@@ -15,9 +15,10 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from envbuild.engine.client import EngineClient, last_words
+from envbuild.engine.client import last_words
 from envbuild.engine.guest import UNSTARTED, guest
 from envbuild.engine.image import Image
+from envbuild.engine.podman import engine_of
 from envbuild.errors import BuildError, HostError
 from envbuild.host import HostFacts
 from envbuild.run.container import Container, Mount
@@ -183,7 +184,7 @@ def of_image(settings: Settings, image: Image, stack: Stack) -> tuple[str, Made]
         HostError: the engine does not hand it over, or it is not what a build makes.
 
     """
-    client, sources, made = EngineClient(settings), dict[str, str](), Made()
+    client, sources, made = engine_of(settings), dict[str, str](), Made()
     keep_globs = [glob for step in steps_of(stack) for glob in step.keep]
     path = stack.repository.path
     root = path.rpartition("/")[2]

@@ -3,8 +3,8 @@
 import contextlib
 from pathlib import Path
 
-from envbuild.engine.client import EngineClient
 from envbuild.engine.image import Image
+from envbuild.engine.podman import engine_of
 from envbuild.errors import UsageError
 from envbuild.lock.model import Lock
 from envbuild.patches.apply import check
@@ -81,7 +81,7 @@ def lock_of_image(settings: Settings, image: Image) -> Lock:
             return lock
     from envbuild.engine.reproduce import carried_lock  # takes half a second, and is needed once per lock
 
-    lock = carried_lock(EngineClient(settings), image.id).lock
+    lock = carried_lock(engine_of(settings), image.id).lock
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch("lock", place.parent) as new:

@@ -38,11 +38,19 @@ def containers_of(job: Job, host: HostFacts, settings: Settings) -> Containers:
     """Return the containers of a job: of Apptainer where its image is a file or a folder, or else of the engine.
 
     Raises:
-        UsageError: Apptainer does not start what the job asks for.
+        UsageError: Apptainer does not start what the job asks for, or the engine is podman.
         HostError: they ask for something that is missing on this machine.
 
     """
-    return _Apptainer(job, host, settings) if is_path(job.container.image) else _Docker(job, host, settings)
+    if is_path(job.container.image):
+        return _Apptainer(job, host, settings)
+    if settings.engine == "podman":
+        raise UsageError(
+            "launch starts no containers of podman",
+            where=settings.origin("engine"),
+            hint="use Docker: unset ENVBUILD_ENGINE; or name a .sif or a sandbox, which Apptainer runs",
+        )
+    return _Docker(job, host, settings)
 
 
 def _program(job: Job, command: Sequence[str]) -> list[str]:
