@@ -11,6 +11,7 @@ from envbuild.lock.model import PythonSet
 from envbuild.lock.python import local_wheel
 from envbuild.lock.released import released_file
 from envbuild.lock.sources import SourceStore
+from envbuild.lock.wheels import wheels_in_folders
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -23,6 +24,7 @@ def contexts_of(
     kept: Collection[str],
     substitutes: Mapping[str, str],
     note: Callable[[str], object],
+    wheels: Mapping[str, Path],
 ) -> dict[str, str]:
     """Download every external input of `plan` but the Debian root; return where each is, by the name of its context.
 
@@ -33,6 +35,7 @@ def contexts_of(
         kept: names of sources that are not needed: the wheel that comes of them is there.
         substitutes: contexts that come from elsewhere, and from where.
         note: takes a line about what is done.
+        wheels: the locked wheels that folders of the settings hold, by file name.
 
     Raises:
         HostError: an input cannot be reached.
@@ -44,9 +47,9 @@ def contexts_of(
     found = {"uv-wheel": _folder_of(folder, "uv-wheel", {"uv.whl": uv})}
     if settings.debs:
         found["debs"] = settings.debs
-    wheels = _local_wheels(settings, plan.lock.python)
-    if wheels:
-        found["wheels"] = _folder_of(folder, "wheels", wheels)
+    given = {**wheels, **_local_wheels(settings, plan.lock.python, wheels)}
+    if given:
+        found["wheels"] = _folder_of(folder, "wheels", given)
     store = SourceStore(settings=settings, note=note)
     for source in plan.lock.sources:
         if source.name not in kept and f"src-{source.name}" not in substitutes:
@@ -59,9 +62,24 @@ def contexts_of(
     return {name: str(place) for name, place in found.items()} | dict(substitutes)
 
 
-def _local_wheels(settings: Settings, sets: tuple[PythonSet, ...]) -> dict[str, Path]:
+def wheels_here(settings: Settings, plan: Plan) -> tuple[dict[str, Path], bool]:
+    """Return the plan's wheels that folders of the settings hold, by file name, and whether these are all that it needs.
+
+    Raises:
+        LockError: a pylock of the plan cannot be read.
+
+    """
+    if not any("://" not in place for place in settings.find_links) or not plan.lock.complete:
+        return {}, False
+    pylocks: dict[str, str] = {s.name: plan.lists[f"lock/pylock.{s.name}.toml"] for s in plan.lock.python if s.packages}
+    found, missing = wheels_in_folders(settings, plan.lock, pylocks)
+    return found, not missing
+
+
+def _local_wheels(settings: Settings, sets: tuple[PythonSet, ...], seen: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the wheels that the lock has from a folder and that are not among those `seen`, which were hashed."""
     found: dict[str, Path] = {}
-    for name in (w for s in sets for w in s.local_wheels):
+    for name in (w for s in sets for w in s.local_wheels if w not in seen):
         path = local_wheel(settings, name)
         if path is None:
             raise LockError(
