@@ -63,16 +63,14 @@ def contexts_of(
 
 
 def wheels_here(settings: Settings, plan: Plan) -> tuple[dict[str, Path], bool]:
-    """Return the plan's wheels that folders of the settings hold, by file name, and whether these are all that it needs.
-
-    Raises:
-        LockError: a pylock of the plan cannot be read.
-
-    """
+    """Return the plan's wheels that folders of the settings hold, by file name, and whether these are all that it needs."""
     if not any("://" not in place for place in settings.find_links) or not plan.lock.complete:
         return {}, False
     pylocks: dict[str, str] = {s.name: plan.lists[f"lock/pylock.{s.name}.toml"] for s in plan.lock.python if s.packages}
-    found, missing = wheels_in_folders(settings, plan.lock, pylocks)
+    try:
+        found, missing = wheels_in_folders(settings, plan.lock, pylocks)
+    except LockError:  # a package without a wheel that fits: the indexes are asked, and uv says what is wrong
+        return {}, False
     return found, not missing
 
 

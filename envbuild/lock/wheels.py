@@ -11,7 +11,6 @@ from envbuild.errors import LockError
 from envbuild.lock.model import Lock
 from envbuild.lock.python import local_wheel, named_wheels
 from envbuild.settings import Settings
-from envbuild.util.names import shown
 
 # PEP 600: the older names of three of its platforms, and the oldest glibc of each architecture.
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -84,18 +83,11 @@ def tags_of(python: str, glibc: str, machine: str) -> Iterator[Tag]:
 
 
 def fits(filename: str, tags: frozenset[Tag]) -> bool:
-    """Return whether a wheel of this name has one of the tags.
-
-    Raises:
-        LockError: it is no wheel's name.
-
-    """
+    """Return whether a wheel of this name has one of the tags."""
     try:
         return not tags.isdisjoint(parse_wheel_filename(filename)[3])
     except InvalidWheelFilename:
-        raise LockError(
-            f"{shown(filename)} is not the name of a wheel", hint="take the whole folder as `envbuild lock` wrote it"
-        ) from None
+        return False
 
 
 def wheels_in_folders(
