@@ -130,6 +130,7 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
     else:
         trust = f"nobody confirms who made it; its sha256 is {opened.unpacked.sha256}"
     image = opened.tag if load else f"{opened.folder}/image"
+    config = opened.folder / "config.toml"
     lines = [
         str(opened.folder),
         f"  files   {len(bundle.files)}, each as the list and the lock say",
@@ -137,9 +138,10 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
         f"  image   {opened.tag} {bundle.image}",
         f"  lock    {bundle.lock}",
         *(f"  lacks   {each}" for each in bundle.lacks),
-        "run it",
+        "use it",
+        f"  export ENVBUILD_CONFIG={config}",
+        f"  envbuild smoke {image}",
         f"  envbuild run {image}",
+        *([f"  envbuild reproduce {image}"] if load else []),
     ]
-    if load:
-        lines += ["build it again", f"  ENVBUILD_CONFIG={opened.folder}/config.toml envbuild reproduce {opened.tag}"]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
 from envbuild.engine.built import Built, OwnBuild, find_built, remember_built
 from envbuild.engine.client import EngineClient, EngineError
-from envbuild.engine.contexts import contexts_of, wheels_here
+from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
 from envbuild.engine.exports import (
     CACHE_ONLY,
@@ -168,14 +168,13 @@ class Builder:
         """
         self.folder, self._private = folder, private
         self._watch = Watch(log=output, on_change=self.on_change, details=self.details)
-        wheels, whole = wheels_here(self.settings, self.plan)
-        self.secrets = secrets(self.settings, self.plan, private, offline=whole)
         if self.plan.lock.root and "base" not in self.substitutes:
             self._have_root(self.plan.lock.root)
         kept = {name for c in self.plan.components if self._kept_wheel(c.axis) for name in (c.axis, *c.downloads)}
-        self.contexts = contexts_of(
-            self.settings, self.plan, folder, kept=kept, substitutes=self.substitutes, note=self.note, wheels=wheels
+        self.contexts, whole = contexts_of(
+            self.settings, self.plan, folder, kept=kept, substitutes=self.substitutes, note=self.note
         )
+        self.secrets = secrets(self.settings, self.plan, private, offline=whole)
         if self.plan.components:
             self._count_jobs(self._machine())
 

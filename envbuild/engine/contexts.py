@@ -24,9 +24,10 @@ def contexts_of(
     kept: Collection[str],
     substitutes: Mapping[str, str],
     note: Callable[[str], object],
-    wheels: Mapping[str, Path],
-) -> dict[str, str]:
+) -> tuple[dict[str, str], bool]:
     """Download every external input of `plan` but the Debian root; return where each is, by the name of its context.
+
+    The second part of the answer is whether every locked wheel is among them, so that no index need be asked.
 
     Args:
         settings: where the cache, clones and wheels of the user are.
@@ -35,7 +36,6 @@ def contexts_of(
         kept: names of sources that are not needed: the wheel that comes of them is there.
         substitutes: contexts that come from elsewhere, and from where.
         note: takes a line about what is done.
-        wheels: the locked wheels that folders of the settings hold, by file name.
 
     Raises:
         HostError: an input cannot be reached.
@@ -47,6 +47,7 @@ def contexts_of(
     found = {"uv-wheel": _folder_of(folder, "uv-wheel", {"uv.whl": uv})}
     if settings.debs:
         found["debs"] = settings.debs
+    wheels, whole = wheels_here(settings, plan)
     given = {**wheels, **_local_wheels(settings, plan.lock.python, wheels)}
     if given:
         found["wheels"] = _folder_of(folder, "wheels", given)
@@ -59,7 +60,7 @@ def contexts_of(
         if file.name not in kept and f"src-{file.name}" not in substitutes:
             path = released_file(settings, file, files)
             found[f"src-{file.name}"] = _folder_of(folder, f"src-{file.name}", {path.name: path})
-    return {name: str(place) for name, place in found.items()} | dict(substitutes)
+    return {name: str(place) for name, place in found.items()} | dict(substitutes), whole
 
 
 def wheels_here(settings: Settings, plan: Plan) -> tuple[dict[str, Path], bool]:

@@ -19,7 +19,7 @@ from envbuild.lock.wheels import compatible_wheels
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.bundle_file import Written, write_bundle
 from envbuild.pipeline.fetched import fetch_debs, fetch_wheel
-from envbuild.pipeline.tool_wheels import python_here, tool_wheels
+from envbuild.pipeline.tool_wheels import python_here, suite_wheels, tool_wheels
 from envbuild.plan.plan import Plan, plan_of, tag_of
 from envbuild.registry.keys import PrivateKey
 from envbuild.settings import Settings
@@ -124,7 +124,9 @@ def make_bundle(
         downloads = settings.cache_dir / "files"
         downloads.mkdir(parents=True, exist_ok=True)
         (own / "tool").mkdir()
-        files |= {f"tool/{name}": path for name, path in tool_wheels(settings, own / "tool", note=note).items()}
+        wheels = tool_wheels(settings, own / "tool", note=note)
+        wheels |= suite_wheels(settings, lock.cell["python"], downloads, note=note)
+        files |= {f"tool/{name}": path for name, path in wheels.items()}
         note(f"writing {len(files)} files")
         part = own / "bundle.tar"
         written = write_bundle(

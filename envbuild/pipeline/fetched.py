@@ -19,14 +19,14 @@ _SUITES = {"ubuntu24.04": "noble", "ubuntu22.04": "jammy", "ubuntu20.04": "focal
 def fetch_wheel(
     settings: Settings,
     project: str,
-    filename: str,
+    filename: str | None,
     sha256: str,
     index: str | None,
     folder: Path,
     *,
     note: Callable[[str], object],
 ) -> Path:
-    """Return a wheel with this name and hash, from a folder of the settings or from their indexes.
+    """Return a wheel with this name (any where it is None) and hash, from a folder of the settings or from their indexes.
 
     No address in a lock is asked: a lock may come from anybody.
 
@@ -44,7 +44,7 @@ def fetch_wheel(
         LockError: none has the wheel.
 
     """
-    local = local_wheel(settings, filename)
+    local = local_wheel(settings, filename) if filename else None
     if local is not None and sha256_of(local) == sha256:
         return local
     further = (torch_index(settings, index),) if index else ()
@@ -55,10 +55,10 @@ def fetch_wheel(
             continue
         for file in listed:
             if file.sha256 == sha256 and file.filename.endswith(".whl"):
-                note(f"fetching {filename}")
+                note(f"fetching {file.filename}")
                 return download(settings, file.url, sha256, folder)[0]
     raise LockError(
-        f"no index has the wheel {filename} with the sha256 {sha256}",
+        f"no index has the wheel {filename or project} with the sha256 {sha256}",
         hint="name the index or folder that has it in the settings `index_url`, `extra_index_urls` or `find_links`",
     )
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.metadata
 import platform
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -19,10 +20,11 @@ from envbuild.lock.wheels import fits, tags_of
 from envbuild.pipeline.fetched import fetch_wheel
 from envbuild.settings import Settings
 from envbuild.util.processes import bounded
-from envbuild.util.scratch import scratch
+from envbuild.verify.suite import pytest_pins
 
 _BUILD_S = 600.0
 _OUTPUT = 1 << 20
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==\S+ --hash=sha256:(?P<sha256>[0-9a-f]{64})")
 # Written by an installer, and no part of a wheel.
 _INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"}
 
@@ -76,6 +78,23 @@ def tool_wheels(settings: Settings, folder: Path, *, note: Callable[[str], objec
     return found
 
 
+def suite_wheels(settings: Settings, python: str, folder: Path, *, note: Callable[[str], object]) -> dict[str, Path]:
+    """Return the wheels of the smoke suite's pytest, by file name, for the image's Python.
+
+    Raises:
+        HostError: an index cannot be reached.
+        LockError: no index has one of them.
+
+    """
+    major, minor = (int(part) for part in python.split(".")[:2])
+    found = {}
+    for line in pytest_pins((major, minor)).read_text(encoding="utf-8").splitlines():
+        if match := _PIN.match(line):
+            path = fetch_wheel(settings, match["name"], None, match["sha256"], None, folder, note=note)
+            found[path.name] = path
+    return found
+
+
 def _required(wheel: Path) -> list[str]:
     import email
 
@@ -99,13 +118,12 @@ def _own_wheel(settings: Settings, folder: Path) -> Path:
         return _packed(folder)
     made = folder / "own"
     command = [uv_executable(), "build", "--wheel", "--no-config", "--quiet", "--python", sys.executable]
-    with scratch("uv"):
-        ran = bounded(
-            [*command, "--out-dir", str(made), str(root)],
-            env=uv_environment_here(settings),
-            seconds=_BUILD_S,
-            limit=_OUTPUT,
-        )
+    ran = bounded(
+        [*command, "--out-dir", str(made), str(root)],
+        env=uv_environment_here(settings),
+        seconds=_BUILD_S,
+        limit=_OUTPUT,
+    )
     wheels = sorted(made.glob("envbuild-*.whl"))
     if ran.code or ran.fault or not wheels:
         lines = ran.err.decode("utf-8", "replace").strip().splitlines()

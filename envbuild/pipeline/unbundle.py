@@ -37,7 +37,7 @@ CONFIG = "config.toml"
 _CONFIG_TEXT = """\
 # Written by `envbuild unbundle`. ENVBUILD_CONFIG names this file to envbuild: a build then takes everything from here.
 cache_dir = "cache"
-find_links = ["packages"]
+find_links = ["packages", "tool"]
 debs = "debs"
 """
 _SOURCES_TEXT = 'sources = "sources"\n'
@@ -177,7 +177,7 @@ def _check_image(folder: Path, bundle: Bundle, locked: Locked) -> None:
 
 def _settle(folder: Path, found: Unpacked, locked: Locked, note: Callable[[str], object]) -> None:
     """Write the settings, compare the source trees with their ids, and note where the compiled wheels came from."""
-    for name in ("cache", "packages", "debs"):
+    for name in ("cache", "packages", "debs", "tool"):
         (folder / name).mkdir(exist_ok=True)
     sources = folder / "sources"
     text = _CONFIG_TEXT + (_SOURCES_TEXT if sources.is_dir() else "")

@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "b201343034fcf3b5d3740b0f516172b8c5add7ff9639af2b7e8a635c783b3d71"
+OF = "73202ea08a6f9e5aaf8df311df58ac229bc96e6a10cd579aa799506b418db156"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -363,7 +363,7 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
             yield ' \\\n    '
             yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.tools.txt')))
-            yield ' \\\n    '
+            yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
             yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
             yield ' '
             yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
@@ -378,7 +378,7 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
             yield ' \\\n    '
             yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.toolchain.txt')))
-            yield ' \\\n    '
+            yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
             yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
             yield ' '
             yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
@@ -618,4 +618,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&197=562&198=565&200=567&201=569&204=576&205=578&206=581&207=585&209=587&212=592&213=595&216=606&217=608'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&123=360&124=364&125=366&127=368&128=371&129=373&131=375&132=379&133=381&136=383&138=386&140=388&142=390&145=398&147=401&149=405&150=411&151=413&152=417&156=429&157=431&158=434&161=437&162=439&163=442&165=444&166=448&169=454&170=456&171=458&173=487&174=489&179=493&180=497&182=499&183=503&185=509&186=513&187=515&188=522&189=530&190=533&192=541&193=545&196=553&197=557&199=562&200=565&202=567&203=569&206=576&207=578&208=581&209=585&211=587&214=592&215=595&218=606&219=608'

@@ -135,7 +135,7 @@ def test_a_bundle_comes_out_as_it_went_in(made, opened, tmp_path):
     assert found.unpacked.signers == ()
     assert found.tag == f"envbuild:{made.locked.lock.as_cell.id}"
     config = (tmp_path / "out" / "config.toml").read_text()
-    assert 'find_links = ["packages"]' in config
+    assert 'find_links = ["packages", "tool"]' in config
     assert "sources" not in config  # the setting must name a folder that is there
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
 
@@ -151,7 +151,7 @@ def test_settings_of_the_folder_load_and_name_it(made, opened, tmp_path):
     opened(tmp_path / "b.tar")
     config = str(tmp_path / "out" / "config.toml")
     found = load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_CONFIG": config}, root=tmp_path)
-    assert found.find_links == (str(tmp_path / "out" / "packages"),)
+    assert found.find_links == tuple(str(tmp_path / "out" / name) for name in ("packages", "tool"))
     assert (found.debs, found.cache_dir) == (tmp_path / "out" / "debs", tmp_path / "out" / "cache")
 
 
