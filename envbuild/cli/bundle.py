@@ -48,7 +48,7 @@ def bundle(named: str, output: Path, stack_file: str | None, as_json: bool) -> N
     client = engine_client(settings)
     subject = subject_of(client, named)
     made = make_bundle(client, load_matrix(), subject, output, stack_file=stack_file, keys=keys, note=note)
-    for each in made.bundle.lacks:
+    for each in made.bundle.missing:
         note(f"a rebuild needs {each}, which is not in the bundle")
     answer = {
         "file": str(output),
@@ -59,7 +59,7 @@ def bundle(named: str, output: Path, stack_file: str | None, as_json: bool) -> N
         "lock": subject.locked.lock.digest,
         "files": len(made.bundle.files),
         "python": made.bundle.python,
-        "lacks": list(made.bundle.lacks),
+        "missing": list(made.bundle.missing),
         "signers": [key.name for key in keys],
     }
     text = (
@@ -114,7 +114,7 @@ def unbundle(file: Path, folder: Path, sha256: str | None, load: bool, as_json: 
         "digest": found.bundle.image,
         "lock": found.bundle.lock,
         "loaded": load,
-        "lacks": list(found.bundle.lacks),
+        "missing": list(found.bundle.missing),
         "signers": list(found.signers),
         "config": str(opened.folder / CONFIG),
     }
@@ -137,7 +137,7 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
         f"  trust   {trust}",
         f"  image   {opened.tag} {bundle.image}",
         f"  lock    {bundle.lock}",
-        *(f"  lacks   {each}" for each in bundle.lacks),
+        *(f"  missing {each}" for each in bundle.missing),
         "use it",
         f"  export ENVBUILD_CONFIG={config}",
         f"  envbuild smoke {image}",

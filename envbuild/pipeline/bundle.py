@@ -137,7 +137,7 @@ def make_bundle(
             python=python_here(),
             lock=lock.digest,
             image=subject.digest,
-            lacks=tuple(f"the base image {image.reference}@{image.digest}" for image in lock.images),
+            missing=tuple(f"the base image {image.reference}@{image.digest}" for image in lock.images),
         )
         part.replace(output)
     return written

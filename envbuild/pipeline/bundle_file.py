@@ -72,7 +72,7 @@ class Bundle(Model):
     """major.minor of the Python that the wheels in `tool` are for."""
     lock: Digest
     image: Digest
-    lacks: tuple[Line, ...] = Field(default=(), max_length=100)
+    missing: tuple[Line, ...] = Field(default=(), max_length=100)
     """What a rebuild needs and the bundle does not have."""
     files: tuple[BundledFile, ...] = Field(max_length=_MOST)
 

@@ -69,7 +69,7 @@ class Made:
             "python": "3.11",
             "lock": self.locked.lock.digest,
             "image": self.digest,
-            "lacks": (),
+            "missing": (),
         }
         return write_bundle(output, self.files, keys, **(stated | changed))
 
@@ -275,7 +275,7 @@ def test_a_list_that_names_no_place_of_a_bundle_is_refused(made, opened, tmp_pat
         lambda value: value["files"][0].update(size=-1),
         lambda value: value["files"][0].update(sha256="x"),
         lambda value: value["files"].append({"path": value["files"][0]["path"] + "/x", "size": 0, "sha256": "0" * 64}),
-        lambda value: value.update(lacks=["two\nlines"]),
+        lambda value: value.update(missing=["two\nlines"]),
     ],
 )
 def test_a_list_of_another_shape_is_refused(made, opened, tmp_path, change):
