@@ -176,7 +176,7 @@ def _inputs(settings: Settings, locked: Locked, own: Path, note: Note) -> dict[s
         note(f"collecting the source of {source.name}")
         place = own / "sources" / source_name(source)
         place.parent.mkdir(exist_ok=True)
-        _pack(store.checkout(source), place)
+        pack_tree(store.checkout(source), place)
         found[f"sources/{place.name}"] = place
     return found
 
@@ -186,7 +186,7 @@ def source_name(source: GitSource) -> str:
     return f"{source.name}-{source.commit}.tar"
 
 
-def _pack(tree: Path, target: Path) -> None:
+def pack_tree(tree: Path, target: Path) -> None:
     """Write a tree to a tar with one folder in it; the same tree gives the same bytes."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from cell_inputs import complete, inputs_for, sha
 
+from envbuild.engine.kept import taken_from
+from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
+from envbuild.lock.model import GitSource
+from envbuild.lock.sources import SourceStore
+from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
-from envbuild.pipeline.bundle import source_name
+from envbuild.pipeline.bundle import pack_tree, source_name
 from envbuild.pipeline.bundle_file import SIGNATURES, BundleError, write_bundle
 from envbuild.pipeline.unbundle import open_bundle
 from envbuild.registry.keys import make_key_pair, read_private_key
@@ -28,9 +33,10 @@ def described(folder: Path, body: bytes, kind: str) -> dict[str, object]:
 class Made:
     """The files of a sound bundle; a test changes them, or the tar, before it is read."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, **changed: object) -> None:
         found = complete(inputs_for(cuda="cpu"))
-        lock = found.lock.model_copy(update={"uv": found.lock.uv.model_copy(update={"sha256": sha("uv")})})
+        uv = found.lock.uv.model_copy(update={"sha256": sha("uv")})
+        lock = found.lock.model_copy(update={"uv": uv, **changed})
         self.locked = Locked(lock=lock, pylocks=found.pylocks)
         self.place, self.number = place, 0
         write_lock(self.locked, place / "lock")
@@ -388,6 +394,57 @@ def test_an_unreadable_lock_is_refused(made, opened, tmp_path):
         opened(tmp_path / "b.tar")
 
 
+def test_compiled_wheels_come_along_and_are_noted_as_not_compiled_here(opened, tmp_path):
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", components=("te",))
+    place = f"cache/wheels/te-{'0' * 32}"
+    made.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
+    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
+    made.add(f"{place}/record.json", json.dumps(record))
+    made.add(f"{place}.json", "{}")
+    written = made.write(tmp_path / "b.tar")
+    opened(tmp_path / "b.tar")
+    own = Settings(cache_dir=tmp_path / "out" / "cache")
+    (wheel,), faults = kept_wheels(own)
+    assert (wheel.record.component, faults) == ("te", {})
+    assert taken_from(own, sha("a wheel")) == f"bundle {written.sha256[:16]}"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "a.c").write_text("int a;")
+    (folder / "run").write_text("#!/bin/sh")
+    (folder / "run").chmod(0o755)
+    (folder / "link").symlink_to("src/a.c")
+    return folder
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_source_tree_comes_along_and_is_compared_with_its_id(opened, tmp_path, tree, changed):
+    (tmp_path / "made").mkdir()
+    source = GitSource(name="own", url="https://x.example/own", commit="a" * 40, tree=tree_id(tree))
+    made = Made(tmp_path / "made", sources=(source,))
+    if changed:
+        (tree / "src" / "a.c").write_text("int b;")
+    place = tmp_path / "made" / source_name(source)
+    pack_tree(tree, place)
+    made.files[f"sources/{place.name}"] = place
+    made.write(tmp_path / "b.tar")
+    if changed:
+        with pytest.raises(LockError, match="is not what the lock names"):
+            opened(tmp_path / "b.tar")
+        return
+    opened(tmp_path / "b.tar")
+    out = tmp_path / "out"
+    store = SourceStore(settings=Settings(cache_dir=out / "cache", sources=out / "sources"))
+    found = store.checkout(source)
+    assert (found / "run").stat().st_mode & 0o100
+    assert (found / "link").readlink() == Path("src/a.c")
+    assert 'sources = "sources"' in (out / "config.toml").read_text()
+
+
 # -- who made it
 
 
@@ -458,10 +515,3 @@ def test_a_name_that_no_bundle_can_hold_ends_the_writing(made, tmp_path):
 )
 def test_which_wheels_a_python_can_install(name, expected):
     assert fits(name, frozenset(tags_of("3.11.2", "2.36", "x86_64"))) is expected
-
-
-def test_a_source_is_named_as_the_setting_sources_looks_for_it():
-    from envbuild.lock.model import GitSource
-
-    commit = "a" * 40
-    assert source_name(GitSource(name="apex", url="https://x.example/apex", commit=commit)) == f"apex-{commit}.tar"
