@@ -96,7 +96,9 @@ class Host:
 @pytest.fixture
 def host(engine) -> Iterator[Host]:
     """A host without a network."""
-    made = Host(Path(tempfile.mkdtemp(prefix="eb-n-")))  # short: sockets lie in it
+    folder = Path(tempfile.mkdtemp(prefix="eb-n-"))  # short: sockets lie in it
+    folder.chmod(0o755)  # as /tmp is: where apt's own user may not enter, mmdebstrap leaves two folders to root
+    made = Host(folder)
     try:
         made.start()
         yield made
