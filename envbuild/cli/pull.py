@@ -51,6 +51,7 @@ def pull(
     named = parse_digest(digest)
     settings = load_settings()
     catalog: Mapping[str, str] = {}
+    layers: tuple[str, ...] = ()
     if lock_file is None and uses_catalog(settings):
         show_notices(use_cache(settings))
         published = published_for(flags, sources, settings)
@@ -61,7 +62,7 @@ def pull(
                 where=settings.registry,
                 hint=f"change the flags, or build it: {build_command(flags, sources)}",
             )
-        lock_file, catalog = published.folder, published.catalog
+        lock_file, catalog, layers = published.folder, published.catalog, published.offer.entry.layers
     doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
@@ -77,7 +78,7 @@ def pull(
             where="pull",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
-    expected = expected_of(asked.settings, plan, named, catalog)
+    expected = expected_of(asked.settings, plan, named, catalog, layers)
     client = engine_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from envbuild.run.container import Container
 
 
-def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a container."""
     options = (
         click.option(
             "--gpus",
@@ -117,7 +118,7 @@ class LaunchRequest(ContainerRequest):
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
-@_container_options
+@container_options
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
 
@@ -126,6 +127,7 @@ def run(**options: Any) -> None:
     The exit code is CMD's. Without CMD the image's own command runs.
     """
     from envbuild.host import facts
+    from envbuild.run.gpus import sms_in_id, unserved
     from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
@@ -134,14 +136,20 @@ def run(**options: Any) -> None:
     container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     runtime = runtime_for(settings, asked.image)
-    line = runtime.line(facts(settings), container, asked.command, terminal=terminal)
+    host = facts(settings)
+    line = runtime.line(host, container, asked.command, terminal=terminal)
     for text in line.notes:
         note(f"note: {text}")
     if asked.starts_nothing:
         answer = {"command": list(line.command), "notes": list(line.notes)}
         emit(answer, as_json=asked.as_json, human=line.shown)
         return
-    runtime.require_runnable(runtime.look_up(asked.image))
+    image = runtime.look_up(asked.image)
+    runtime.require_runnable(image)
+    if container.gpus != "none":
+        sms = sms_in_id(image.labels.get("io.envbuild.cell", ""))
+        if text := unserved(sms, [(gpu.name, gpu.sm) for gpu in host.gpus]):
+            note(f"note: {text}")
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvpe(line.command[0], line.command, line.environ)  # noqa: S606
@@ -181,7 +189,7 @@ def run(**options: Any) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Use this private key for logins between the containers. [default: a new one for each job]",
 )
-@_container_options
+@container_options
 def launch(**options: Any) -> int:
     """Run SCRIPT on every host of a hostfile, in a container of the image TAG.
 

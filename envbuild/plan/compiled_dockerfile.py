@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "73202ea08a6f9e5aaf8df311df58ac229bc96e6a10cd579aa799506b418db156"
+OF = "07ae255de0094271b11da746b7ed61391e33281b1c1e21c8029956d1453e0d7d"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -435,10 +435,10 @@ def root(context, missing=missing, *, environment):
         yield 'RUN --network=none '
         yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-wheel', _loop_vars=_loop_vars)))
         yield ' \\\n'
-        if environment.getattr(l_1_component, 'only_sm'):
+        if environment.getattr(l_1_component, 'only_sms'):
             pass
             yield '    '
-            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-for-sm', _loop_vars=_loop_vars)))
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), environment.getattr(l_1_component, 'recipe'), _loop_vars=_loop_vars)))
             yield ' \\\n'
         yield '    --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \\\n    --mount=type=bind,from=src-'
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
@@ -468,14 +468,12 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'folder')))
             yield ' '
         yield 'sh /run/envbuild/recipe/'
-        if environment.getattr(l_1_component, 'only_sm'):
-            pass
-            yield 'build-for-sm '
-            yield escape(environment.finalize(environment.getattr(l_1_component, 'only_sm')))
-        else:
-            pass
-            yield 'build-wheel'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'recipe')))
         yield ' '
+        if environment.getattr(l_1_component, 'only_sms'):
+            pass
+            yield escape(environment.finalize(t_1(environment.getattr(l_1_component, 'only_sms'))))
+            yield ' '
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield ' '
         if environment.getattr(l_1_component, 'extensions'):
@@ -566,6 +564,18 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield '.json\n'
     l_1_component = missing
+    yield '# What `pip install` in the image must leave as it is.\nRUN --network=none '
+    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+    yield ' \\\n    mkdir -p /opt/envbuild && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+    for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+        _loop_vars = {}
+        pass
+        yield ' '
+        yield escape(environment.finalize(l_1_name))
+    l_1_name = missing
+    yield ' >'
+    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+    yield '\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
         pass
         yield 'COPY --from=mpi / '
@@ -581,7 +591,10 @@ def root(context, missing=missing, *, environment):
         finally: gen.close()
     yield '\nFROM '
     yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
-    yield ' AS image\n'
+    yield ' AS image\nCOPY --from=uv /uv /usr/local/bin/uv\n'
+    if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+        pass
+        yield 'COPY --from=lists --chmod=755 /image/pip /usr/local/bin/pip\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
         pass
         yield '# '
@@ -618,4 +631,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&123=360&124=364&125=366&127=368&128=371&129=373&131=375&132=379&133=381&136=383&138=386&140=388&142=390&145=398&147=401&149=405&150=411&151=413&152=417&156=429&157=431&158=434&161=437&162=439&163=442&165=444&166=448&169=454&170=456&171=458&173=487&174=489&179=493&180=497&182=499&183=503&185=509&186=513&187=515&188=522&189=530&190=533&192=541&193=545&196=553&197=557&199=562&200=565&202=567&203=569&206=576&207=578&208=581&209=585&211=587&214=592&215=595&218=606&219=608'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&123=360&124=364&125=366&127=368&128=371&129=373&131=375&132=379&133=381&136=383&138=386&140=388&142=390&145=398&147=401&149=405&150=411&151=413&152=417&156=429&157=431&158=434&161=437&162=439&163=442&165=444&166=448&169=454&170=456&171=458&173=485&174=487&179=491&180=495&182=497&183=501&185=507&186=511&187=513&188=520&189=528&190=531&192=539&193=543&196=551&197=555&200=561&201=563&202=572&203=575&205=577&206=579&209=586&211=588&214=591&215=594&216=598&218=600&221=605&222=608&225=619&226=621'

@@ -57,6 +57,11 @@ class Settings(BaseModel):
         description="How many of `trusted_keys` must have signed that they built an image of the catalogue themselves "
         "and came to its digest (`envbuild reproduce --sign`).",
     )
+    trusted_documents: tuple[Literal["sbom", "provenance"], ...] = Field(
+        (),
+        description="What an image of the catalogue must come with in the registry, signed as `trusted_signatures` asks: "
+        "`sbom`, `provenance`.",
+    )
     catalog_max_age_days: int = Field(
         90, ge=1, le=3650, description="Days after which a catalogue that nobody signed again is refused."
     )
@@ -142,5 +147,7 @@ class Settings(BaseModel):
         yield from self.redacted().items()
 
 
-LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_keys"})
+LIST_KEYS = frozenset(
+    {"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_documents", "trusted_keys"}
+)
 """Settings that hold several values; in the environment they are separated by whitespace."""

@@ -12,14 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cell_inputs import complete, inputs_for
 from command import run
-
-from envbuild.engine.bootstrap import bootstrap_root
-from envbuild.pipeline.fetched import fetch_debs
-from envbuild.settings import load_settings
-
-NOWHERE = "http://127.0.0.1:9/archive"
 
 
 class Host:
@@ -104,27 +97,6 @@ def host(engine) -> Iterator[Host]:
         yield made
     finally:
         made.stop()
-
-
-def test_a_root_of_a_folder_of_packages_is_that_of_the_archive(debian_root, epoch, tmp_path):
-    settings, lock = load_settings(), complete(inputs_for(cuda="cpu")).lock
-    root = lock.root.model_copy(update={"packages": debian_root.packages})
-    lock = lock.model_copy(update={"root": root, "os": ()})
-    debs = tmp_path / "debs"
-    debs.mkdir()
-    for digest, path in fetch_debs(settings, lock, tmp_path / "files", note=lambda _: None).items():
-        shutil.copy(path, debs / f"{digest}.deb")
-    away = {"debian_mirror": NOWHERE, "debian_security_mirror": NOWHERE, "debs": debs}
-    again = bootstrap_root(
-        settings.model_copy(update=away),
-        suite="bookworm",
-        packages=[],
-        epoch=epoch,
-        dest=tmp_path / "again.tar",
-        log=tmp_path / "log",
-        locked=debian_root.packages,
-    )
-    assert again.sha256 == debian_root.sha256
 
 
 @pytest.mark.full
