@@ -196,6 +196,9 @@ def launch(**options: Any) -> int:
     This machine must reach every host by ssh without a password, and every host must have the image. The hosts are
     assumed to have the same hardware and driver as this machine. For mpirun and deepspeed, every container runs an sshd
     on --ssh-port with keys made for this job. The exit code is the launcher's.
+
+    With srun, Slurm reaches the hosts, and each finds its own GPUs and its runtime: Docker for a TAG, Apptainer for a .sif
+    or a sandbox, pyxis for a .sqsh. One without a GPU ends the job, unless --gpus none says so.
     """
     from envbuild.host import facts
     from envbuild.run.container import shown
@@ -206,7 +209,9 @@ def launch(**options: Any) -> int:
     asked = LaunchRequest(**options)
     settings = show_notices(load_settings())
     host = facts(settings)
-    nodes = read_hostfile(asked.hostfile, default_slots=len(host.gpus) or 1)
+    slurm = asked.launcher == "srun"
+    # under Slurm each node counts its GPUs: this machine may be a login node
+    nodes = read_hostfile(asked.hostfile, default_slots=0 if slurm else len(host.gpus) or 1)
     job = Job(
         nodes=nodes,
         launcher=asked.launcher,
@@ -231,11 +236,11 @@ def launch(**options: Any) -> int:
             ),
         )
         return 0
-    if any(is_local(node.name) for node in nodes):
+    if not slurm and any(is_local(node.name) for node in nodes):
         runtime = runtime_for(settings, asked.image)
         runtime.require_runnable(runtime.look_up(asked.image))
-    processes = sum(node.slots for node in nodes)
+    processes = sum(node.slots for node in nodes) or "as many as GPUs"
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return run_launch(job, host, settings)
+    return run_launch(job, host, settings, note)

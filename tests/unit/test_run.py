@@ -28,6 +28,7 @@ from envbuild.run.launch import (
     run_launch,
     variables_script,
 )
+from envbuild.run.launch.beats import BEATING
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
@@ -240,7 +241,7 @@ def test_torchrun_needs_no_login_between_containers() -> None:
     assert keeper[keeper.index("--name") + 1] == "job-1"
     assert "--gpus" in keeper
     assert "IPC_LOCK" in keeper
-    assert keeper[-5:] == ["--entrypoint", "sh", "img", "-c", "cat >/dev/null"]
+    assert keeper[-5:] == ["--entrypoint", "sh", "img", "-c", BEATING]
     assert "job-1" in start
     assert start[-9:] == [
         "torchrun", "--nnodes=2", "--nproc-per-node=8", "--node-rank=1", "--master-addr=192.0.2.1", "--master-port=29500",
@@ -272,13 +273,6 @@ def test_deepspeed_takes_the_port_from_ssh_config_and_any_slots() -> None:
     assert line[line.index("deepspeed") :][:3] == ["deepspeed", "--hostfile", "/run/envbuild/hostfile"]
     with pytest.raises(UsageError, match="different slots"):
         plan_launch(job("mpirun", nodes=nodes), H200.facts(), SETTINGS)
-
-
-def test_srun_ranks_come_from_slurm() -> None:
-    (step,) = plan_launch(job("srun"), H200.facts(), SETTINGS)[0].steps
-    assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
-    assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
-    assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
 
 
 def test_a_launch_from_a_machine_without_a_gpu_says_that_no_host_gets_one() -> None:
