@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "7f7a825422cdc624e90294e30c8199e1ba90cf54cc3334bb51ee4d4dd74c2f33"
+OF = "07ae255de0094271b11da746b7ed61391e33281b1c1e21c8029956d1453e0d7d"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -363,7 +363,7 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
             yield ' \\\n    '
             yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.tools.txt')))
-            yield ' \\\n    '
+            yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
             yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
             yield ' '
             yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
@@ -378,7 +378,7 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
             yield ' \\\n    '
             yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.toolchain.txt')))
-            yield ' \\\n    '
+            yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
             yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
             yield ' '
             yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
@@ -435,10 +435,10 @@ def root(context, missing=missing, *, environment):
         yield 'RUN --network=none '
         yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-wheel', _loop_vars=_loop_vars)))
         yield ' \\\n'
-        if environment.getattr(l_1_component, 'only_sm'):
+        if environment.getattr(l_1_component, 'only_sms'):
             pass
             yield '    '
-            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-for-sm', _loop_vars=_loop_vars)))
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), environment.getattr(l_1_component, 'recipe'), _loop_vars=_loop_vars)))
             yield ' \\\n'
         yield '    --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \\\n    --mount=type=bind,from=src-'
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
@@ -468,14 +468,12 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'folder')))
             yield ' '
         yield 'sh /run/envbuild/recipe/'
-        if environment.getattr(l_1_component, 'only_sm'):
-            pass
-            yield 'build-for-sm '
-            yield escape(environment.finalize(environment.getattr(l_1_component, 'only_sm')))
-        else:
-            pass
-            yield 'build-wheel'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'recipe')))
         yield ' '
+        if environment.getattr(l_1_component, 'only_sms'):
+            pass
+            yield escape(environment.finalize(t_1(environment.getattr(l_1_component, 'only_sms'))))
+            yield ' '
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield ' '
         if environment.getattr(l_1_component, 'extensions'):
@@ -633,4 +631,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&198=563&199=565&200=574&201=577&203=579&204=581&207=588&209=590&212=593&213=596&214=600&216=602&219=607&220=610&223=621&224=623'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&123=360&124=364&125=366&127=368&128=371&129=373&131=375&132=379&133=381&136=383&138=386&140=388&142=390&145=398&147=401&149=405&150=411&151=413&152=417&156=429&157=431&158=434&161=437&162=439&163=442&165=444&166=448&169=454&170=456&171=458&173=485&174=487&179=491&180=495&182=497&183=501&185=507&186=511&187=513&188=520&189=528&190=531&192=539&193=543&196=551&197=555&200=561&201=563&202=572&203=575&205=577&206=579&209=586&211=588&214=591&215=594&216=598&218=600&221=605&222=608&225=619&226=621'
