@@ -38,6 +38,8 @@ _EXCLUDED = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 
 # What a bootstrap leaves that a second one would write otherwise, or that belongs to the machine it ran on.
+# Where apt puts what it loads: its own user's, except where that user cannot enter the temporary folder on the host.
+_APT_OWN = ("/var/cache/apt/archives/partial", "/var/lib/apt/lists/partial")
 _LEFTOVERS = (
     "etc/.pwd.lock",
     "etc/apt/apt.conf.d/99mmdebstrap",
@@ -303,6 +305,8 @@ def _hooks(folder: Path, epoch: int) -> list[str]:
         'rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
         f"upload {place}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
         'chmod 644 "$1/etc/dpkg/dpkg.cfg.d/99envbuild"; find "$1/var/log" "$1/var/lib/apt/lists" -type f -delete',
+        # apt gives both to its own user, but only where that user can enter the temporary folder on the host.
+        f'chroot "$1" chown _apt:root {" ".join(_APT_OWN)}',
         # The day on which each account's password was last set is the day of the bootstrap; trixie has no shadow file yet.
         f'[ ! -e "$1/etc/shadow" ] || sed -i -E \'s/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/\' "$1/etc/shadow"',
     ]
