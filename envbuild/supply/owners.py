@@ -196,6 +196,10 @@ class _Owners:
             folder, _, rest = name.partition("/")
             if folder in {"lock", "tools"} and rest:
                 self.add(f"{CARRIED if folder == 'lock' else 'usr/local/bin'}/{rest}", own)
+        self.add(self.plan.constraints.strip("/"), own)
+        self.add("usr/local/bin/uv", self.refs.get(("file", "uv")))
+        if not self.plan.provided:
+            self.add("usr/local/bin/pip", own)
         for wheel in self.plan.components:
             self.add(f"{CARRIED}/built/{wheel.axis}.json", self.refs.get(("compiled-wheel", wheel.axis)))
         folders: dict[str, str | None] = {}

@@ -112,6 +112,14 @@ def test_what_a_package_lists_and_its_scripts_make_belongs_to_the_package():
     assert image.owned().unowned == ()
 
 
+def test_what_envbuild_puts_next_to_the_packages_has_an_owner():
+    image = Image()
+    image.files |= {"usr/local/bin/uv": b"x", "usr/local/bin/pip": b"x", "opt/envbuild/constraints.txt": b"x"}
+    assert image.owner("/usr/local/bin/uv") == ["file:uv"]
+    assert image.owner("/usr/local/bin/pip") == image.owner("/opt/envbuild/constraints.txt") == ["envbuild:envbuild"]
+    assert image.owned().unowned == ()
+
+
 def test_what_belongs_to_nobody_is_listed():
     image = Image()
     image.files |= {"usr/bin/planted": b"x", "opt/envbuild/planted": b"x", f"{SITE}/planted.py": b"x"}
