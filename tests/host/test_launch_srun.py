@@ -18,10 +18,19 @@ from envbuild.settings import Settings
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
 NODES = (Node(name="node2", slots=0), Node(name="node1", slots=0))
 TASK = """\
-while [ "${1#-}" != "$1" ]; do shift; done
-# as Slurm: the nodes in the order of their names
+# as Slurm: the number of an allocation counts where a step has none, and nodes come in the order of their names
+tasks=${SLURM_NTASKS:-2} beats=no
+while [ "${1#-}" != "$1" ]; do
+    case $1 in
+    --ntasks=*) tasks=${1#*=} ;;
+    --overlap) beats=yes ;;
+    esac
+    shift
+done
+[ $beats = no ] || { echo "$tasks" >> "$LOG.beats"; exit; }
+while [ -n "${SLURM_JOB_ID:-}" ] && [ ! -s "$LOG.beats" ]; do sleep 0.05; done
 code=0
-for id in 0 1; do
+for ((id = 0; id < tasks; id++)); do
     SLURM_NODEID=$id SLURMD_NODENAME=node$((id + 1)) "$@" || code=$?
 done
 exit $code
@@ -30,7 +39,7 @@ WRITES = """\
 PATH=$TOOLS
 { printf '%s ' "${0##*/}" "$@" | tr '\\n' ' '; echo; env | grep -E '^(APPTAINERENV_|TOKEN=|ENVBUILD_)'; } >> "$LOG"
 """
-TOOLS = ("bash", "cat", "env", "grep", "id", "mkdir", "mktemp", "rm", "sh", "tr", "uname")
+TOOLS = ("bash", "cat", "env", "grep", "id", "mkdir", "mktemp", "rm", "sh", "sleep", "tr", "uname")
 TWO_GPUS = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-b)'"
 NO_GPU = "echo 'No devices were found'; exit 6"
 
@@ -118,6 +127,15 @@ def test_the_gpus_that_slurm_gave_and_no_others(cluster, monkeypatch) -> None:
     _, log = cluster(BARE)
     assert [line[line.index("--gpus") + 1] for line in lines(log, "docker")] == ["device=1"] * 2
     assert log.count("ENVBUILD_SLOTS=1\n") == 2
+
+
+@pytest.mark.parametrize("given", ["1", "16"])
+def test_one_task_for_each_host_whatever_the_allocation_has(cluster, monkeypatch, tmp_path, given) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", given)
+    code, log = cluster(BARE)
+    assert (code, len(lines(log, "docker"))) == (0, 2)
+    assert (tmp_path / "log.beats").read_text() == "2\n"
 
 
 def test_numbers_that_a_node_does_not_have(cluster, capfd) -> None:

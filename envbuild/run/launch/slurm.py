@@ -127,7 +127,8 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
     inside += f'--node-rank="$ENVBUILD_RANK" {shlex.join(torchrun)}'
     names = [node.name for node in job.nodes]
     line = [
-        "srun", f"--nodes={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
+        # without --ntasks, the number of an allocation (SLURM_NTASKS) counts
+        "srun", f"--nodes={len(names)}", f"--ntasks={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
         # one task has all cores of its node, and not one of them; a login node's limits stay there
         "--cpu-bind=none", "--propagate=NONE", "--export=ALL", "--kill-on-bad-exit=1",
     ]  # fmt: skip

@@ -54,8 +54,8 @@ def _watch(job: Job, beats: Beats) -> Iterator[None]:
     beating = f'while echo "$SLURMD_NODENAME"; do sleep {BEAT_SECONDS}; done 2>/dev/null'
     process = subprocess.Popen(
         [
-            "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", f"--nodelist={names}", "--overlap", "--cpu-bind=none",
-            "--mem=0", "--unbuffered", "--quiet", "sh", "-c", beating,
+            "srun", f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1", f"--nodelist={names}",
+            "--overlap", "--cpu-bind=none", "--mem=0", "--unbuffered", "--quiet", "sh", "-c", beating,
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
