@@ -4,7 +4,10 @@ run or write down what they are given."""
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -199,3 +202,64 @@ def test_what_pyxis_and_apptainer_cannot_do(tmp_path: Path, sandbox: str) -> Non
         job = Job(nodes=NODES, launcher="srun", container=asked, script=("train.py",), name="job")
         with pytest.raises(UsageError, match=says):
             plan_launch(job, BARE.facts(), SETTINGS)
+
+
+LAUNCHES = """\
+import signal, sys
+from pathlib import Path
+from recorded import BARE
+from envbuild.run.container import Container
+from envbuild.run.launch import Job, Node, run_launch
+from envbuild.settings import Settings
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+job = Job(nodes=(Node(name="node1", slots=0),), launcher="srun", container=Container(image="img"), script=("t.py",), name="job")
+run_launch(job, BARE.facts(), Settings(cache_dir=Path("/nowhere")))
+"""
+# srun ends its step in an orderly way when it is asked, and that takes a moment
+STEPS = """\
+trap 'sleep 0.2; echo $$ >> "$LOG.ended"; exit 143' TERM
+echo $$ >> "$LOG"
+while :; do sleep 0.1; done
+"""
+
+
+def running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds) -> bool:
+    end = time.monotonic() + 20
+    while not (held := holds()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_step_outlives_a_launch_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+    log, ended = tmp_path / "log", tmp_path / "log.ended"
+    log.touch()
+    ended.touch()
+    (tmp_path / "srun").write_text(f"#!/bin/sh\n{STEPS}")
+    (tmp_path / "srun").chmod(0o755)
+    tests = Path(__file__).resolve().parents[1]
+    paths = os.pathsep.join([str(tests.parent), *(path for path in sys.path if path)])
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(log), "SLURM_JOB_ID": "1", "PYTHONPATH": paths,
+    }  # fmt: skip
+    launch = subprocess.Popen([sys.executable, "-c", LAUNCHES], env=environment)
+    steps: list[str] = []
+    try:
+        assert until(lambda: len(log.read_text().splitlines()) == 2)  # the job's step, and the one that listens
+        steps = log.read_text().splitlines()
+        launch.send_signal(how)
+        launch.wait(20)
+        assert until(lambda: not any(map(running, steps)))
+        assert sorted(ended.read_text().splitlines()) == sorted(steps)  # asked, and not killed
+    finally:
+        launch.kill()
+        launch.wait()
+        for step in filter(running, steps):
+            os.kill(int(step), signal.SIGKILL)
