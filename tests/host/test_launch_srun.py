@@ -204,6 +204,17 @@ def test_what_pyxis_and_apptainer_cannot_do(tmp_path: Path, sandbox: str) -> Non
             plan_launch(job, BARE.facts(), SETTINGS)
 
 
+def test_podman_starts_no_image_of_the_engine_and_stands_in_no_other_way(sandbox: str) -> None:
+    settings = Settings(cache_dir=Path("/nowhere"), engine="podman")
+    for image in ("img", sandbox, "/shared/te.sqsh"):
+        job = Job(nodes=NODES, launcher="srun", container=Container(image=image), script=("train.py",), name="job")
+        if image == "img":
+            with pytest.raises(UsageError, match="starts no containers of podman"):
+                plan_launch(job, BARE.facts(), settings)
+        else:
+            assert plan_launch(job, BARE.facts(), settings)[0].steps
+
+
 LAUNCHES = """\
 import signal, sys
 from pathlib import Path

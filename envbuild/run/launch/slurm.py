@@ -11,6 +11,7 @@ from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
 from envbuild.run.container import READ_COMPAT, Mount
+from envbuild.run.launch.containers import require_docker
 from envbuild.run.launch.job import Job, variables
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -120,7 +121,7 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
         torchrun: torchrun's words from the meeting point on.
 
     Raises:
-        UsageError: the runtime has no such image, network or mount.
+        UsageError: the runtime has no such image, network or mount, or the engine is podman.
 
     """
     inside = f'{READ_COMPAT}exec torchrun --nnodes={len(job.nodes)} --nproc-per-node="$ENVBUILD_SLOTS" '
@@ -153,6 +154,7 @@ def _apptainer(job: Job, inside: str) -> tuple[str, list[str]]:
 
 
 def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
+    require_docker(settings)
     asked = job.container
     flags = ["--network", asked.network]
     for mount in asked.mounts:
