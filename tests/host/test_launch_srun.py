@@ -16,6 +16,7 @@ from recorded import BARE, H200
 from envbuild.errors import UsageError
 from envbuild.run.container import Container, Mount
 from envbuild.run.launch import Job, Node, plan_launch, run_launch
+from envbuild.run.launch.slurm import srun_environment
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
@@ -42,6 +43,25 @@ WRITES = """\
 PATH=$TOOLS
 { printf '%s ' "${0##*/}" "$@" | tr '\\n' ' '; echo; env | grep -E '^(APPTAINERENV_|TOKEN=|ENVBUILD_)'; } >> "$LOG"
 """
+# the engine: a container of `img` has the variables that --env names, and nothing else of the client
+RUNS = """\
+PATH=$TOOLS:$PATH
+for word in "$@"; do printf '%s\\n' "$word" >> "$LOG.words"; done
+env > "$LOG.client"
+own=()
+while [ "$1" != img ]; do
+    if [ "$1" = --env ]; then
+        case $2 in
+        *=*) own+=("$2") ;;
+        *) own+=("$2=${!2}") ;;
+        esac
+    fi
+    shift
+done
+inside=${!#}
+cd "$IN_IMAGE" || exit
+exec env -i PATH="$IN_IMAGE:$TOOLS" LOG="$LOG" "${own[@]}" bash -c "$inside"
+"""
 TOOLS = ("bash", "cat", "env", "grep", "id", "mkdir", "mktemp", "rm", "sh", "sleep", "tr", "uname")
 TWO_GPUS = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-b)'"
 NO_GPU = "echo 'No devices were found'; exit 6"
@@ -64,8 +84,16 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in os.environ if name.startswith(("SLURM", "CUDA_VISIBLE"))]:
         monkeypatch.delenv(name)
 
-    def launch(machine=BARE, *, nvidia: str | None = TWO_GPUS, runtimes=("docker", "apptainer"), nodes=NODES, **asked):
-        texts = {"srun": TASK} | dict.fromkeys(runtimes, WRITES)
+    def launch(
+        machine=BARE,
+        *,
+        nvidia: str | None = TWO_GPUS,
+        runtimes=("docker", "apptainer"),
+        nodes=NODES,
+        docker=WRITES,
+        **asked,
+    ):
+        texts = {"srun": TASK} | dict.fromkeys(runtimes, WRITES) | ({"docker": docker} if "docker" in runtimes else {})
         if nvidia is not None:
             texts["nvidia-smi"] = nvidia
         for name, text in texts.items():
@@ -166,30 +194,79 @@ def test_a_node_without_the_runtime_is_named(cluster, sandbox, capfd) -> None:
 def test_values_reach_the_container_by_no_command_line(cluster, sandbox, monkeypatch) -> None:
     value = "a b'c\"$HOME"
     monkeypatch.setenv("TOKEN", value)
-    for image, sign in (("img", "TOKEN="), (sandbox, "APPTAINERENV_TOKEN=")):
+    for image, sign in (("img", "ENVBUILD_JOB_TOKEN="), (sandbox, "APPTAINERENV_TOKEN=")):
         code, log = cluster(BARE, image=image, environment=("TOKEN", "PATH=/job/bin"))
         assert code == 0  # a PATH of the job is none of the node's
         assert sign + value in log.splitlines()
         assert value not in " ".join(word for line in lines(log, "docker") for word in line)
 
 
+ODD = {
+    "image": "other", "name": "x", "asked": "none", "mine": "7", "rank": "9", "program": "/bin/false", "line": "a\nb'c\"$HOME",
+    "UID": "1234", "SHELLOPTS": "noexec", "HOME": "/job/home", "DOCKER_HOST": "tcp://job:1", "BASH_ENV": "/job/env",
+    "LD_PRELOAD": "/job/none.so", "NVIDIA_DRIVER_CAPABILITIES": "all", "ENV": "/job/env", "PYTHONPATH": "/job",
+}  # fmt: skip
+
+
+@pytest.fixture
+def in_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that the image has: a torchrun that writes its environment down."""
+    folder = tmp_path / "in-image"
+    folder.mkdir()
+    (folder / "torchrun").write_text('#!/bin/sh\nexec env -0 > "$LOG.inside"\n')
+    (folder / "torchrun").chmod(0o755)
+    monkeypatch.setenv("IN_IMAGE", str(folder))
+    return folder
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in path.read_text().split("\0") if pair)
+
+
+def test_the_jobs_variables_are_the_containers_and_nobody_elses(cluster, in_image, tmp_path) -> None:
+    given = tuple(f"{name}={value}" for name, value in ODD.items())
+    code, _ = cluster(BARE, docker=RUNS, nodes=NODES[1:], environment=given)
+    assert code == 0
+    seen = read_environment(tmp_path / "log.inside")
+    assert {name: seen.get(name) for name in ODD} == ODD
+    client = (tmp_path / "log.client").read_text().splitlines()
+    plain = {"NVIDIA_DRIVER_CAPABILITIES"}  # the runtime reads this one
+    assert not [name for name in ODD.keys() - plain if f"{name}={ODD[name]}" in client]
+    words = (tmp_path / "log.words").read_text().splitlines()
+    assert words[words.index("--name") + 1] == "job-0"
+    assert words[words.index("--gpus") + 1] == "all"
+    assert "img" in words
+
+
 def test_a_squashfs_runs_by_pyxis(tmp_path: Path) -> None:
     mounts = (Mount(source=Path("/data"), target="/d", read_only=True), Mount(source=Path("/w"), target="/w"))
-    container = Container(image="/shared/te.sqsh", mounts=mounts, environment=("A=1",), workdir="/w")
+    container = Container(
+        image="/shared/te.sqsh", mounts=mounts, environment=("A=1", "PATH=/nowhere", "UID=7"), workdir="/w"
+    )
     job = Job(nodes=NODES, launcher="srun", container=container, script=("train.py",), name="job")
     (step,) = plan_launch(job, BARE.facts(), SETTINGS)[0].steps
     assert {
         "--container-image=/shared/te.sqsh", "--container-mounts=/data:/d:ro,/w:/w", "--container-workdir=/w",
-        "--container-env=A", "--no-container-mount-home",
+        "--container-env=ENVBUILD_JOB_A,ENVBUILD_JOB_PATH,ENVBUILD_JOB_UID", "--no-container-mount-home",
     } <= set(step.command)  # fmt: skip
     text, words = step.command[-9], step.command[-7:]
-    (tmp_path / "torchrun").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf \'%s\\n\' "$@" "A=$A" "uid=$(printenv UID)"\n')
     (tmp_path / "torchrun").chmod(0o755)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{TWO_GPUS}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURMD_NODENAME": "node1", "SLURM_NODEID": "0"}
-    ran = subprocess.run(["sh", "-c", text, "sh", *words], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[:4] == ["--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--master-addr=node2"]
+    given = srun_environment(job, dict)
+    assert given == {
+        "ENVBUILD_JOB_A": "1",
+        "ENVBUILD_JOB_PATH": "/nowhere",
+        "ENVBUILD_JOB_UID": "7",
+    }  # srun finds its own
+    environment = given | {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURMD_NODENAME": "node1", "SLURM_NODEID": "0"}
+    for shell in ("sh", "bash"):  # an image's sh can be bash
+        mine = environment | {"ENVBUILD_JOB_PATH": environment["PATH"]}
+        ran = subprocess.run([shell, "-c", text, "sh", *words], env=mine, capture_output=True, text=True, check=True)
+        out = ran.stdout.splitlines()
+        assert out[:4] == ["--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--master-addr=node2"]
+        assert out[-2:] == ["A=1", "uid=7"]
 
 
 def test_what_pyxis_and_apptainer_cannot_do(tmp_path: Path, sandbox: str) -> None:
