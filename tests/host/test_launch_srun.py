@@ -269,11 +269,38 @@ def test_a_squashfs_runs_by_pyxis(tmp_path: Path) -> None:
         assert out[-2:] == ["A=1", "uid=7"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "seen", "ranks"), [("1", "1", 1), ("0,1", "0,1", 2), ("auto", "", 2), ("all", "", 2)]
+)
+def test_the_gpus_that_are_named_train_under_pyxis(
+    cluster, monkeypatch, tmp_path, in_image, asked, seen, ranks
+) -> None:
+    monkeypatch.setenv("PATH", f"{in_image}:{os.environ['PATH']}")
+    assert cluster(BARE, image="/shared/te.sqsh", gpus=asked, nodes=NODES[:1])[0] == 0
+    inside = read_environment(tmp_path / "log.inside")
+    assert (inside.get("CUDA_VISIBLE_DEVICES", ""), inside["ENVBUILD_SLOTS"]) == (seen, str(ranks))
+    # the job's own word is the last
+    assert cluster(BARE, image="/shared/te.sqsh", gpus=asked, environment=("CUDA_VISIBLE_DEVICES=0",))[0] == 0
+    assert read_environment(tmp_path / "log.inside")["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("image", ["img", "/shared/te.sqsh"])
+@pytest.mark.parametrize("gpus", ["8x", "", "0,", "1 2", "\N{ARABIC-INDIC DIGIT ONE}", "1\n", "9" * 5000])
+def test_what_names_no_gpus_is_refused_before_anything_starts(gpus: str, image: str) -> None:
+    job = Job(
+        nodes=NODES, launcher="srun", container=Container(image=image, gpus=gpus), script=("train.py",), name="job"
+    )
+    with pytest.raises(UsageError, match="names no GPUs"):
+        plan_launch(job, BARE.facts(), SETTINGS)
+
+
 def test_what_pyxis_and_apptainer_cannot_do(tmp_path: Path, sandbox: str) -> None:
     (tmp_path / "a:b").mkdir()
     mount = Mount(source=tmp_path / "a:b", target="/d")
     for asked, says in (
         (Container(image="/shared/te.sqsh", mounts=(mount,)), "colon"),
+        (Container(image="/shared/te.sqsh", network="none"), "network"),
+        (Container(image="/shared/te.sqsh", infiniband="off"), "adapters"),
         (Container(image=sandbox, network="none"), "network"),
     ):
         job = Job(nodes=NODES, launcher="srun", container=asked, script=("train.py",), name="job")

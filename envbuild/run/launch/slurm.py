@@ -11,7 +11,7 @@ from typing import Literal
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
-from envbuild.run.container import READ_COMPAT, Mount
+from envbuild.run.container import READ_COMPAT, Mount, require_names_gpus
 from envbuild.run.launch.containers import require_docker
 from envbuild.run.launch.job import Job, variables
 from envbuild.settings import Settings
@@ -106,7 +106,12 @@ exec 3<> <(:)
     wait $!' sh "$inside" <&3
 """
 
+# Slurm gives the container all GPUs of the step: CUDA counts those that are named, and has them as 0, 1 …
 _PYXIS = """inside=$1
+case $asked in
+none | auto | all) ;;
+*) export CUDA_VISIBLE_DEVICES="$asked" ;;
+esac
 export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
 exec sh -c "$inside"
 """
@@ -121,9 +126,11 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
         torchrun: torchrun's words from the meeting point on.
 
     Raises:
-        UsageError: the runtime has no such image, network or mount, or the engine is podman.
+        UsageError: the flag for GPUs names none; or the runtime has no such image, network, mount or choice of devices, or the
+            engine is podman.
 
     """
+    require_names_gpus(job.container.gpus)
     names = [node.name for node in job.nodes]
     line = [
         # without --ntasks, the number of an allocation (SLURM_NTASKS) counts
@@ -172,11 +179,15 @@ def _inside(job: Job, torchrun: Sequence[str]) -> str:
 def _apptainer(job: Job, inside: str) -> tuple[str, list[str]]:
     asked = job.container
     flags = [word for mount in asked.mounts for word in bind_flags(mount)]
-    if asked.network != "host":
-        raise UsageError("the ranks of several hosts meet in the hosts' network", where="--network", hint="write host")
+    _require_host_network(job)
     if asked.workdir:
         flags += ["--cwd", asked.workdir]
     return _APPTAINER.replace('"$LIMITS"', shlex.quote(LIMITS)), [shared_place(asked.image), inside, *flags]
+
+
+def _require_host_network(job: Job) -> None:
+    if job.container.network != "host":
+        raise UsageError("the ranks of several hosts meet in the hosts' network", where="--network", hint="write host")
 
 
 def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
@@ -194,6 +205,12 @@ def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
 def _pyxis_flags(job: Job) -> list[str]:
     asked = job.container
     place = Path(asked.image).expanduser().absolute()
+    _require_host_network(job)
+    if asked.infiniband == "off":
+        raise UsageError(
+            "pyxis gives every container the adapters of its node", where="--infiniband off",
+            hint="leave it out, and keep NCCL from them: --env NCCL_IB_DISABLE=1",
+        )  # fmt: skip
 
     def written(mount: Mount) -> str:
         both = (str(mount.source), mount.target)
