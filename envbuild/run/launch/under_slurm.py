@@ -53,7 +53,7 @@ def _watch(job: Job, beats: Beats) -> Iterator[None]:
     ]  # fmt: skip
     process = subprocess.Popen(
         guarded(line, patience=2), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True,
+        errors="replace", start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     beats.listen(process.stdout)
