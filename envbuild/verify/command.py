@@ -228,7 +228,7 @@ def _started(
         if request.workdir:
             words = ["sh", "-c", 'cd "$0" && exec "$@"', request.workdir, *words]
         try:
-            return {"kind": "host"}, start_here(words, environment)
+            return {"kind": "host"}, start_here(words, environment, mark="ENVBUILD_WATCH_OUT")
         except FileNotFoundError:
             raise UsageError("this host has no sh", where=request.command[0]) from None
     runtime = runtime_for(settings, request.image)
