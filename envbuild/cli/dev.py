@@ -46,7 +46,7 @@ def dev(**options: Any) -> None:
     from envbuild.run.container import Mount
     from envbuild.run.dev.helpers import prepare
     from envbuild.run.dev.state import lock_of_image, state_of
-    from envbuild.run.docker import DockerRuntime
+    from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
     from envbuild.stacks.load import stack_of_lock
 
@@ -55,7 +55,7 @@ def dev(**options: Any) -> None:
     container = asked.container()
     if is_path(asked.image):
         raise UsageError("dev runs images of the engine", where=asked.image, hint="name a tag")
-    runtime = DockerRuntime(settings)
+    runtime = runtime_for(settings, asked.image)
     image = runtime.look_up(asked.image)
     lock = lock_of_image(settings, image)
     if lock.stack is None:

@@ -1,5 +1,6 @@
 """`envbuild dev`: what a tree asks for, what it compiles, and what is kept of that."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from cell_inputs import complete, inputs_for, inputs_for_stack
 from click.testing import CliRunner
+from recorded import BARE
 
 from envbuild.cli import cli
 from envbuild.engine import reproduce
@@ -19,6 +21,7 @@ from envbuild.run.dev.state import state_of
 from envbuild.settings import Settings
 from envbuild.stacks.load import load_stack
 from envbuild.stacks.model import Step
+from envbuild.util.processes import ProcessResult
 
 STEPS = (Step(name="helpers", run="make -C data", compiles=True, keep=("data/helpers*.so",)),)
 IMAGE = Image(
@@ -138,6 +141,39 @@ def test_an_image_that_is_a_file_is_refused(tmp_path):
     refused = CliRunner().invoke(cli, ["dev", "./x.sif", str(tmp_path)])
     assert isinstance(refused.exception, UsageError)
     assert refused.exception.what == "dev runs images of the engine"
+
+
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """Podman is the engine, on a machine without GPUs."""
+    monkeypatch.setattr("envbuild.host.collect.LocalProbe", lambda: BARE)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENVBUILD_ENGINE", "podman")
+    monkeypatch.setattr("envbuild.engine.guest.look_up", lambda *_: IMAGE)
+
+
+def test_the_flags_are_those_of_the_engine(podman, tmp_path, lock, monkeypatch):
+    monkeypatch.setattr(state_module, "lock_of_image", lambda *_: lock)
+    done = CliRunner().invoke(cli, ["dev", "img", str(tmp_path), "--dry-run", "--", "true"])
+    assert done.exit_code == 0, done.exception
+    assert "podman run " in done.stdout
+    assert "--ulimit nofile=" in done.stdout  # podman's alone
+    assert "memlock=-1" not in done.stdout
+
+
+def test_what_compiles_has_the_flags_of_the_engine(podman, tmp_path, stack, monkeypatch):
+    made, settings = [], Settings(cache_dir=tmp_path, engine="podman")
+
+    @contextlib.contextmanager
+    def guest(*_, flags: list[str], **__):
+        made.extend(flags)
+        yield "name"
+
+    monkeypatch.setattr("envbuild.engine.guest.guest", guest)
+    monkeypatch.setattr(helpers, "bounded", lambda *_, **__: ProcessResult(code=0, out=b"", err=b""))
+    helpers._run(settings, IMAGE, BARE.facts(), stack, STEPS[0], tmp_path, "a" * 64)
+    assert any(flag.startswith("nofile=") for flag in made)
+    assert "memlock=-1" not in made
 
 
 # -- what is compiled
