@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from envbuild.cli.output import emit, note, show_notices
-from envbuild.cli.run import ContainerRequest, container_options
+from envbuild.cli.run import ContainerRequest, container_options, user_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class DevRequest(ContainerRequest):
 @click.argument("tree", metavar="TREE", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
 @click.option("--stack", metavar="FILE", help="Take the stack of the image from this file, where it is your own.")
+@user_option
 @container_options
 def dev(**options: Any) -> None:
     """Run CMD in a container of the stack's image TAG, with TREE mounted over the stack's repository.

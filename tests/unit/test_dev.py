@@ -161,6 +161,15 @@ def test_the_flags_are_those_of_the_engine(podman, tmp_path, lock, monkeypatch):
     assert "memlock=-1" not in done.stdout
 
 
+def test_the_container_is_of_the_user_who_is_asked_for(podman, tmp_path, lock, monkeypatch):
+    monkeypatch.setattr(state_module, "lock_of_image", lambda *_: lock)
+    words = ["dev", "img", str(tmp_path), "--dry-run", "--user"]
+    done = CliRunner().invoke(cli, [*words, "1234:0"])
+    assert "--user 1234:0" in done.stdout
+    refused = CliRunner().invoke(cli, [*words, "a b"])
+    assert isinstance(refused.exception, UsageError)
+
+
 def test_what_compiles_has_the_flags_of_the_engine(podman, tmp_path, stack, monkeypatch):
     made, settings = [], Settings(cache_dir=tmp_path, engine="podman")
 
