@@ -296,7 +296,7 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
         expected = seen.expected or {}
         request = SmokeRequest(target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s)
         report = run_smoke(request, settings, seen=seen)
-        if report.verdict in {"host", "interrupted"}:
+        if report.verdict in {"host", "hung", "interrupted"}:  # it is no verdict on the cell
             report.raise_for_verdict()
         if report.verdict != "passed":
             return False, report.reason

@@ -82,7 +82,7 @@ def _fleets(matrix: Matrix, *cells: Cell) -> dict[AxisName, Release]:
         raise UsageError(
             f"the two are for different fleets: {' and '.join(fleets)}", hint="write the same gpu=… in both"
         )
-    return {GPU: matrix.release(GPU, gpu) for gpu in fleets}
+    return {GPU: matrix.release(GPU, fleets[0])} if fleets else {}
 
 
 def _values(compiled: Clauses, cell: Cell) -> list[int]:
