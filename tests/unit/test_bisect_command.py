@@ -188,6 +188,8 @@ def test_a_dry_run_builds_nothing(bisect: Any) -> None:
     [
         (("nope", BAD), 2, "'nope' is no lock, no stack and no id"),
         (("\x1b[2J", BAD), 2, "\\x1b[2J"),
+        (("x" * 300, BAD), 2, "is no lock, no stack and no id"),
+        (("te=" + "9" * 300, BAD), 2, ""),
         (("te=", BAD), 2, "'te=' is no axis with a version"),
         (("what=1", BAD), 2, "'what=1' is no axis"),
         ((GOOD, GOOD), 2, "the two are one cell"),

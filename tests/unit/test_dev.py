@@ -13,7 +13,7 @@ from recorded import BARE
 from envbuild.cli import cli
 from envbuild.engine import reproduce
 from envbuild.engine.image import Image
-from envbuild.errors import HostError, UsageError
+from envbuild.errors import BuildError, HostError, UsageError
 from envbuild.run.dev import helpers
 from envbuild.run.dev import state as state_module
 from envbuild.run.dev.requirements import differences
@@ -248,6 +248,18 @@ def test_no_link_in_the_tree_leads_a_file_out_of_it(tree, tmp_path):
     with pytest.raises(HostError, match="is a link"):
         helpers.place({"linked/helpers.so": b"one"}, tree)
     assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("of", ["/etc/passwd", "real.so"])
+def test_a_link_that_a_step_made_is_not_kept(of, tree, tmp_path, stack, monkeypatch):
+    def run(settings, image, host, stack, step, copy, key):
+        (copy / "data" / "real.so").write_bytes(b"x")
+        (copy / "data" / "helpers.so").symlink_to(of)
+
+    monkeypatch.setattr(helpers, "_run", run)
+    monkeypatch.setattr(helpers, "steps_of", lambda _: STEPS)
+    with pytest.raises(BuildError, match=r"data/helpers.so, which the step helpers made, cannot be read: .*link"):
+        helpers.compiled(Settings(cache_dir=tmp_path), IMAGE, BARE.facts(), stack, tree, "a" * 64)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,15 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
                 )
             for file in found:
                 path = str(file.relative_to(copy))
-                made[path] = read_below(copy, path, limit=_COMPILED)
+                try:
+                    made[path] = read_below(copy, path, limit=_COMPILED)
+                except (OSError, OutsideError) as error:
+                    why = error.strerror if isinstance(error, OSError) else str(error)
+                    raise BuildError(
+                        f"{shown(path)}, which the step {step.name} made, cannot be read: {why}",
+                        where=str(folder),
+                        hint="what a step keeps must be a file of less than 512 MiB, and no link",
+                    ) from None
         return made
 
 
