@@ -100,9 +100,13 @@ def parse_user(text: str) -> str:
 
     """
     hint = "write UID or UID:GID, such as 1000:1000; OpenShift's users are like 1000780000:0"
-    numbers = [int(part) for part in text.split(":") if part.isdecimal() and part.isascii()]
-    fits = all(number <= _LARGEST_ID for number in numbers)
-    return _checked(text, lambda user: fits and _USER.fullmatch(user), "is not a user", where="--user", hint=hint)
+
+    def is_user(user: str) -> bool:
+        # in this order: the pattern bounds the digits, and Python reads no number of more than 4300
+        numbers = [part for part in user.split(":") if part.isdecimal()] if _USER.fullmatch(user) else None
+        return numbers is not None and all(int(number) <= _LARGEST_ID for number in numbers)
+
+    return _checked(text, is_user, "is not a user", where="--user", hint=hint)
 
 
 def parse_environment(text: str) -> str:

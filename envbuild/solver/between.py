@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Cell, Pin
+from envbuild.matrix.fleet import GPU
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import AxisName
+from envbuild.matrix.model import AxisName, Release
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
 from envbuild.util.frozen import Frozen
 
@@ -35,11 +36,11 @@ def path_between(matrix: Matrix, first: Cell, second: Cell) -> tuple[Stop, ...]:
     can be added between two of the way.
 
     Raises:
-        UsageError: the two are one cell.
+        UsageError: the two are one cell, or for different fleets.
         NoCellError: the matrix does not accept one of them.
 
     """
-    compiled = compile_matrix(matrix).unguarded
+    compiled = compile_matrix(matrix, _fleets(matrix, first, second)).unguarded
     one, other = _values(compiled, first), _values(compiled, second)
     moving = [axis for axis, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
     if not moving:
@@ -66,6 +67,22 @@ def pins_of(matrix: Matrix, cell: Cell) -> tuple[Pin, ...]:
         for name, axis in matrix.axes.items()
         if name in cell.versions or axis.use in {"default", "asked"}
     )
+
+
+def _fleets(matrix: Matrix, *cells: Cell) -> dict[AxisName, Release]:
+    """Return the release of the fleet that cells are for, which no data file lists; none where no cell is for a fleet.
+
+    Raises:
+        UsageError: they are for different fleets.
+
+    """
+    gpus = {cell.versions.get(GPU, "") for cell in cells}
+    fleets = sorted(gpu for gpu in gpus if matrix.has(GPU, gpu) and not matrix.lists(GPU, gpu))
+    if len(fleets) > 1:
+        raise UsageError(
+            f"the two are for different fleets: {' and '.join(fleets)}", hint="write the same gpu=… in both"
+        )
+    return {GPU: matrix.release(GPU, fleets[0])} if fleets else {}
 
 
 def _values(compiled: Clauses, cell: Cell) -> list[int]:
