@@ -38,9 +38,14 @@ _CONFIG_TEXT = """\
 # Written by `envbuild unbundle`. ENVBUILD_CONFIG names this file to envbuild: a build then takes everything from here.
 cache_dir = "cache"
 find_links = ["packages", "tool"]
-debs = "debs"
 """
+_DEBS_TEXT = 'debs = "debs"\n'
 _SOURCES_TEXT = 'sources = "sources"\n'
+_NO_DEBS = (
+    "the setting `debs`: nobody confirms who made the bundle, and to make a root from its OS packages runs their "
+    "scripts on this host; a rebuild asks Debian's archive. "
+    "Unpack it with --sha256, or with a key of its maker in `trusted_keys`"
+)
 _DROP = "do not use it; ask who made it"
 _TOOL = re.compile(r"tool/[A-Za-z0-9_.+-]+\.whl", re.ASCII)
 _COMPILED = re.compile(r"cache/wheels/[a-z0-9-]+-[0-9a-f]{32}(\.json|/record\.json|/[A-Za-z0-9_.+-]+\.whl)", re.ASCII)
@@ -54,6 +59,8 @@ class Opened:
     folder: Path
     unpacked: Unpacked
     locked: Locked
+    left_out: tuple[str, ...] = ()
+    """What its settings do not name, and why, in words."""
 
     @property
     def tag(self) -> str:
@@ -100,10 +107,12 @@ def open_bundle(
         note("comparing with the lock")
         check_contents(part, found.bundle, locked)
         _check_image(part, found.bundle, locked)
-        _settle(part, found, locked, note)
+        confirmed = bool(found.signers) or sha256 is not None
+        _settle(part, found, locked, confirmed, note)
         part.chmod(0o755)
         part.rename(folder)
-    return Opened(folder=folder, unpacked=found, locked=locked)
+    left_out = () if confirmed or not os_packages(locked.lock.root, locked.lock.os) else (_NO_DEBS,)
+    return Opened(folder=folder, unpacked=found, locked=locked, left_out=left_out)
 
 
 def _lock_of(folder: Path, bundle: Bundle) -> Locked:
@@ -175,12 +184,16 @@ def _check_image(folder: Path, bundle: Bundle, locked: Locked) -> None:
         raise ImageError(f"the image is of another lock: {shown(str(stated))}", where="image", hint=_DROP)
 
 
-def _settle(folder: Path, found: Unpacked, locked: Locked, note: Callable[[str], object]) -> None:
-    """Write the settings, compare the source trees with their ids, and note where the compiled wheels came from."""
+def _settle(folder: Path, found: Unpacked, locked: Locked, confirmed: bool, note: Callable[[str], object]) -> None:
+    """Write the settings, compare the source trees with their ids, and note where the compiled wheels came from.
+
+    A root is made on this host, and scripts of its packages run, as root for root. The lock's hashes do not say whose
+    they are: who made the bundle wrote the lock. So `debs` is set only where somebody confirms the bundle.
+    """
     for name in ("cache", "packages", "debs", "tool"):
         (folder / name).mkdir(exist_ok=True)
     sources = folder / "sources"
-    text = _CONFIG_TEXT + (_SOURCES_TEXT if sources.is_dir() else "")
+    text = _CONFIG_TEXT + (_DEBS_TEXT if confirmed else "") + (_SOURCES_TEXT if sources.is_dir() else "")
     (folder / CONFIG).write_text(text, encoding="utf-8")
     own = Settings(cache_dir=folder / "cache", sources=sources if sources.is_dir() else None)
     store = SourceStore(settings=own, note=note)

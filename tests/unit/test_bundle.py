@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from cell_inputs import complete, inputs_for, sha
+from click.testing import CliRunner
 
+from envbuild.cli.bundle import unbundle
 from envbuild.engine.kept import taken_from
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
@@ -141,6 +143,7 @@ def test_a_bundle_comes_out_as_it_went_in(made, opened, tmp_path):
     assert found.unpacked.signers == ()
     assert found.tag == f"envbuild:{made.locked.lock.as_cell.id}"
     config = (tmp_path / "out" / "config.toml").read_text()
+    assert found.left_out == ()
     assert 'find_links = ["packages", "tool"]' in config
     assert "sources" not in config  # the setting must name a folder that is there
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
@@ -153,8 +156,7 @@ def test_the_same_files_give_the_same_bytes(made, tmp_path):
 def test_settings_of_the_folder_load_and_name_it(made, opened, tmp_path):
     from envbuild.settings import load_settings
 
-    made.write(tmp_path / "b.tar")
-    opened(tmp_path / "b.tar")
+    opened(tmp_path / "b.tar", made.write(tmp_path / "b.tar").sha256)
     config = str(tmp_path / "out" / "config.toml")
     found = load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_CONFIG": config}, root=tmp_path)
     assert found.find_links == tuple(str(tmp_path / "out" / name) for name in ("packages", "tool"))
@@ -463,7 +465,30 @@ def test_a_trusted_key_must_have_signed_where_one_is_named(made, opened, setting
     with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
         opened(tmp_path / "plain.tar", used=trusting)
     made.write(tmp_path / "signed.tar", keys=(private,))
-    assert opened(tmp_path / "signed.tar", used=trusting).unpacked.signers == ("release",)
+    found = opened(tmp_path / "signed.tar", used=trusting)
+    assert found.unpacked.signers == ("release",)
+    assert 'debs = "debs"' in (tmp_path / "out" / "config.toml").read_text()
+    assert found.left_out == ()
+
+
+def test_os_packages_of_a_bundle_that_nobody_confirms_are_not_for_a_root_on_this_host(made, opened, tmp_path, pair):
+    """Their scripts would run here; a key that the settings do not trust confirms nothing."""
+    made.write(tmp_path / "b.tar", keys=pair[:1])
+    found = opened(tmp_path / "b.tar")
+    assert "debs" not in (tmp_path / "out" / "config.toml").read_text()
+    assert list((tmp_path / "out" / "debs").iterdir())  # they are there, for whoever decides otherwise
+    (why,) = found.left_out
+    assert why.startswith("the setting `debs`: nobody confirms who made the bundle")
+
+
+def test_the_answer_says_what_is_left_out_and_why(made, tmp_path, monkeypatch):
+    sha256 = made.write(tmp_path / "b.tar").sha256
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ran = CliRunner().invoke(unbundle, [str(tmp_path / "b.tar"), str(tmp_path / "out")])
+    assert "  left out  the setting `debs`: nobody confirms" in ran.output
+    named = ["--sha256", sha256, "--json"]
+    ran = CliRunner().invoke(unbundle, [str(tmp_path / "b.tar"), str(tmp_path / "named"), *named])
+    assert json.loads(ran.stdout)["left_out"] == []
 
 
 def test_the_signature_of_another_bundle_counts_for_nothing(made, opened, settings, tmp_path, pair):
