@@ -17,7 +17,7 @@ from envbuild.engine import unpacked
 from envbuild.engine.archive import ImageError, Layout
 from envbuild.engine.client import EngineClient
 from envbuild.engine.image import StoredManifest
-from envbuild.engine.kept import remember_taken
+from envbuild.engine.kept import remember_taken, unsigned_origin
 from envbuild.engine.stored import write_listing
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import DataError, HostError, UsageError
@@ -48,7 +48,6 @@ _NO_DEBS = (
 )
 _DROP = "do not use it; ask who made it"
 _TOOL = re.compile(r"tool/[A-Za-z0-9_.+-]+\.whl", re.ASCII)
-_COMPILED = re.compile(r"cache/wheels/[a-z0-9-]+-[0-9a-f]{32}(\.json|/record\.json|/[A-Za-z0-9_.+-]+\.whl)", re.ASCII)
 _LAYOUT = {"image/oci-layout", "image/index.json"}
 
 
@@ -152,15 +151,19 @@ def check_contents(folder: Path, bundle: Bundle, locked: Locked) -> None:
             raise BundleError(f"{path} is missing, and its lock or its image names it", hint=_DROP)
         if sha256 is not None and listed[path] != sha256:
             raise BundleError(f"{path} has the sha256 {listed[path]}, and {sha256} is locked", hint=_DROP)
-    for path in listed.keys() - named.keys():
-        if not _TOOL.fullmatch(path) and not _COMPILED.fullmatch(path):
-            raise BundleError(f"neither its lock nor its image names {path}", hint=_DROP)
     wheels, faults = kept_wheels(Settings(cache_dir=folder / "cache"))
     for name, why in faults.items():
         raise BundleError(f"the compiled wheel {shown(name)} is not right: {why}", hint=_DROP)
+    known = set(named)
     for wheel in wheels:
         if wheel.record.component not in lock.components:
             raise BundleError(f"its lock compiles no {wheel.record.component}", hint=_DROP)
+        # A build installs every wheel of the folder, so the one that its record names is the only one.
+        place = f"cache/wheels/{wheel.folder.name}"
+        known |= {f"{place}.json", f"{place}/record.json", f"{place}/{wheel.record.wheel}"}
+    for path in sorted(listed.keys() - known):
+        if not _TOOL.fullmatch(path):
+            raise BundleError(f"neither its lock nor its image names {path}", hint=_DROP)
 
 
 def _blobs(folder: Path) -> list[Any]:
@@ -203,7 +206,8 @@ def _settle(folder: Path, found: Unpacked, locked: Locked, confirmed: bool, note
             raise BundleError(f"the source of {source.name} is missing", hint=_DROP)
     for file in found.bundle.files:
         if file.path.startswith("cache/wheels/") and file.path.endswith(".whl"):
-            remember_taken(own, file.sha256, f"bundle {found.sha256[:16]}")
+            origin = f"bundle {found.sha256[:16]}"
+            remember_taken(own, file.sha256, origin if found.signers else unsigned_origin(origin))
 
 
 def load_image(client: EngineClient, opened: Opened) -> str:

@@ -5,13 +5,14 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cell_inputs import complete, inputs_for, sha
 from click.testing import CliRunner
 
 from envbuild.cli.bundle import unbundle
-from envbuild.engine.kept import taken_from
+from envbuild.engine.kept import taken_from, unsigned_wheels_from, wheels_from
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
@@ -19,7 +20,7 @@ from envbuild.lock.model import GitSource
 from envbuild.lock.sources import SourceStore
 from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
-from envbuild.pipeline.bundle import pack_tree, source_name
+from envbuild.pipeline.bundle import _compiled, pack_tree, source_name
 from envbuild.pipeline.bundle_file import SIGNATURES, BundleError, write_bundle
 from envbuild.pipeline.unbundle import open_bundle
 from envbuild.registry.keys import make_key_pair, read_private_key
@@ -57,6 +58,13 @@ class Made:
         self.number += 1
         self.files[path] = self.place / str(self.number)
         self.files[path].write_text(content)
+
+    def compiled(self) -> None:
+        place = f"cache/wheels/te-{'0' * 32}"
+        self.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
+        record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
+        self.add(f"{place}/record.json", json.dumps(record))
+        self.add(f"{place}.json", "{}")
 
     def image(self, lock: str) -> None:
         self.files = {path: file for path, file in self.files.items() if not path.startswith("image/")}
@@ -399,17 +407,60 @@ def test_an_unreadable_lock_is_refused(made, opened, tmp_path):
 def test_compiled_wheels_come_along_and_are_noted_as_not_compiled_here(opened, tmp_path):
     (tmp_path / "made").mkdir()
     made = Made(tmp_path / "made", components=("te",))
-    place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
-    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
-    made.add(f"{place}/record.json", json.dumps(record))
-    made.add(f"{place}.json", "{}")
+    made.compiled()
     written = made.write(tmp_path / "b.tar")
     opened(tmp_path / "b.tar")
     own = Settings(cache_dir=tmp_path / "out" / "cache")
     (wheel,), faults = kept_wheels(own)
     assert (wheel.record.component, faults) == ("te", {})
-    assert taken_from(own, sha("a wheel")) == f"bundle {written.sha256[:16]}"
+    assert taken_from(own, sha("a wheel")) == f"unsigned bundle {written.sha256[:16]}"
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    assert unsigned_wheels_from(own, plan) == f"unsigned-bundle-{written.sha256[:16]}"
+    assert wheels_from(own, plan) is None  # which is for what a trusted key signed
+
+
+def test_compiled_wheels_of_a_signed_bundle_are_noted_as_signed(opened, settings, tmp_path, pair):
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", components=("te",))
+    made.compiled()
+    written = made.write(tmp_path / "b.tar", keys=pair[:1])
+    opened(tmp_path / "b.tar", used=settings.model_copy(update={"trusted_keys": pair[1:]}))
+    own = Settings(cache_dir=tmp_path / "out" / "cache")
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    assert wheels_from(own, plan) == f"bundle-{written.sha256[:16]}"
+    assert unsigned_wheels_from(own, plan) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"cache/wheels/te-{'0' * 32}/evil-9.9-py3-none-any.whl",
+        f"cache/wheels/-te-{'0' * 32}/evil-9.9-py3-none-any.whl",
+        f"cache/wheels/-te-{'0' * 32}/record.json",
+        f"cache/wheels/te-{'1' * 32}.json",
+    ],
+)
+def test_only_the_wheel_of_its_record_is_next_to_it(opened, tmp_path, path):
+    """A build installs every wheel of the folder."""
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", components=("te",))
+    made.compiled()
+    made.add(path, "{}")
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match="neither its lock nor its image names"):
+        opened(tmp_path / "b.tar")
+
+
+def test_a_bundle_takes_the_wheel_of_a_record_and_nothing_next_to_it(tmp_path):
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    folder = tmp_path / "cache" / "wheels" / f"te-{'0' * 32}"
+    folder.mkdir(parents=True)
+    (folder / "te-1.0-py3-none-any.whl").write_text("a wheel")
+    (folder / "more-1.0-py3-none-any.whl").write_text("another")
+    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
+    (folder / "record.json").write_text(json.dumps(record))
+    found = _compiled(Settings(cache_dir=tmp_path / "cache"), plan)
+    assert [path.rpartition("/")[2] for path in found] == ["record.json", "te-1.0-py3-none-any.whl"]
 
 
 @pytest.fixture
