@@ -20,7 +20,7 @@ from envbuild.engine.image import StoredManifest
 from envbuild.engine.kept import remember_taken, unsigned_origin
 from envbuild.engine.stored import write_listing
 from envbuild.engine.wheels import kept_wheels
-from envbuild.errors import DataError, HostError, UsageError
+from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.model import os_packages
 from envbuild.lock.sources import SourceStore
@@ -217,12 +217,20 @@ def load_image(client: EngineClient, opened: Opened) -> str:
 
     Raises:
         HostError: the engine does not take it.
-        LockError: a blob is not what its digest says.
+        LockError: a blob is not what its digest says, or another image has the name.
 
     """
     layout = unpacked.open_image(opened.folder / "image", "layout")
     assert isinstance(layout, Layout)  # noqa: S101
     last = layout.image().listing[-1]
+    held = client.find_image(opened.tag)
+    if held is not None and held.id != last.digest:  # the tag is of the cell, and a cell may have several locks
+        raise LockError(
+            f"the engine has another image under {opened.tag}: {held.id}, and the bundle's is {last.digest}",
+            where=shown(str(opened.folder)),
+            hint="give that one another name, or remove it; the bundle is unpacked, and its image is "
+            "in the folder `image`",
+        )
     with scratch("image", opened.folder) as own:
         archive = own / "image.tar"
         manifest = StoredManifest(media_type=last.media_type, digest=last.digest, size=last.size)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from cell_inputs import complete, inputs_for, sha
 from click.testing import CliRunner
 
 from envbuild.cli.bundle import unbundle
+from envbuild.engine.client import EngineClient
 from envbuild.engine.kept import taken_from, unsigned_wheels_from, wheels_from
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
@@ -22,7 +24,7 @@ from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
 from envbuild.pipeline.bundle import _compiled, pack_tree, source_name
 from envbuild.pipeline.bundle_file import SIGNATURES, BundleError, write_bundle
-from envbuild.pipeline.unbundle import open_bundle
+from envbuild.pipeline.unbundle import load_image, open_bundle
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.settings import Settings
 
@@ -568,6 +570,28 @@ def test_a_name_that_no_bundle_can_hold_ends_the_writing(made, tmp_path):
     made.add("packages/with space.whl", "x")
     with pytest.raises(BundleError, match="is not right"):
         made.write(tmp_path / "b.tar")
+
+
+# -- the engine
+
+
+def test_an_image_of_another_lock_keeps_its_name_in_the_engine(made, opened, tmp_path, monkeypatch):
+    """A bundle's maker chooses the lock, so also a cell that the user has an image of."""
+    made.write(tmp_path / "b.tar")
+    found = opened(tmp_path / "b.tar")
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    stated = json.dumps([{"Id": "sha256:" + "5" * 64, "Size": 1, "RootFS": {"Layers": []}, "Config": {}}])
+    docker.write_text(
+        f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\ncase $* in 'image inspect '*) echo '{stated}';; esac\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(LockError, match=f"another image under {found.tag}: sha256:5555"):
+        load_image(EngineClient(Settings(cache_dir=tmp_path / "cache")), found)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked
+    assert not [line for line in asked if line.startswith(("load", "image load"))]
 
 
 # -- parts
