@@ -142,7 +142,10 @@ def check_contents(folder: Path, bundle: Bundle, locked: Locked) -> None:
     named |= {f"packages/{w.filename}": w.sha256 for w in compatible_wheels(lock, locked.pylocks)}
     named |= {f"debs/{p.sha256}.deb": p.sha256 for p in os_packages(lock.root, lock.os)}
     for file in (lock.uv, *lock.files):
-        named[f"cache/files/{file.sha256}/{file_name(file.url)}"] = file.sha256
+        try:
+            named[f"cache/files/{file.sha256}/{file_name(file.url)}"] = file.sha256
+        except ValueError as error:
+            raise BundleError(f"its lock names no file: {shown(str(error))}", where="lock", hint=_DROP) from None
     named |= dict.fromkeys(f"sources/{source_name(source)}" for source in lock.sources)
     blobs = {d.digest: d for d in _blobs(folder)}
     named |= {f"image/blobs/sha256/{digest[7:]}": digest[7:] for digest in blobs}

@@ -18,7 +18,7 @@ from envbuild.engine.kept import taken_from, unsigned_wheels_from, wheels_from
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
-from envbuild.lock.model import GitSource
+from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.sources import SourceStore
 from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
@@ -564,6 +564,29 @@ def test_signatures_that_are_none_are_refused(made, opened, tmp_path, body):
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match=r"signatures\.json cannot be read"):
         opened(rewritten(tmp_path / "b.tar", lambda m: [m[0], (member(SIGNATURES), body), *m[1:]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("glibc", "2"), ("glibc", "2.999999999"), ("glibc", "x.y"), ("python", "3"), ("python", "3.x")],
+)
+def test_a_cell_of_no_version_is_refused(opened, tmp_path, name, version):
+    """Such a lock can be read; the long one would give a list of tags without an end."""
+    (tmp_path / "made").mkdir()
+    cell = complete(inputs_for(cuda="cpu")).lock.cell
+    made = Made(tmp_path / "made", cell=cell | {name: version})
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(LockError, match="is no version"):
+        opened(tmp_path / "b.tar")
+
+
+@pytest.mark.parametrize("url", ["https://x.example/", "https://x.example/%2e%2e", "https://[::::]/a"])
+def test_a_lock_whose_file_has_no_name_is_refused(opened, tmp_path, url):
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", files=(FileSource(name="own", url=url, sha256=sha("own")),))
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match="its lock names no file"):
+        opened(tmp_path / "b.tar")
 
 
 def test_a_name_that_no_bundle_can_hold_ends_the_writing(made, tmp_path):
