@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -306,6 +307,34 @@ def test_a_list_without_an_end_is_refused(made, opened, tmp_path):
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match=r"bundle\.json cannot be read"):
         opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b"[" * 200_000), *m[1:]]))
+
+
+def test_a_list_of_deep_paths_is_refused_in_time(made, opened, tmp_path):
+    made.write(tmp_path / "b.tar")
+
+    def change(value):
+        value["files"] = [
+            {"path": f"debs/{'a/' * 503}{number}", "size": 0, "sha256": "0" * 64} for number in range(2000)
+        ]
+
+    hostile = rewritten(tmp_path / "b.tar", lambda m: listing_changed(m, change))
+    started = time.process_time()
+    with pytest.raises(BundleError, match=r"bundle\.json is not right: .* more than 12 parts"):
+        opened(hostile)
+    assert time.process_time() - started < 3
+
+
+def test_a_list_out_of_bounds_is_refused(made, opened, tmp_path):
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match=r"bundle\.json is no file of at most 12582912 bytes"):
+        opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b" " * (13 << 20)), *m[1:]]))
+
+
+def test_the_signatures_are_looked_at_before_the_list(made, opened, settings, tmp_path, pair):
+    made.write(tmp_path / "b.tar")
+    trusting = settings.model_copy(update={"trusted_keys": pair[1:]})
+    with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
+        opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b"[" * 200_000), *m[1:]]), used=trusting)
 
 
 # -- a bundle that is sound in itself, and not what its lock names
