@@ -5,7 +5,9 @@ import io
 import json
 import os
 import tarfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
 from envbuild.pipeline.bundle import _compiled, pack_tree, source_name
 from envbuild.pipeline.bundle_file import SIGNATURES, BundleError, write_bundle
+from envbuild.pipeline.fetched import fetch_wheel
 from envbuild.pipeline.unbundle import load_image, open_bundle
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.settings import Settings
@@ -644,6 +647,38 @@ def test_an_image_of_another_lock_keeps_its_name_in_the_engine(made, opened, tmp
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked
     assert not [line for line in asked if line.startswith(("load", "image load"))]
+
+
+# -- what goes into one
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:{port}", "https://download.pytorch.org/whl@127.0.0.1:{port}"])
+def test_an_index_that_a_lock_names_is_not_asked(tmp_path, place):
+    """But PyTorch's, or this site's copy of it: a lock may come from anybody."""
+    asked = []
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = f"http://127.0.0.1:{server.server_port}"
+        settings = Settings(cache_dir=tmp_path, index_url=f"{own}/pypi", torch_index=f"{own}/torch")
+
+        def ask(index):
+            asked.clear()
+            with pytest.raises(LockError, match="no index has the wheel"):
+                fetch_wheel(settings, "torch", None, "0" * 64, index, tmp_path, note=lambda _: None)
+            return list(asked)
+
+        assert ask(place.format(port=server.server_port) + "/evil") == ["/pypi/torch/"]
+        assert ask("https://download.pytorch.org/whl/cpu") == ["/torch/cpu/torch/", "/pypi/torch/"]
+        server.shutdown()
 
 
 # -- parts
