@@ -172,7 +172,7 @@ def bootstrap_root(
         with log.open("wb") as output, mirrors.open("rb") as asked:
             # Its own session: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
             process = subprocess.Popen(
-                guarded([*_own_mounts(), *command], patience=15.0),
+                guarded([*_own_mounts(), command[0], *_own_processes(debs), *command[1:]], patience=15.0),
                 stdin=asked,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -288,6 +288,16 @@ def _own_mounts() -> list[str]:
     except OSError:
         may = False
     return prefix if may else []
+
+
+def _own_processes(debs: object) -> list[str]:
+    """Return the options with which, as root, scripts of packages out of a folder see no process of this machine.
+
+    No archive signed those packages. In mmdebstrap's mode `unshare` root gets separate processes, and the same bytes.
+    The scripts are root's all the same, so this is no wall. Without root, mmdebstrap chooses that mode itself, with user
+    ids that own nothing here. In a container that may mount nothing, that mode fails.
+    """
+    return ["--mode=unshare"] if debs is not None and _own_mounts() else []
 
 
 def _hooks(folder: Path, epoch: int) -> list[str]:
