@@ -44,7 +44,7 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
     """
     from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentScope, ComponentType
+    from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.model.tool import ToolRepository
     from cyclonedx.output.json import JsonV1Dot6
 
@@ -60,14 +60,6 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
         properties=properties,
     )
     components = {each.ref: _component(each, lock) for each in inputs}
-    for path in owned.unowned if owned else ():
-        components[f"none:{path}"] = Component(
-            type=ComponentType.FILE,
-            name=path,
-            bom_ref=f"none:{path}",
-            scope=ComponentScope.REQUIRED,
-            properties=[Property(name=KIND, value="none")],
-        )
     bom = Bom(
         components=components.values(),
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"{lock.digest} {image or ''} {__version__}"),
@@ -90,7 +82,19 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
 
 
 def _add_files(value: dict[str, Any], owned: Owned | None) -> None:
-    """Add the files of each component. The library would take a minute over those of a large image."""
+    """Add the files of each component, and those of none. The library would take minutes over those of a large image."""
+    for path in dict.fromkeys(owned.unowned if owned else ()):
+        ref = f"none:{path}"
+        value["components"].append(
+            {
+                "type": "file",
+                "name": path,
+                "bom-ref": ref,
+                "scope": "required",
+                "properties": [{"name": KIND, "value": "none"}],
+            }
+        )
+        value["dependencies"].append({"ref": ref})
     for component in value["components"]:
         files = owned.files.get(component["bom-ref"], ()) if owned else ()
         if files:

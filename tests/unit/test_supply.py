@@ -3,6 +3,8 @@
 import io
 import json
 import tarfile
+import time
+import tracemalloc
 
 import pytest
 from cell_inputs import complete, inputs_for, sha
@@ -179,6 +181,30 @@ def test_lists_out_of_bounds_are_refused(monkeypatch):
         image.owned()
 
 
+def test_a_path_with_odd_characters_is_one_line_of_a_list():
+    """Only a line feed ends a line of dpkg's lists."""
+    image = Image()
+    image.files[f"{LISTS}/libc6.list"] = "/usr/lib/a\x85b\x0bc\u2028d\n/usr/lib/e".encode()
+    image.files |= {"usr/lib/a\x85b\x0bc\u2028d": b"x", "usr/lib/e": b"x"}
+    assert image.owned().unowned == ()
+
+
+def test_the_lists_of_a_hostile_image_take_little_room_and_time():
+    """Many short lines in many lists of one package; as lists of text they took thirty times their size."""
+    image = Image()
+    image.files |= {f"{LISTS}/libc6:a{number}.list": b"/\n" * 1000 for number in range(1000)}
+    seen = Seen()
+    tree = read_tree(io.BytesIO(image.tar()), seen.take)
+    installed, inputs = hold_to_records(tree), inventory(image.lock)
+    tracemalloc.start()
+    try:
+        owners_of(image.plan, inputs, seen, tree, installed)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2 << 20
+
+
 # ---- the SBOM
 
 
@@ -209,6 +235,25 @@ def test_an_image_s_sbom_has_its_inputs_and_their_files():
     assert by_ref["os-package:dpkg@1.0?arch=amd64"]["purl"] == "pkg:deb/debian/dpkg@1.0?arch=amd64&distro=debian-12"
     stated = {each["name"]: each["value"] for each in found["metadata"]["component"]["properties"]}
     assert stated == {"io.envbuild.image": IMAGE, "io.envbuild.lock": image.lock.digest}
+
+
+def test_many_files_of_no_input_take_little_time():
+    """8,000 of them took half a minute, as the library compares each component with the others."""
+    image = Image()
+    unowned = tuple(f"/usr/bin/planted-{number}" for number in range(20_000))
+    inputs = inventory(image.lock)
+    began = time.process_time()
+    body = sbom(image.lock, inputs, image=IMAGE, owned=Owned(files={}, unowned=unowned))
+    assert time.process_time() - began < 10
+    found = json.loads(body)
+    assert {f"none:{path}" for path in unowned} <= {each["bom-ref"] for each in found["components"]}
+    assert len(found["dependencies"]) == len(unowned) + len(inputs) + 1
+
+
+def test_two_paths_that_print_alike_are_one_component():
+    lock = Image().lock
+    body = sbom(lock, inventory(lock), image=IMAGE, owned=Owned(files={}, unowned=("/a\\xff", "/a\\xff")))
+    assert [each["name"] for each in valid(body)["components"]].count("/a\\xff") == 1
 
 
 def test_every_input_of_a_lock_is_in_its_sbom():
