@@ -120,7 +120,7 @@ def _component(each: Input, lock: Lock) -> "Component":
     one = each.sha256 if len(each.sha256) == 1 else ()
     properties += [Property(name="io.envbuild.sha256.any", value=sha256) for sha256 in each.sha256 if not one]
     references = []
-    if "://" in each.uri:
+    if "://" in each.uri and "[" not in each.uri:  # the library writes a host in brackets as what is no address
         kind = ExternalReferenceType.VCS if each.kind == "source" else ExternalReferenceType.DISTRIBUTION
         references.append(ExternalReference(type=kind, url=XsUri(each.uri)))
     return Component(
@@ -152,9 +152,8 @@ def _purl(each: Input, lock: Lock) -> "PackageURL | None":
         name = _DISTRIBUTIONS.get(names[0], names[0]) if names else each.name
         return PackageURL("pypi" if names else "generic", None, name, each.version)
     if each.kind == "source":
-        address = urlsplit(each.uri)
-        if address.hostname == "github.com":
-            owner, _, name = address.path.strip("/").removesuffix(".git").partition("/")
+        owner, name = _of_github(each.uri)
+        if owner and name:
             return PackageURL("github", owner, name, each.commit)
         return PackageURL("generic", None, each.name, each.commit, {"vcs_url": f"git+{each.uri}@{each.commit}"})
     if each.kind == "base-image":
@@ -162,3 +161,15 @@ def _purl(each: Input, lock: Lock) -> "PackageURL | None":
     if each.kind == "file":
         return PackageURL("generic", None, each.name, each.version, {"download_url": each.uri})
     return None
+
+
+def _of_github(url: str) -> tuple[str, str]:
+    """Return the owner and the name of a repository on GitHub; of any other address, empty ones."""
+    try:
+        address = urlsplit(url)
+    except ValueError:  # a lock may name [::::]
+        return "", ""
+    if address.hostname != "github.com":
+        return "", ""
+    owner, _, name = address.path.strip("/").removesuffix(".git").partition("/")
+    return owner, name.strip("/")
