@@ -54,7 +54,7 @@ def pull_prebuilt(
 
     The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
     the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. Where this
-    machine built the lock's image and the catalogue names another digest, the layers must be those of its own. The image is
+    machine built the lock's image and the catalogue names another digest, the layers must be the same. The image is
     remembered as pulled, never as built.
 
     Args:
