@@ -22,6 +22,7 @@ READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+_GPUS = re.compile(r"auto|all|none|[0-9]{1,6}(,[0-9]{1,6})*")
 _USER = re.compile(r"([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31})(:([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31}))?")
 _LARGEST_ID = 2**32 - 2
 
@@ -145,6 +146,12 @@ def _fixes(host: HostFacts, *areas: str) -> str | None:
     return "; ".join(fixes) or None
 
 
+def require_names_gpus(gpus: Access) -> None:
+    """Raise UsageError where `gpus` is neither `auto`, `all`, `none` nor numbers; whether there are so many is not asked."""
+    hint = "write all, none, auto, or numbers: 0,1"
+    _checked(gpus, _GPUS.fullmatch, "names no GPUs", where="--gpus", hint=hint)
+
+
 def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     """Return which of the machine's GPUs a container gets, `all` or numbers; None for none.
 
@@ -158,8 +165,7 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     if not host.gpus:
         raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
     wanted = "all" if gpus == "auto" else gpus
-    if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
-        raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
+    require_names_gpus(wanted)
     if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
         raise HostError(
             f"this machine has {len(host.gpus)} GPUs, numbered from 0",
