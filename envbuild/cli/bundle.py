@@ -131,7 +131,7 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
     elif named:
         trust = "it has the sha256 that --sha256 names"
     else:
-        trust = f"nobody confirms who made it; its sha256 is {opened.unpacked.sha256}"
+        trust = f"no trusted key signed it; its sha256 is {opened.unpacked.sha256}"
     image = opened.tag if load else f"{opened.folder}/image"
     config = opened.folder / "config.toml"
     lines = [

@@ -143,7 +143,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
 
     The keys of the setting `signing_keys` sign the catalogue's next version, and, where this machine built the image, that
     it did. The image's SBOM, and its provenance where this machine built it, are attached to it in the registry and signed;
-    its digest stays. Only a digest that somebody confirms is published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
+    its digest stays. A digest is published only if this machine built the image from its lock, if committed evidence names it, or if you name it with --digest.
 
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
     not to be trusted; then nothing is published.

@@ -5,7 +5,7 @@ moved?". A set of axes that has moved is an integer, one bit for each axis in wh
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Cell, Pin
@@ -13,6 +13,7 @@ from envbuild.matrix.fleet import GPU
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
+from envbuild.solver.masks import union_of
 from envbuild.util.frozen import Frozen
 
 _WHOLE = 12
@@ -145,16 +146,8 @@ def _implied(rules: Sequence[tuple[int, int]], count: int) -> list[int]:
         if moved.bit_count() == 1 and stayed.bit_count() == 1:
             after[stayed.bit_length() - 1] |= moved
     for _ in range(count):
-        after = [sum_of(after[each] for each in bits(mask)) for mask in after]
+        after = [union_of(after[each] for each in bits(mask)) for mask in after]
     return after
-
-
-def sum_of(masks: Iterator[int]) -> int:
-    """Return the union of sets."""
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _next(rules: Sequence[tuple[int, int]], implied: Sequence[int], moved: int, whole: int) -> int:
@@ -164,7 +157,7 @@ def _next(rules: Sequence[tuple[int, int]], implied: Sequence[int], moved: int, 
     for size in range(1, len(rest) + 1):
         found = []
         for chosen in itertools.combinations(rest, size):
-            step = sum_of(implied[axis] for axis in chosen) & ~moved
+            step = union_of(implied[axis] for axis in chosen) & ~moved
             if _holds(rules, moved | step):
                 found.append(step)
             tried += 1

@@ -385,21 +385,23 @@ def test_an_input_with_another_hash_than_the_locked_one_is_refused(made, opened,
         opened(tmp_path / "b.tar")
 
 
-def test_a_compiled_wheel_of_what_the_lock_does_not_compile_is_refused(made, opened, tmp_path):
+def add_compiled(made, content):
+    """Add a compiled wheel of this content, with the record of one that holds `a wheel`."""
     place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
+    made.add(f"{place}/te-1.0-py3-none-any.whl", content)
     record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
     made.add(f"{place}/record.json", json.dumps(record))
+
+
+def test_a_compiled_wheel_of_what_the_lock_does_not_compile_is_refused(made, opened, tmp_path):
+    add_compiled(made, "a wheel")
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match="compiles no te"):
         opened(tmp_path / "b.tar")
 
 
 def test_a_compiled_wheel_that_is_not_its_record_is_refused(made, opened, tmp_path):
-    place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "another wheel")
-    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
-    made.add(f"{place}/record.json", json.dumps(record))
+    add_compiled(made, "another wheel")
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match="is not the file of its record"):
         opened(tmp_path / "b.tar")
