@@ -20,8 +20,9 @@ from envbuild.engine import apptainer, unpacked
 from envbuild.engine.image import Image
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
+from envbuild.host.gpu_access import Choice
 from envbuild.matrix.cell import DEBIAN_ARCH
-from envbuild.run.container import Container, Mount, wanted_gpus, wants_infiniband
+from envbuild.run.container import Container, Mount, device_flags, gpus_and_access, wants_infiniband
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -68,7 +69,7 @@ def _variables(container: Container) -> dict[str, str]:
 
 
 def container_flags(
-    host: HostFacts, container: Container, *, folder: Path | None
+    host: HostFacts, container: Container, *, folder: Path | None, choice: Choice = "auto"
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of `apptainer run`, the variables that it reads, and notes for the user.
 
@@ -76,6 +77,7 @@ def container_flags(
         host: this machine.
         container: what is asked of the container.
         folder: holds `home` and `work`, which the container sees as its home and above its /tmp; None where the caller adds them.
+        choice: the setting `gpu_access`.
 
     Raises:
         HostError: the container asks for something that this machine does not have.
@@ -91,8 +93,11 @@ def container_flags(
     if folder is not None:
         flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
     variables = _variables(container)
-    gpus = wanted_gpus(host, container.gpus)
-    if gpus is not None:
+    gpus, access, message = gpus_and_access(host, "apptainer", container.gpus, choice)
+    notes += [message] if message else []
+    if gpus is not None and access.how == "cdi":
+        flags += device_flags(gpus)
+    elif gpus is not None:
         flags.append("--nv")  # the driver's libraries, as ldconfig finds them, and its devices
         if gpus != "all":
             variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = gpus
@@ -177,7 +182,7 @@ class ApptainerRuntime:
         image = self.look_up(container.image)
         folder = self.settings.cache_dir / "apptainer"
         _make(folder)
-        flags, variables, notes = container_flags(host, container, folder=folder)
+        flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)
         words = ["run", *flags, place_of(image), *command]
         return Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
 
@@ -226,7 +231,7 @@ class ApptainerRuntime:
         del seconds
         with scratch(purpose) as folder:
             _make(folder)
-            flags, variables, notes = container_flags(host, container, folder=folder)
+            flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)
             words = ["exec", *flags, place_of(image), entrypoint, *command]
             line = Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
             yield Guest(line=line, remove=lambda: None)  # its processes are the line's own, and end with them

@@ -71,7 +71,7 @@ class _Docker:
 
     def __post_init__(self) -> None:
         # Values reach the containers through standard input, so the command lines name no variable.
-        self._flags, notes = run_flags(self.host, replace(self.job.container, environment=()))
+        self._flags, notes = run_flags(self.host, replace(self.job.container, environment=()), self.settings.gpu_access)
         self.notes = tuple(notes)
 
     def keeper(self, rank: int) -> list[str]:
@@ -128,7 +128,13 @@ class _Apptainer:
         self._place = shared_place(self.job.container.image)
         # the folder is the command's, not the instance's
         container = replace(self.job.container, environment=(), workdir=None)
-        self._flags, _, notes = container_flags(self.host, container, folder=None)
+        if self.settings.gpu_access == "cdi" and container.gpus != "none":
+            raise UsageError(
+                "launch gives GPUs in Apptainer by --nv alone: its instances take no CDI devices",
+                where=self.settings.origin("gpu_access"),
+                hint="unset gpu_access, or use --launcher srun, which starts no instances",
+            )
+        self._flags, _, notes = container_flags(self.host, container, folder=None, choice="native")
         if any(flag == "--nv" for flag in self._flags) and self.job.container.gpus not in {"auto", "all"}:
             raise UsageError(
                 "a launch with Apptainer gives every host all of its GPUs",
