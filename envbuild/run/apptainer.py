@@ -37,8 +37,6 @@ _ALWAYS = (
 )
 # As Docker's containers have it: CUDA's and MPI's libraries take large stacks, RDMA locks memory. Both as far as this host lets.
 LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
-_MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
-"""What a sandbox has in its root and the image has not."""
 _NOT_STARTED = 255
 """Apptainer's exit code for its own failures."""
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
@@ -138,6 +136,14 @@ def shared_place(reference: str) -> str:
             hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
         )
     return str(path)
+
+
+def place_here(settings: Settings, reference: str) -> str:
+    """Return what a launch on this machine alone runs: an archive or a layout is unpacked for it; see `unpacked.look_up`."""
+    path = Path(reference).expanduser().absolute()
+    if unpacked.kind_of(path) in {"archive", "layout"}:
+        return place_of(unpacked.look_up(settings, reference))
+    return shared_place(reference)
 
 
 def place_of(image: Image) -> str:
@@ -245,7 +251,7 @@ class ApptainerRuntime:
                 own = held.enter_context(scratch("export"))
                 apptainer.unpack_sif(root, own / "root")
                 root = own / "root"
-            names = sorted(entry.name for entry in root.iterdir() if entry.name not in _MADE)
+            names = sorted(entry.name for entry in root.iterdir() if entry.name not in apptainer.MADE)
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
             command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
             try:

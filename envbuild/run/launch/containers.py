@@ -9,9 +9,10 @@ from typing import Protocol
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.apptainer import LIMITS, container_flags, shared_place
+from envbuild.run.apptainer import LIMITS, container_flags, place_here, shared_place
 from envbuild.run.container import READ_COMPAT, run_flags
 from envbuild.run.launch.beats import BEATING
+from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job
 from envbuild.run.launch.scripts import FOLDER
 from envbuild.settings import Settings
@@ -125,7 +126,10 @@ class _Apptainer:
                 where="--launcher",
                 hint="launch as another user, or use --launcher torchrun",
             )
-        self._place = shared_place(self.job.container.image)
+        here = all(is_local(node.name) for node in self.job.nodes)
+        self._place = (
+            place_here(self.settings, self.job.container.image) if here else shared_place(self.job.container.image)
+        )
         # the folder is the command's, not the instance's
         container = replace(self.job.container, environment=(), workdir=None)
         if self.settings.gpu_access == "cdi" and container.gpus != "none":
