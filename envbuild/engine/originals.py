@@ -20,7 +20,7 @@ from envbuild.engine.layers import LIMITS, Contents, Entry, contents_of
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.settings import Settings
-from envbuild.util.below import OutsideError, open_below, read_below
+from envbuild.util.below import OutsideError, read_below
 from envbuild.util.foreign_tar import Kind, TarError, read_tar
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
@@ -214,7 +214,7 @@ class InFolder:
     def contents(self) -> Mapping[str, Entry]:
         try:
             return dict(_walk(self.root))
-        except (OSError, OutsideError) as error:
+        except OSError as error:
             raise HostError(f"the image's files cannot be read: {shown(str(error))}", where=shown(self.name)) from None
 
 
@@ -223,7 +223,7 @@ def _walk(root: Path) -> Iterator[tuple[str, Entry]]:
 
     Apptainer gives the files to whoever unpacks them, and touches folders.
     """
-    for folder, folders, files in os.walk(root, onerror=_raised):
+    for folder, folders, files, handle in os.fwalk(root, onerror=_raised):  # an image's names are of any characters
         inside = os.path.relpath(folder, root)
         if inside == ".":
             folders[:] = [name for name in folders if name not in apptainer.MADE]
@@ -231,13 +231,13 @@ def _walk(root: Path) -> Iterator[tuple[str, Entry]]:
             path = name if inside == "." else f"{inside}/{name}"
             if path in apptainer.MADE:
                 continue
-            facts = os.lstat(root / path)
+            facts = os.lstat(name, dir_fd=handle)
             kind = _kind(facts.st_mode)
             digest = None
             if kind == "file":
-                with os.fdopen(open_below(root, path), "rb") as file:
+                with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=handle), "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-            link = str((root / path).readlink()) if kind == "link" else ""
+            link = os.readlink(name, dir_fd=handle) if kind == "link" else ""
             yield path, Entry(kind, digest, oct(stat.S_IMODE(facts.st_mode)), "", 0, link)
 
 

@@ -159,7 +159,7 @@ def reproduce(
             note(
                 "comparing the files of both images" if stated else "another digest: comparing the files of both images"
             )
-            differences = tuple(_between(original, saved(client, built.digest, tag), (original.name, tag)))
+            differences = tuple(between(original, saved(client, built.digest, tag), (original.name, tag)))
     if stated and built.digest != original.digest:
         differences = (Difference(path="(digest)", what=STATED), *differences)
     return Reproduction(
@@ -171,7 +171,14 @@ def reproduce(
     )
 
 
-def _between(original: Original, again: Contents, names: tuple[str, str]) -> Iterator[Difference]:
+def between(original: Original, again: Contents, names: tuple[str, str]) -> Iterator[Difference]:
+    """Yield what differs between an image and its rebuild, called by `names`.
+
+    Raises:
+        LockError: the image is damaged, of another shape, or out of bounds.
+        HostError: it is not handed over.
+
+    """
     found = original.contents()
     if isinstance(found, Contents):
         yield from differences_of(found, again, names)
