@@ -18,7 +18,6 @@ from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
 from envbuild.settings import Settings
 
-
 ODD = "etc/F\u0151tan\u00fas\u00edtv\u00e1ny = [1].crt"
 
 
