@@ -184,9 +184,9 @@ def test_a_hard_link_of_a_layer_is_a_file_of_a_sandbox(locked, tmp_path) -> None
 
 def test_a_label_that_states_the_digest_proves_nothing_by_itself() -> None:
     one, other = f"sha256:{'a' * 64}", Difference(path="etc/issue", what="sha256 1 / 2")
-    told = Reproduction(digest=one, again=one, seconds=1, differences=(other,), digest_from="label")
-    assert not told.equal
-    assert not told.same_layers
+    lying = Reproduction(digest=one, again=one, seconds=1, differences=(other,), digest_from="label")
+    assert not lying.equal
+    assert not lying.same_layers
     assert Reproduction(digest=one, again=one, seconds=1, differences=(), digest_from="label").equal
 
 
