@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from recorded import ENGINE, H200
 
+from envbuild.engine.apptainer import labels_of_sandbox
 from envbuild.engine.archive import Archive, ImageError, Layout
 from envbuild.engine.image import Label, image_of
 from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
@@ -73,6 +74,21 @@ def test_a_file_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pytest
     assert not is_path("a.sif")
     (tmp_path / "a.sif").touch()
     assert is_path("a.sif")
+
+
+def test_a_pipe_is_no_image(layout: Path, tmp_path: Path) -> None:
+    """Who opens one for reading waits for a writer, for good."""
+    for name in ("a.oci.tar", "a.sif"):
+        os.mkfifo(tmp_path / name)
+        assert kind_of(tmp_path / name) is None
+    (layout / "index.json").unlink()
+    os.mkfifo(layout / "index.json")
+    with pytest.raises(ImageError, match=r"no index\.json"):
+        Layout(layout).image()
+    (tmp_path / "box" / ".singularity.d").mkdir(parents=True)
+    os.mkfifo(tmp_path / "box" / ".singularity.d" / "labels.json")
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        labels_of_sandbox(tmp_path / "box")
 
 
 def test_each_form_has_its_runtime(layout: Path, tmp_path: Path) -> None:
