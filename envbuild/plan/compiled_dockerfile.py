@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "b201343034fcf3b5d3740b0f516172b8c5add7ff9639af2b7e8a635c783b3d71"
+OF = "6800440953392d555a3fc1f13139dfa3aab5c77b955d496f55723564055bce86"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -15,7 +15,7 @@ def root(context, missing=missing, *, environment):
     cond_expr_undefined = Undefined
     if 0: yield None
     l_0_plan = resolve('plan')
-    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = missing
+    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = l_0_date = l_0_python_layer = missing
     try:
         t_1 = environment.filters['commas']
     except KeyError:
@@ -240,6 +240,75 @@ def root(context, missing=missing, *, environment):
     l_0_managed_python = (Markup if context.eval_ctx.autoescape else identity)(concat(t_19))
     context.vars['managed_python'] = l_0_managed_python
     context.exported_vars.add('managed_python')
+    t_20 = []
+    pass
+    t_20.append(
+        'find /layer -newermt 1980-01-02 -exec touch -h -d @315532800 {} +',
+    )
+    l_0_date = (Markup if context.eval_ctx.autoescape else identity)(concat(t_20))
+    context.vars['date'] = l_0_date
+    context.exported_vars.add('date')
+    def macro(l_1_layer):
+        t_21 = []
+        if l_1_layer is missing:
+            l_1_layer = undefined("parameter 'layer' was not provided", name='layer')
+        pass
+        t_21.extend((
+            'RUN ',
+            escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install'))),
+            ' ',
+            escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc'))),
+            ' ',
+        ))
+        if (environment.getattr(l_1_layer, 'stage') != 'torch-rest'):
+            pass
+            t_21.extend((
+                escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-layer'))),
+                ' ',
+            ))
+        t_21.extend((
+            '\\\n    --mount=type=bind,from=lists,source=/python/',
+            escape(environment.finalize(environment.getattr(l_1_layer, 'stage'))),
+            '.txt,target=/run/envbuild/python.txt \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    ',
+            escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv))),
+            ' ',
+            escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache))),
+            ' \\\n    ',
+            escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site))),
+            ' \\\n    export ENVBUILD_PYTHON=',
+            escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python'))),
+        ))
+        if ((environment.getattr(l_1_layer, 'of') == 'torch') and context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')):
+            pass
+            t_21.extend((
+                ' ENVBUILD_INDEX=',
+                escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'))),
+            ))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            t_21.append(
+                ' ENVBUILD_SYSTEM_SITE=1',
+            )
+        t_21.append(
+            ' \\\n',
+        )
+        if (environment.getattr(l_1_layer, 'stage') == 'torch-rest'):
+            pass
+            t_21.append(
+                '    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv \\\n    && mkdir -p /layer/opt && mv /opt/venv /layer/opt/venv \\\n',
+            )
+        else:
+            pass
+            t_21.append(
+                '    && sh /run/envbuild/recipe/python-layer /run/envbuild/python.txt \\\n',
+            )
+        t_21.extend((
+            '    && ',
+            escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date))),
+        ))
+        return concat(t_21)
+    context.exported_vars.add('python_layer')
+    context.vars['python_layer'] = l_0_python_layer = Macro(environment, macro, 'python_layer', ('layer',), False, False, False, context.eval_ctx.autoescape)
     yield '# --- external inputs\n'
     if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'root'):
         pass
@@ -312,34 +381,71 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/', l_1_name, )), l_1_text, _loop_vars=_loop_vars)))
         yield '\n\n'
     l_1_name = l_1_text = missing
+    for l_1_layer in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        _loop_vars = {}
+        pass
+        yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/python/', environment.getattr(l_1_layer, 'stage'), '.txt', )), environment.getattr(l_1_layer, 'requirements'), _loop_vars=_loop_vars)))
+        yield '\n\n'
+    l_1_layer = missing
     yield '\n# --- OS packages of the image\nFROM base AS runtime\n'
     yield escape(environment.finalize(context.call((undefined(name='os_install') if l_0_os_install is missing else l_0_os_install), 'runtime')))
     yield '\n'
     yield escape(environment.finalize((undefined(name='managed_python') if l_0_managed_python is missing else l_0_managed_python)))
     yield '\n\nFROM runtime AS uv-unpack\nRUN --mount=type=bind,from=uv-wheel,target=/run/envbuild/in \\\n    '
     yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    yield ' -m zipfile -e /run/envbuild/in/uv.whl /unpacked && chmod 755 /unpacked/uv-*.data/scripts/uv && mv /unpacked/uv-*.data/scripts/uv /uv\nFROM scratch AS uv\nCOPY --from=uv-unpack /uv /uv\n\n# --- torch and what it brings\nFROM runtime AS torch\nRUN '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
-    yield ' '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
-    yield ' \\\n    '
-    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.torch.txt')))
-    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
-    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
-    yield ' '
-    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
-    yield ' \\\n    '
-    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
-    yield ' \\\n    ENVBUILD_PYTHON='
-    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'):
+    yield ' -m zipfile -e /run/envbuild/in/uv.whl /unpacked && chmod 755 /unpacked/uv-*.data/scripts/uv && mv /unpacked/uv-*.data/scripts/uv /uv\nFROM scratch AS uv\nCOPY --from=uv-unpack /uv /uv\n\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield ' ENVBUILD_INDEX='
-        yield escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')))
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'own_os'):
+            pass
+            yield "# The OS as one layer, by a copy of what `runtime` left: a stage's own layers have the time of the build in them.\nFROM runtime AS os-copy\nRUN --network=none --mount=type=bind,from=runtime,target=/run/envbuild/root \\\n    cp -a /run/envbuild/root /layer && "
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\nFROM scratch AS os\nCOPY --link --from=os-copy /layer/ /\n'
+        else:
+            pass
+            yield 'FROM runtime AS os\n'
+        yield '\n# --- torch and what it brings: a layer for each large distribution, the same in every image that holds it\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'torch'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS '
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield '\n'
+            yield escape(environment.finalize(context.call((undefined(name='python_layer') if l_0_python_layer is missing else l_0_python_layer), l_1_layer, _loop_vars=_loop_vars)))
+            yield '\n'
+        l_1_layer = missing
+        yield '\nFROM os AS torch\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'torch'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from='
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield ' /layer/ /\n'
+        l_1_layer = missing
+    else:
         pass
-        yield ' ENVBUILD_SYSTEM_SITE=1'
-    yield ' \\\n    sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.torch.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+        yield '# --- torch and what it brings\nFROM runtime AS torch\nRUN '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+        yield ' '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' \\\n    '
+        yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.torch.txt')))
+        yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' '
+        yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+        yield ' \\\n    '
+        yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+        yield ' \\\n    ENVBUILD_PYTHON='
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'):
+            pass
+            yield ' ENVBUILD_INDEX='
+            yield escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            yield ' ENVBUILD_SYSTEM_SITE=1'
+        yield ' \\\n    sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.torch.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compiles'):
         pass
         yield '\n# --- compilers, build tools'
@@ -496,48 +602,135 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield ' /out/ /\n'
     l_1_loop = l_1_component = missing
-    yield '\n# --- the Python environment, complete\nFROM torch AS env\nRUN '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
-    yield ' '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
-    yield ' \\\n    '
-    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.env.txt')))
-    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
-        _loop_vars = {}
+    yield '\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield '    --mount=type=bind,from=wheel-'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ',target=/run/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ' \\\n'
-    l_1_component = missing
-    yield '    '
-    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
-    yield ' '
-    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
-    yield ' \\\n    '
-    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
-    yield ' \\\n    export ENVBUILD_PYTHON='
-    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        yield '# --- the rest of the Python environment\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'env'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS '
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield '\n'
+            yield escape(environment.finalize(context.call((undefined(name='python_layer') if l_0_python_layer is missing else l_0_python_layer), l_1_layer, _loop_vars=_loop_vars)))
+            yield '\n'
+        l_1_layer = missing
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS env-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '\nRUN '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install', _loop_vars=_loop_vars)))
+            yield ' '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc', _loop_vars=_loop_vars)))
+            yield ' '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-layer', _loop_vars=_loop_vars)))
+            yield ' \\\n    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built \\\n    '
+            yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+            yield ' '
+            yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+            yield ' \\\n    export ENVBUILD_PYTHON='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+            yield ' ENVBUILD_ALONE=1'
+            if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+                pass
+                yield ' ENVBUILD_SYSTEM_SITE=1'
+            yield ' \\\n    && sh /run/envbuild/recipe/python-layer /dev/null /run/envbuild/built/*.whl && '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        l_1_component = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            pass
+            yield 'FROM runtime AS env-placed\nRUN set -e; \\\n'
+            for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+                _loop_vars = {}
+                pass
+                yield '    mkdir -p "/layer$(dirname '
+                yield escape(environment.finalize(l_1_target))
+                yield ')"; printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
+                yield escape(environment.finalize(l_1_module))
+                yield ' >/layer'
+                yield escape(environment.finalize(l_1_target))
+                yield '; \\\n'
+            l_1_module = l_1_target = missing
+            yield '    '
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+            yield ' -c \'import py_compile, sys; [py_compile.compile("/layer" + f, dfile=f, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH) for f in sys.argv[1:]]\''
+            for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+                _loop_vars = {}
+                pass
+                yield ' '
+                yield escape(environment.finalize(l_1_target))
+            l_1_module = l_1_target = missing
+            yield '; \\\n    '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'FROM runtime AS env-mpi\nRUN --mount=type=bind,from=mpi,target=/run/envbuild/mpi \\\n    mkdir -p "/layer$(dirname '
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield ')" && cp -a /run/envbuild/mpi /layer'
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield ' && '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        yield '\nFROM torch AS env\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'env'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from='
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield ' /layer/ /\n'
+        l_1_layer = missing
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from=env-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' /layer/ /\n'
+        l_1_component = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            pass
+            yield 'COPY --link --from=env-placed /layer/ /\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'COPY --link --from=env-mpi /layer/ /\n'
+    else:
         pass
-        yield ' ENVBUILD_BROUGHT="'
-        yield escape(environment.finalize(t_8(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'))))
-        yield '"'
-    yield ' \\\n    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.env.txt'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'resolved_wheels'):
-        _loop_vars = {}
-        pass
-        yield ' /run/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield '/*.whl'
-    l_1_component = missing
-    yield ' \\\n'
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
-        pass
-        yield '    && ENVBUILD_ALONE=1 sh /run/envbuild/recipe/python-install /opt/venv /dev/null'
-        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+        yield '# --- the Python environment, complete\nFROM torch AS env\nRUN '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+        yield ' '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' \\\n    '
+        yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.env.txt')))
+        yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' \\\n'
+        l_1_component = missing
+        yield '    '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' '
+        yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+        yield ' \\\n    '
+        yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+        yield ' \\\n    export ENVBUILD_PYTHON='
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            yield ' ENVBUILD_BROUGHT="'
+            yield escape(environment.finalize(t_8(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'))))
+            yield '"'
+        yield ' \\\n    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.env.txt'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'resolved_wheels'):
             _loop_vars = {}
             pass
             yield ' /run/envbuild/built/'
@@ -545,41 +738,83 @@ def root(context, missing=missing, *, environment):
             yield '/*.whl'
         l_1_component = missing
         yield ' \\\n'
-    for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
-        _loop_vars = {}
-        pass
-        yield '    && mkdir -p "$(dirname '
-        yield escape(environment.finalize(l_1_target))
-        yield ')" && printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
-        yield escape(environment.finalize(l_1_module))
-        yield ' >'
-        yield escape(environment.finalize(l_1_target))
-        yield ' \\\n'
-    l_1_module = l_1_target = missing
-    yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
-        _loop_vars = {}
-        pass
-        yield 'COPY --from=wheel-'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ' /record.json /opt/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield '.json\n'
-    l_1_component = missing
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
-        pass
-        yield 'COPY --from=mpi / '
-        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
-        yield '/\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+            pass
+            yield '    && ENVBUILD_ALONE=1 sh /run/envbuild/recipe/python-install /opt/venv /dev/null'
+            for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+                _loop_vars = {}
+                pass
+                yield ' /run/envbuild/built/'
+                yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+                yield '/*.whl'
+            l_1_component = missing
+            yield ' \\\n'
+        for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            _loop_vars = {}
+            pass
+            yield '    && mkdir -p "$(dirname '
+            yield escape(environment.finalize(l_1_target))
+            yield ')" && printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
+            yield escape(environment.finalize(l_1_module))
+            yield ' >'
+            yield escape(environment.finalize(l_1_target))
+            yield ' \\\n'
+        l_1_module = l_1_target = missing
+        yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' /record.json /opt/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '.json\n'
+        l_1_component = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'COPY --from=mpi / '
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield '/\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack'):
         pass
         template = environment.get_template('stack.j2', 'Dockerfile.j2')
-        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
+        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'date': l_0_date, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'python_layer': l_0_python_layer, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
         try:
             for event in gen:
                 yield event
         finally: gen.close()
-    yield '\nFROM '
+    yield '\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        pass
+        yield '# --- what envbuild itself puts into the image\nFROM env AS own\nRUN --mount=type=bind,from=lists,source=/lock,target=/run/envbuild/lock \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' \\\n'
+        l_1_component = missing
+        yield '    mkdir -p /layer/opt/envbuild/built'
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack')):
+            pass
+            yield ' /layer'
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workdir')))
+        yield ' \\\n    && cp /run/envbuild/lock/* /layer/opt/envbuild/ \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    && cp /run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '/record.json /layer/opt/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '.json \\\n'
+        l_1_component = missing
+        yield '    && chmod 644 $(find /layer/opt/envbuild -type f) && '
+        yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+        yield '\n\n'
+    yield 'FROM '
     yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
     yield ' AS image\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
@@ -595,7 +830,12 @@ def root(context, missing=missing, *, environment):
         yield ' '
         yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'branch')))
         yield '\n'
-    yield 'COPY --from=lists /lock/ /opt/envbuild/\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        pass
+        yield 'COPY --link --from=own /layer/ /\n'
+    else:
+        pass
+        yield 'COPY --from=lists /lock/ /opt/envbuild/\n'
     yield escape(environment.finalize((undefined(name='environment') if l_0_environment is missing else l_0_environment)))
     yield '\nLABEL '
     l_1_loop = missing
@@ -618,4 +858,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&122=360&123=364&124=366&126=368&127=371&128=373&129=375&130=379&131=381&134=383&136=386&138=388&140=390&143=398&145=401&147=405&148=411&149=413&150=417&154=429&155=431&156=434&159=437&160=439&161=442&163=444&164=448&167=454&168=456&169=458&171=487&172=489&177=493&178=497&180=499&181=503&183=509&184=513&185=515&186=522&187=530&188=533&190=541&191=545&194=553&195=557&197=562&198=565&200=567&201=569&204=576&205=578&206=581&207=585&209=587&212=592&213=595&216=606&217=608'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&68=306&70=309&73=315&74=319&81=334&82=338&84=342&85=344&87=349&89=353&90=355&95=364&96=367&101=371&102=374&105=377&106=380&112=384&113=386&117=388&121=390&122=392&126=395&134=401&135=405&136=407&140=411&141=415&146=421&147=425&149=427&150=431&151=433&155=442&157=445&158=449&159=451&160=453&161=455&163=457&164=459&165=462&166=464&167=466&168=470&169=472&171=474&172=477&173=479&174=481&175=485&176=487&179=489&181=492&183=494&185=496&188=504&190=507&192=511&193=517&194=519&195=523&199=535&200=537&201=540&204=543&205=545&206=548&208=550&209=554&212=560&213=562&214=564&216=593&217=595&220=599&222=602&223=606&224=608&226=611&227=615&228=617&229=623&230=625&231=629&232=635&234=638&237=641&238=645&240=653&241=662&243=664&246=667&250=674&251=678&253=681&254=685&256=688&259=691&265=697&266=701&268=703&269=707&271=713&272=717&273=719&274=726&275=734&276=737&278=745&279=749&282=757&283=761&285=766&286=769&289=771&290=773&293=780&297=783&298=787&300=793&302=798&303=802&305=808&308=811&309=813&310=816&311=820&313=822&315=826&320=832&321=835&324=846&325=848'

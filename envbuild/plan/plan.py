@@ -1,5 +1,6 @@
 """Lock -> plan: the stages that make the image, each with a key over exactly the inputs that can change its result."""
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -16,8 +17,9 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
+from envbuild.plan.layers import Layer, layers_of
 from envbuild.plan.fit import require_inputs, require_known
-from envbuild.plan.stages import FOR_ONE_SM, Stage, stages_of
+from envbuild.plan.stages import FOR_ONE_SM, LAYER, Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
@@ -49,6 +51,24 @@ class Plan(Frozen):
     """Distributions that the base image contains; its Python's packages are then seen by the environment."""
     compat: Compat | None
     """NVIDIA's package for older drivers, where the image carries it."""
+    layers: tuple[Layer, ...]
+    """The layers of the locked Python packages; none where they are installed together."""
+    own_os: bool
+    """Whether the image has the OS as one layer; otherwise it keeps the base image's layers, settings and labels."""
+
+    @property
+    def in_place(self) -> tuple[Step, ...]:
+        """The stack's steps that run in the image itself, and may write anywhere in it."""
+        return tuple(s for s in self.stack.steps if s.run and not s.compiles) if self.stack else ()
+
+    @property
+    def dated(self) -> bool:
+        """Whether each layer has fixed times as it is made, so that nothing has to be rewritten at an export."""
+        return bool(self.layers) and self.own_os and not self.compat and not self.in_place
+
+    def layers_in(self, of: str) -> tuple[Layer, ...]:
+        """Return the layers of the set `of`."""
+        return tuple(layer for layer in self.layers if layer.of == of)
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:
@@ -135,8 +155,10 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     carries = lock.source(COMPAT) is not None
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source, compat=carries)
     require_inputs(lock, inputs)
+    layers = layers_of(lock, [_normal(c.distribution) for c in inputs.components])
     names = (
         *RECIPES,
+        *([LAYER] if layers else []),
         *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []),
         *([COMPAT] if inputs.compat else []),
     )
@@ -173,7 +195,14 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         mpi=mpi,
         provided=inputs.provided,
         compat=inputs.compat,
+        layers=layers,
+        own_os=lock.root is not None or (lock.flavor == "runtime" and not ngc),
     )
+
+
+def _normal(name: str) -> str:
+    """Return a distribution's name as a lock has it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _switch(compat: Compat) -> str:

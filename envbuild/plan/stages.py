@@ -17,6 +17,9 @@ from envbuild.util.frozen import Frozen
 FOR_ONE_SM = "build-for-sm"
 """The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""
 
+LAYER = "python-layer"
+"""The recipe of a layer of packages; a plan without layers does not hold it."""
+
 # OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
 _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
 # Build tools that decide what goes into a wheel.
@@ -122,7 +125,7 @@ def stages_of(
         python=cell["python"],
         managed=_source_inputs(lock.source("python")),
     )
-    python_recipe = digest_of(recipes["python-install"] + recipes["compile-pyc"])
+    python_recipe = digest_of(recipes["python-install"] + recipes["compile-pyc"] + recipes.get(LAYER, ""))
     torch = add(
         "torch",
         f"torch {cell['torch']}",
