@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "6800440953392d555a3fc1f13139dfa3aab5c77b955d496f55723564055bce86"
+OF = "4547a8cef8814e376861ccbf389b7bb14c61bbeef708735057ca45fc3611e9ed"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -811,7 +811,7 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
             yield '.json \\\n'
         l_1_component = missing
-        yield '    && chmod 644 $(find /layer/opt/envbuild -type f) && '
+        yield '    && find /layer/opt/envbuild -type f -exec chmod 644 {} + && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
         yield '\n\n'
     yield 'FROM '
