@@ -82,7 +82,9 @@ def _layers(python_set: PythonSet) -> list[Layer]:
     groups = {p.name: [p] for p in large} | {REST: [p for p in python_set.packages if p not in large]}
     of: Literal["torch", "env"] = "torch" if python_set.name == "torch" else "env"
     return [
-        Layer(of=of, name=name, requirements=requirements_text(python_set.model_copy(update={"packages": tuple(group)})))
+        Layer(
+            of=of, name=name, requirements=requirements_text(python_set.model_copy(update={"packages": tuple(group)}))
+        )
         for name, group in groups.items()
         if group or of == "torch"  # whose rest holds what the environment itself consists of
     ]

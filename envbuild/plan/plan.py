@@ -17,8 +17,8 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
-from envbuild.plan.layers import Layer, layers_of
 from envbuild.plan.fit import require_inputs, require_known
+from envbuild.plan.layers import Layer, layers_of
 from envbuild.plan.stages import FOR_ONE_SM, LAYER, Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step

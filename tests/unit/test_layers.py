@@ -79,7 +79,16 @@ def test_every_locked_package_is_in_just_one_layer():
 def test_a_layer_is_made_the_same_way_whatever_else_is_in_the_cell(more):
     one, other = packed(plan_for(**ROOT), CLOSURE), packed(plan_for(**ROOT | more), CLOSURE)
     before, after = stages(one), stages(other)
-    for name in ("os-copy", "os", "torch-torch", "torch-nvidia-cublas", "torch-triton", "torch-rest", "torch", "env-onnx"):
+    for name in (
+        "os-copy",
+        "os",
+        "torch-torch",
+        "torch-nvidia-cublas",
+        "torch-triton",
+        "torch-rest",
+        "torch",
+        "env-onnx",
+    ):
         assert before[name] == after[name]
     lists = {layer.stage: layer.requirements for layer in one.layers}
     for layer in other.layers:
