@@ -1,6 +1,6 @@
 """Which of an image's layers hold which Python packages.
 
-A large distribution has a layer of its own: it is installed alone, so the layer's bytes follow from its wheel and its Python,
+A large distribution has a separate layer. It is installed alone, so the layer's bytes follow from its wheel and its Python,
 whatever else an image holds. Images that share the wheel share the layer, in a registry and on a machine that pulls.
 """
 
