@@ -1,6 +1,7 @@
 """What an image carries of its plan: lists of packages, the lock, what is expected of it, labels."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from envbuild.components import components_in
@@ -9,7 +10,10 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell
+from envbuild.stacks.model import Repository
 from envbuild.stacks.parts import patches_of, tools_of
+
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
@@ -83,14 +87,24 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     }
 
 
-def labels_of(lock: Lock, cell: Cell) -> dict[str, str]:
-    """Return the labels of the image."""
+def labels_of(lock: Lock, cell: Cell, repository: Repository | None) -> dict[str, str]:
+    """Return the labels of the image: ours, and OCI's annotations as far as the lock decides them."""
     labels = {
         "org.opencontainers.image.title": "envbuild " + cell.id,
+        "org.opencontainers.image.version": cell.id,
+        "org.opencontainers.image.created": f"{_1970 + timedelta(seconds=lock.epoch):%Y-%m-%dT%H:%M:%SZ}",
         "io.envbuild.cell": cell.id,
         "io.envbuild.lock": lock.digest,
         "io.envbuild.complete": "true" if lock.complete else "false",
     }
+    base = next((image for image in lock.images if image.stage == "base"), None)
+    if base is not None:
+        labels["org.opencontainers.image.base.name"] = base.reference
+        if base.digest:
+            labels["org.opencontainers.image.base.digest"] = base.digest
     if lock.stack:
         labels["io.envbuild.stack"] = lock.stack
+    if repository is not None:
+        labels["org.opencontainers.image.source"] = repository.url
+        labels["org.opencontainers.image.revision"] = repository.commit
     return labels

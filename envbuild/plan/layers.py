@@ -16,7 +16,6 @@ REST = "rest"
 
 # A lock does not state sizes, and an index need not. These are over 10 MB, or change with another release of one that is.
 _LARGE = (
-    "deepspeed",
     "flash-attn*",
     "ml-dtypes",
     "numpy",

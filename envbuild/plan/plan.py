@@ -174,7 +174,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     if inputs.compat:
         lists["lock/cuda-compat.sh"] = _switch(inputs.compat)
     environment = _environment(view, lock, stack, site, inputs.compat)
-    labels = labels_of(lock, cell)
+    labels = labels_of(lock, cell, stack.repository if stack else None)
     carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
     placed, mpi = _placed(view, site), _compiled_mpi(view)
     return Plan(

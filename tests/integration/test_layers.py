@@ -133,7 +133,7 @@ class Workshop:
         lock = locked.lock.model_copy(update={"python": tuple(sets)})
         plan = plan_of(load_matrix(), Locked(lock=lock, pylocks={s.name: pylock(s) for s in sets if s.packages}))
         for component in plan.components:
-            wheel(folder / f"wheel-{component.axis}", component.distribution, f"{component.version}.1".replace("-", "."))
+            wheel(folder / f"wheel-{component.axis}", component.distribution, component.version)
             (folder / f"wheel-{component.axis}" / "record.json").write_text("{}")
         return plan
 

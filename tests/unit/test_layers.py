@@ -1,6 +1,7 @@
 """Layers of large distributions: each is made alone, with fixed times, and is the same in every image that holds it."""
 
 import re
+from datetime import UTC, datetime
 
 import pytest
 from cell_inputs import complete, inputs_for, inputs_for_stack, plan_for
@@ -167,3 +168,23 @@ def test_a_distribution_that_replaces_another_is_installed_with_it():
 )
 def test_a_layers_stage_counts_for_the_part_that_it_is_of(stage, part):
     assert part_of(stage) == part
+
+
+def test_an_image_states_by_ocis_annotations_what_its_lock_decides():
+    prefix = "org.opencontainers.image."
+    stack = load_stack("megatron-gpt3")
+    made = plan_of(load_matrix(), complete(inputs_for_stack(stack)), stack)
+    labels = {name.removeprefix(prefix): v for name, v in made.labels.items() if name.startswith(prefix)}
+    base = next(image for image in made.lock.images if image.stage == "base")
+    assert labels == {
+        "title": f"envbuild {made.cell.id}",
+        "version": made.cell.id,
+        "created": datetime.fromtimestamp(made.lock.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "base.name": base.reference,
+        "base.digest": base.digest,
+        "source": stack.repository.url,
+        "revision": stack.repository.commit,
+    }
+    bare = plan_for(**ROOT).labels
+    assert prefix + "source" not in bare
+    assert prefix + "base.name" not in bare  # its root is its own
