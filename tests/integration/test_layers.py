@@ -109,7 +109,11 @@ class Workshop:
         (folder / "Dockerfile").write_text(text)
         (folder / "rootfs.tar").touch()
         (folder / "env").write_text("export UV_OFFLINE=1\n")
-        contexts = {"runtime": f"docker-image://{self.runtime}", "wheels": folder / "wheels", "uv-wheel": self.folder / "uv"}
+        contexts = {
+            "runtime": f"docker-image://{self.runtime}",
+            "wheels": folder / "wheels",
+            "uv-wheel": self.folder / "uv",
+        }
         contexts |= {f"wheel-{c.axis}": folder / f"wheel-{c.axis}" for c in plan.components}
         command = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--target=image", *options]
         command += [f"--build-arg=SOURCE_DATE_EPOCH={plan.lock.epoch}", f"--secret=id=env,src={folder / 'env'}"]
@@ -191,11 +195,10 @@ def test_another_transformer_engine_is_its_own_layers_and_no_other(workshop, fir
 
 
 def test_cells_of_one_torch_take_little_more_than_one_of_them(workshop, first):
-    others = [workshop.make(te=te, **more) for te in ("2.11", "2.12") for more in ({"megatron": "auto"}, {"apex": "none"})]
-    known = [first]
-    for each in others:
-        known.append(each)
-    blobs = dict(layer for each in known for layer in each.layers)
+    others = [
+        workshop.make(te=te, **more) for te in ("2.11", "2.12") for more in ({"megatron": "auto"}, {"apex": "none"})
+    ]
+    blobs = dict(layer for each in (first, *others) for layer in each.layers)
     assert sum(blobs.values()) <= 1.6 * first.size
 
 
