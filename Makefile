@@ -46,7 +46,7 @@ lint: $(VENV)/ready ## ruff, mypy strict, the layers of the packages, plain word
 	$(VENV)/bin/python scripts/plain_words.py
 	$(VENV)/bin/python scripts/write_reference.py --check
 	$(VENV)/bin/python scripts/check_docs.py
-	$(VENV)/bin/zizmor --offline --quiet --persona=auditor .github
+	$(VENV)/bin/zizmor --offline --quiet --persona=auditor .github action.yml
 	$(VENV)/bin/shellcheck --external-sources $$(grep -rlx '#!/usr/bin/env bash' scripts)
 
 actionlint: $(VENV)/ready ## Check the workflows with actionlint, which its package downloads from GitHub; no part of `make lint`

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the parts of the reference that the code states: commands, settings, exit codes, the stack file, the lock file.
+"""Write the parts of the reference that the code states: commands, settings, exit codes, the stack file, the lock file; and the man pages.
 
-    python scripts/write_reference.py            # write them into docs/reference
+    python scripts/write_reference.py            # write them into docs/reference and man
     python scripts/write_reference.py --check    # write nothing; exit with 1 and the names of stale pages
 
 A generated part stands between two comments in its page. What is around it is written by hand and stays.
@@ -19,11 +19,13 @@ import click
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
+MAN = ROOT / "man"
 sys.path.insert(0, str(ROOT))
 
 from envbuild import errors  # noqa: E402
 from envbuild.cli import SECTIONS, cli  # noqa: E402
 from envbuild.settings.model import LIST_KEYS, Settings  # noqa: E402
+from scripts.man_pages import man_pages  # noqa: E402
 
 BEGIN = "<!-- generated: {} -->"
 END = "<!-- end -->"
@@ -254,6 +256,20 @@ def page_with(name: str, text: str) -> str:
     return f"{head}{begin}\n\n{PARTS[name]()}\n\n{END}{tail}"
 
 
+def write_man(*, check: bool) -> list[str]:
+    """Write the man pages, or with `check` only compare them; return the paths of those that were stale."""
+    pages = man_pages(cli, dict(_commands(cli, ())), SECTIONS)
+    there = {path.name: path.read_text(encoding="utf-8") for path in MAN.glob("*.1")}
+    stale = sorted(name for name in pages.keys() | there.keys() if pages.get(name) != there.get(name))
+    for name in stale if not check else ():
+        MAN.mkdir(exist_ok=True)
+        if name in pages:
+            (MAN / name).write_text(pages[name], encoding="utf-8")
+        else:
+            (MAN / name).unlink()
+    return [f"man/{name}" for name in stale]
+
+
 def main() -> int:
     """Write the pages, or with --check name those that are stale."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -268,6 +284,7 @@ def main() -> int:
             stale.append(f"docs/reference/{name}.md")
             if not check:
                 path.write_text(new, encoding="utf-8")
+    stale += write_man(check=check)
     if stale:
         print(f"{'stale' if check else 'written'}: {', '.join(stale)}")
     if stale and check:

@@ -5,7 +5,7 @@ machine of theirs. A policy asks for several of them (`trusted_builders`), so th
 not enough.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from envbuild.catalog.store import policy_of
 from envbuild.errors import DataError, LockError
@@ -16,10 +16,14 @@ from envbuild.settings import Settings
 
 BUILT = {"io.envbuild.built": "this signer built an image of this digest from its lock"}
 """What a builder's signature states."""
+LAYERS = {"io.envbuild.built": "this signer built the layers and the configuration of this image from its lock"}
+"""What it states where the builder's engine compressed the same layers in another way."""
 
 
-def sign_built(repository: Repository, digest: str, keys: Sequence[PrivateKey]) -> None:
-    """Sign the image `digest`, which this machine built from its lock.
+def sign_built(
+    repository: Repository, digest: str, keys: Sequence[PrivateKey], *, claims: Mapping[str, str] = BUILT
+) -> None:
+    """Sign the image `digest`, which this machine built from its lock; with the claims `LAYERS`, but for the compression.
 
     Raises:
         HostError: the registry cannot be reached or refuses.
@@ -33,7 +37,7 @@ def sign_built(repository: Repository, digest: str, keys: Sequence[PrivateKey]) 
             hint="an image is signed where it was published: envbuild catalog publish",
         )
     for key in keys:
-        sign(repository, digest, key, claims=BUILT)
+        sign(repository, digest, key, claims=claims)
 
 
 def require_builders(repository: Repository, digest: str, settings: Settings) -> tuple[str, ...]:
@@ -55,7 +59,8 @@ def require_builders(repository: Repository, digest: str, settings: Settings) ->
             where="trusted_builders",
             hint="name more keys in trusted_keys",
         )
-    found = signers(repository, digest, verifiers, claims=BUILT)
+    stated = {name for claims in (BUILT, LAYERS) for name in signers(repository, digest, verifiers, claims=claims)}
+    found = tuple(each.name for each in verifiers if each.name in stated)
     if len(found) < needed:
         raise LockError(
             f"{needed} trusted builders must have built this image, and {', '.join(found) or 'none'} did",

@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass, replace
 
 from envbuild.catalog.model import Entry
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64, Cell, Pin, Request
+from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, read_request
@@ -73,15 +74,23 @@ def offers(
 
     """
     plain, on_gpu = _asked(matrix, wanted)
+    of_fleets: dict[str, tuple[ReadRequest, ReadRequest]] = {}
     found = []
     for entry in entries:
         if (entry.stack, entry.stack_digest) != (wanted.stack, wanted.stack_digest):
             continue
         if wanted.te_source not in {None, entry.te_source}:
             continue
-        asked = on_gpu if _GPU in entry.cell else plain
         if _is_of_other_gpu(wanted, entry):
             continue
+        asked = on_gpu if _GPU in entry.cell else plain
+        if len(gpus_in(entry.cell)) > 1 and not _names(wanted, _GPU):
+            fleet = entry.cell[_GPU]
+            if not matrix.has(_GPU, fleet):
+                continue
+            if fleet not in of_fleets:
+                of_fleets[fleet] = _asked(matrix, wanted, fleet)
+            asked = of_fleets[fleet][1]
         domains = _domains(asked, entry)
         values = None if domains is None else best_values(asked, evidence, domains)
         if values is None:
@@ -107,13 +116,21 @@ def _names(wanted: Wanted, axis: str) -> bool:
 
 def _is_of_other_gpu(wanted: Wanted, entry: Entry) -> bool:
     """Return whether the machine has other GPUs alone, and the request names none."""
-    gpu = entry.cell.get(_GPU)
-    return gpu is not None and bool(wanted.machine.gpus) and not _names(wanted, _GPU) and gpu not in wanted.machine.gpus
+    gpus = gpus_in(entry.cell)
+    return (
+        bool(gpus) and bool(wanted.machine.gpus) and not _names(wanted, _GPU) and wanted.machine.gpus.isdisjoint(gpus)
+    )
 
 
-def _asked(matrix: Matrix, wanted: Wanted) -> tuple[ReadRequest, ReadRequest]:
-    """Return the request as it is, and with the machine's driver, which says nothing of an image for the CPU."""
+def _asked(matrix: Matrix, wanted: Wanted, fleet: str = "") -> tuple[ReadRequest, ReadRequest]:
+    """Return the request as it is, and with the machine's driver, which says nothing of an image for the CPU.
+
+    With the release of a `fleet` the axis gpu holds that, too; a request that names no GPU takes it like any other.
+    """
     request, driver = wanted.request, wanted.machine.driver
+    if fleet:
+        pin = Pin(axis=_GPU, spec=fleet, origin="the catalogue")
+        request = replace(request, pins=(*request.pins, pin))
     plain = read_request(matrix, request)
     if driver is None or _names(wanted, _DRIVER):
         return plain, plain

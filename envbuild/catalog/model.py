@@ -43,6 +43,9 @@ class Entry(Model):
     """The manifest of the lock's files."""
     image: Digest
     """The image's manifest."""
+    layers: tuple[Digest, ...] = Field((), max_length=256, exclude_if=lambda layers: not layers)
+    """Digests of the image's layers, uncompressed, the lowest first: what follows from the lock, whoever compressed them.
+    Empty in an entry of an earlier release."""
     size: int = Field(ge=0, le=1 << 40)
     """Bytes to download, without what is there already."""
     release: Version

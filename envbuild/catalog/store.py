@@ -125,6 +125,19 @@ def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
     return found
 
 
+def signed_entries(settings: Settings, keys: Sequence[PrivateKey] = ()) -> tuple[Entry, ...]:
+    """Return the entries of the registry's catalogue once it is signed, whatever its age; none where it has none.
+
+    Raises:
+        DataError, HostError, LockError: as `read_catalog`.
+
+    """
+    policy = policy_of(settings, keys)
+    with Repository(repository_name(settings), settings) as repository:
+        found = _read(repository, policy)
+    return found.catalog.entries if found else ()
+
+
 def claims_of(repository: Repository) -> dict[str, str]:
     """Return what a signature of the catalogue states: that this is the one of this repository, and of no other."""
     return {"io.envbuild.catalog": repository.name}

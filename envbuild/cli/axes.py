@@ -45,7 +45,7 @@ def _help(name: str, title: str, use: str) -> str:
     }
     more = {
         "cuda": "12.6 means 12.6.*; `envbuild resolve --help` lists what a SPEC can be.",
-        "gpu": "For example h100, a100 or sm_90.",
+        "gpu": "For example h100, a100 or sm_90; a100,h100,b200 for one image on all of them.",
         "driver": "`auto` uses this host's.",
         "arch": "x86_64 or aarch64; `--gpu gh200` implies aarch64. [default: x86_64]",
         "board": "data-center or geforce; `--gpu rtx4090` implies geforce.",

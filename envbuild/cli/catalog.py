@@ -142,8 +142,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     """Push IMAGE, which envbuild built, to the configured registry, and add it to the signed catalogue.
 
     The keys of the setting `signing_keys` sign the catalogue's next version, and, where this machine built the image, that
-    it did. Only a digest that somebody confirms is
-    published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
+    it did. The image's SBOM, and its provenance where this machine built it, are attached to it in the registry and signed;
+    its digest stays. Only a digest that somebody confirms is published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
 
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
     not to be trusted; then nothing is published.
@@ -152,7 +152,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     from envbuild.engine.built import Built
     from envbuild.engine.client import engine_client
     from envbuild.matrix.load import load_matrix
-    from envbuild.pipeline.cataloged import publish_image, require_publishable
+    from envbuild.pipeline.cataloged import documents_of, publish_image, require_publishable
     from envbuild.pipeline.prebuilt import push_image
     from envbuild.settings import load_settings
 
@@ -163,11 +163,14 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     doing("reading the image's lock")
     held = client.image(image)
     found = held.id  # from here on this image, whatever the tag names meanwhile
-    locked, built = require_publishable(client, load_matrix(), found, named, stack_file)
+    matrix = load_matrix()
+    locked, built = require_publishable(client, matrix, found, named, stack_file)
+    doing("reading the image's files")
+    documents = documents_of(settings, matrix, locked, found, keys, stack_file=stack_file, note=note)
     doing("pushing the image")
     reference = push_image(client, locked.lock, Built(tag=image, digest=found, size=held.size))
     doing("signing the catalogue")
-    read = publish_image(settings, locked, found, keys, built=built)
+    read = publish_image(settings, locked, found, keys, built=built, documents=documents)
     answer = {
         "reference": reference,
         "digest": found,
@@ -175,8 +178,9 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
         "catalog": read.digest,
         "version": read.catalog.version,
         "signers": list(read.signers),
+        "documents": sorted(documents),
     }
-    text = f"{reference}\n  catalogue version {read.catalog.version}, signed by {', '.join(read.signers)}"
+    text = f"{reference}\n  with {' and '.join(documents)}\n  catalogue version {read.catalog.version}, signed by {', '.join(read.signers)}"
     emit(answer, as_json=as_json, human=lambda: text)
 
 
@@ -184,15 +188,19 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
 @json_option
 @progress_options
 def refresh_catalog(as_json: bool) -> None:
-    """Sign the catalogue again with today's date, so that its age does not make it stale."""
-    from envbuild.catalog.store import publish
+    """Sign the catalogue again with today's date, so that its age does not make it stale.
+
+    Where the setting `trusted_documents` asks for them, each image must have its SBOM or its provenance. Otherwise this
+    exits with 4, and nothing is signed.
+    """
     from envbuild.cli.published import keys_of
+    from envbuild.pipeline.cataloged import refresh_catalog as refresh
     from envbuild.settings import load_settings
 
     settings = show_notices(use_cache(load_settings()))
     keys = keys_of(settings)
     doing("signing the catalogue")
-    read = publish(settings, (), keys)
+    read = refresh(settings, keys)
     answer = {"catalog": read.digest, "version": read.catalog.version, "signers": list(read.signers)}
     text = f"catalogue version {read.catalog.version}, signed by {', '.join(read.signers)}"
     emit(answer, as_json=as_json, human=lambda: text)

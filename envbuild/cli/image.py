@@ -234,6 +234,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         substitutes=substitutes,
         digest=options.digest,
         catalog=published.catalog if published is not None else {},
+        layers=published.offer.entry.layers if published is not None else (),
     )
     doing("finding the lock and the sources")
     asked, found, left_out = _with_lock(request, given, asked, client)

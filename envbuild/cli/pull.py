@@ -38,7 +38,7 @@ def pull(
     catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.
     """
     from envbuild.cli.published import build_command, published_for, uses_catalog
-    from envbuild.engine.client import engine_client
+    from envbuild.engine.podman import pulling_client
     from envbuild.errors import DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.cataloged import describe_nearest
@@ -51,6 +51,7 @@ def pull(
     named = parse_digest(digest)
     settings = load_settings()
     catalog: Mapping[str, str] = {}
+    layers: tuple[str, ...] = ()
     if lock_file is None and uses_catalog(settings):
         show_notices(use_cache(settings))
         published = published_for(flags, sources, settings)
@@ -61,7 +62,7 @@ def pull(
                 where=settings.registry,
                 hint=f"change the flags, or build it: {build_command(flags, sources)}",
             )
-        lock_file, catalog = published.folder, published.catalog
+        lock_file, catalog, layers = published.folder, published.catalog, published.offer.entry.layers
     doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
     if lock_file is not None:
@@ -77,8 +78,8 @@ def pull(
             where="pull",
             hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
         )
-    expected = expected_of(asked.settings, plan, named, catalog)
-    client = engine_client(use_cache(asked.settings))
+    expected = expected_of(asked.settings, plan, named, catalog, layers)
+    client = pulling_client(use_cache(asked.settings))
     here = client.machine().platform
     if here and here != platform_of(plan.cell):
         note(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from envbuild.run.container import Container
 
 
-def _container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def container_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a container."""
     options = (
         click.option(
             "--gpus",
@@ -69,6 +70,7 @@ class ContainerRequest:
     infiniband: Literal["auto", "on", "off"]
     dry_run: bool
     as_json: bool
+    user: str | None = None
 
     @property
     def starts_nothing(self) -> bool:
@@ -82,7 +84,14 @@ class ContainerRequest:
             UsageError: a flag has a value that cannot be.
 
         """
-        from envbuild.run.container import Container, parse_environment, parse_image, parse_mount, parse_network
+        from envbuild.run.container import (
+            Container,
+            parse_environment,
+            parse_image,
+            parse_mount,
+            parse_network,
+            parse_user,
+        )
 
         return Container(
             image=parse_image(self.image),
@@ -90,6 +99,7 @@ class ContainerRequest:
             mounts=tuple(parse_mount(text) for text in self.mounts),
             environment=tuple(parse_environment(text) for text in self.environment),
             workdir=self.workdir,
+            user=parse_user(self.user) if self.user is not None else None,
             network=parse_network(self.network),
             infiniband=self.infiniband,
         )
@@ -117,7 +127,12 @@ class LaunchRequest(ContainerRequest):
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
-@_container_options
+@click.option(
+    "--user",
+    metavar="UID[:GID]",
+    help="Run as this user, who need not exist in the image: HOME is then /tmp. [default: the image's, root]",
+)
+@container_options
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.
 
@@ -126,6 +141,7 @@ def run(**options: Any) -> None:
     The exit code is CMD's. Without CMD the image's own command runs.
     """
     from envbuild.host import facts
+    from envbuild.run.gpus import sms_in_id, unserved
     from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
@@ -134,14 +150,20 @@ def run(**options: Any) -> None:
     container = asked.container()
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     runtime = runtime_for(settings, asked.image)
-    line = runtime.line(facts(settings), container, asked.command, terminal=terminal)
+    host = facts(settings)
+    line = runtime.line(host, container, asked.command, terminal=terminal)
     for text in line.notes:
         note(f"note: {text}")
     if asked.starts_nothing:
         answer = {"command": list(line.command), "notes": list(line.notes)}
         emit(answer, as_json=asked.as_json, human=line.shown)
         return
-    runtime.require_runnable(runtime.look_up(asked.image))
+    image = runtime.look_up(asked.image)
+    runtime.require_runnable(image)
+    if container.gpus != "none":
+        sms = sms_in_id(image.labels.get("io.envbuild.cell", ""))
+        if text := unserved(sms, [(gpu.name, gpu.sm) for gpu in host.gpus]):
+            note(f"note: {text}")
     sys.stdout.flush()
     # The client takes this process's place: signals reach it, and its exit code is the command's.
     os.execvpe(line.command[0], line.command, line.environ)  # noqa: S606
@@ -181,13 +203,16 @@ def run(**options: Any) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Use this private key for logins between the containers. [default: a new one for each job]",
 )
-@_container_options
+@container_options
 def launch(**options: Any) -> int:
     """Run SCRIPT on every host of a hostfile, in a container of the image TAG.
 
     This machine must reach every host by ssh without a password, and every host must have the image. The hosts are
     assumed to have the same hardware and driver as this machine. For mpirun and deepspeed, every container runs an sshd
     on --ssh-port with keys made for this job. The exit code is the launcher's.
+
+    With srun, Slurm reaches the hosts, and each finds its own GPUs and its runtime: Docker for a TAG, Apptainer for a .sif
+    or a sandbox, pyxis for a .sqsh. One without a GPU ends the job, unless --gpus none says so.
     """
     from envbuild.host import facts
     from envbuild.run.container import shown
@@ -198,7 +223,9 @@ def launch(**options: Any) -> int:
     asked = LaunchRequest(**options)
     settings = show_notices(load_settings())
     host = facts(settings)
-    nodes = read_hostfile(asked.hostfile, default_slots=len(host.gpus) or 1)
+    slurm = asked.launcher == "srun"
+    # under Slurm each node counts its GPUs: this machine may be a login node
+    nodes = read_hostfile(asked.hostfile, default_slots=0 if slurm else len(host.gpus) or 1)
     job = Job(
         nodes=nodes,
         launcher=asked.launcher,
@@ -223,11 +250,11 @@ def launch(**options: Any) -> int:
             ),
         )
         return 0
-    if any(is_local(node.name) for node in nodes):
+    if not slurm and any(is_local(node.name) for node in nodes):
         runtime = runtime_for(settings, asked.image)
         runtime.require_runnable(runtime.look_up(asked.image))
-    processes = sum(node.slots for node in nodes)
+    processes = sum(node.slots for node in nodes) or "as many as GPUs"
     note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return run_launch(job, host, settings)
+    return run_launch(job, host, settings, note)

@@ -9,6 +9,7 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
+from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class _Flags:
     as_json: bool
 
 
-@click.command
-@click.argument("image", metavar="[TAG]", required=False)
+@click.command(cls=WithCommand)
+@click.argument("image", metavar="[TAG] [-- COMMAND]", required=False)
 @click.option("--host", "on_host", is_flag=True, help="Test an environment of this host instead of an image.")
 @click.option(
     "--python",
@@ -96,9 +97,22 @@ class _Flags:
     help="Fail where tokens per second are below 95 % of this record's, on the same model of GPU, and show what changed. "
     "RECORD is a file, or an id in matrices/evidence. Goes with --level bench or train.",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3),
+    help="With a command: end each rank after this many steps of its optimizer. [default: 10]",
+)
+@click.option(
+    "--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="With a command: show it a folder of this host."
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="With a command: set a variable for it."
+)
+@click.option("--workdir", metavar="DIR", help="With a command: run it in this folder.")
 @json_option
 @progress_options
-def smoke(**flags: Any) -> None:
+@click.pass_context
+def smoke(ctx: click.Context, /, **flags: Any) -> None:
     """Run the smoke tests in the image TAG, or in a Python environment of this host.
 
     TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox, which Apptainer runs.
@@ -109,6 +123,7 @@ def smoke(**flags: Any) -> None:
     from envbuild.errors import EnvbuildError, UsageError
     from envbuild.evidence.recording import from_report
     from envbuild.evidence.records import record_evidence
+    from envbuild.run.gpus import after_run
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
     from envbuild.verify.expectation import EXPECTED_IN_IMAGE, read_expected
@@ -116,7 +131,11 @@ def smoke(**flags: Any) -> None:
     from envbuild.verify.smoke import SmokeRequest, run_smoke
     from envbuild.verify.target import look
 
-    asked = _Flags(**flags)
+    command = command_of(ctx)
+    if command is not None:
+        smoke_command(command, flags)
+        return
+    asked = _Flags(**{name: value for name, value in flags.items() if name not in ONLY_WITH_COMMAND})
     target, expected_file = _target(asked)
     baseline = _baseline(asked)
     settings = show_notices(use_cache(load_settings()))
@@ -145,6 +164,8 @@ def smoke(**flags: Any) -> None:
     )
     note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")
     report = run_smoke(request, settings, progress=_Shown(quiet=asked.as_json), seen=seen)
+    if report.device == "cuda" and (text := after_run(report.cell, report.machine.get("gpus", ()))):
+        note(f"note: {text}")
     altered = {"the shell": expected["altered"]} if expected.get("altered") else {}
 
     def evidence_of(report: SmokeReport) -> "Evidence":

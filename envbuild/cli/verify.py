@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     help="Download locked wheels that this machine has not seen yet, and compare the installed files with them.",
 )
 @click.option(
-    "--gpu", metavar="GPU", help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90."
+    "--gpu",
+    metavar="GPU",
+    help="Check that a wheel or a folder has code for this GPU, such as h100 or sm_90, or for each of a100,h100.",
 )
 @json_option
 @progress_options
@@ -46,7 +48,7 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     if (path := local_path(tag)) is not None and kind_of(path) is None:
         if deep:
             raise UsageError("a wheel or a folder has no lock", where="--deep", hint="leave the flag out")
-        found = audit_local(path, (_sm_of(gpu),) if gpu else ())
+        found = audit_local(path, _sms_of(gpu) if gpu else ())
     else:
         if gpu:
             text = "an image is checked for its own cell's GPU"
@@ -60,18 +62,22 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     found.raise_for_defects()
 
 
-def _sm_of(gpu: str) -> int:
+def _sms_of(gpus: str) -> tuple[int, ...]:
     from envbuild.errors import UsageError
+    from envbuild.matrix.fleet import pieces
     from envbuild.matrix.load import load_matrix
 
     releases = load_matrix().releases["gpu"]
-    for release in releases:
-        if gpu.lower() in {release.version, *release.aliases}:
-            return int(release.version.removeprefix("sm_"))
-    known = ", ".join(release.version for release in releases)
-    raise UsageError(
-        f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
-    )
+    found = set()
+    for gpu in pieces(gpus):
+        named = next((each for each in releases if gpu.lower() in {each.version, *each.aliases}), None)
+        if named is None:
+            known = ", ".join(release.version for release in releases)
+            raise UsageError(
+                f"{gpu} is not a GPU of the matrix", where="--gpu", hint=f"name one of {known}, or an alias of them"
+            )
+        found.add(int(named.version.removeprefix("sm_")))
+    return tuple(sorted(found))
 
 
 @click.command()
@@ -85,16 +91,20 @@ def _sm_of(gpu: str) -> int:
 def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) -> None:
     """Rebuild an image from the lock in it, without the build cache, and compare digests.
 
-    With --sign, the registry that holds the image gets a signature: built here, same digest. The setting
+    What follows from a lock is the image's configuration and its uncompressed layers. Where another engine compressed the
+    same layers in another way, only the digests differ: the answer says so, and this exits with 0.
+
+    With --sign, the registry that holds the image gets a signature: built here, same digest or same layers. The setting
     `trusted_builders` of those who pull asks for as many.
 
     Exits with 4 when they differ, and lists the differences file by file.
     """
-    from envbuild.catalog.builders import sign_built
+    from envbuild.catalog.builders import BUILT, LAYERS, sign_built
     from envbuild.catalog.store import repository_name
     from envbuild.cli.building import shown_build
     from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
+    from envbuild.engine.reproduce import COMPRESSION
     from envbuild.engine.reproduce import reproduce as again
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
@@ -118,15 +128,16 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         details=shown.details,
         planned=shown.planned,
     )
-    signed = do_sign and found.equal
+    signed = do_sign and found.same_layers
     if signed:
         with Repository(repository_name(settings), settings) as repository:
-            sign_built(repository, found.digest, keys)
+            sign_built(repository, found.digest, keys, claims=BUILT if found.equal else LAYERS)
     answer = {
         "image": tag,
         "digest": found.digest,
         "again": found.again,
         "equal": found.equal,
+        "same_layers": found.same_layers,
         "seconds": round(found.seconds, 1),
         "differences": [{"path": d.path, "what": d.what} for d in found.differences],
         "signers": [key.name for key in keys] if signed else [],
@@ -136,10 +147,10 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         as_json=as_json,
         human=lambda: (
             f"{tag}\n  image    {found.digest}\n  rebuilt  {found.again}\n  "
-            + ("equal" if found.equal else "DIFFERENT")
+            + ("equal" if found.equal else COMPRESSION.what if found.same_layers else "DIFFERENT")
         ),
     )
-    if not found.equal:
+    if not found.same_layers:
         listed = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
         more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
         raise LockError(

@@ -12,7 +12,7 @@ from envbuild.components.base import (
     Wheel,
     commit_of,
     dotted,
-    sm_of,
+    sms_of,
 )
 from envbuild.util.model import Model
 
@@ -66,7 +66,7 @@ class Apex(Component):
 
     def wheel(self, view: View) -> Wheel:
         facts = view.release("apex").facts
-        archs = {"TORCH_CUDA_ARCH_LIST": dotted(sm_of(view))}
+        archs = {"TORCH_CUDA_ARCH_LIST": dotted(sms_of(view))}
         by_environment = facts.build == "environment"
         return Wheel(
             axis="apex",

@@ -4,7 +4,7 @@ A component says where its source is, what it needs, how its wheel is compiled a
 cell through a `View` and asks nothing else: no network, no clock, no process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,11 @@ Environment = Mapping[str, str]
 _NONE: Mapping[str, str] = MappingProxyType({})
 _NONE_INSTEAD: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
+BUILD_WHEEL = "build-wheel"
+FOR_ONE_SM = "build-for-sm"
+"""The recipe of wheels that name one of `only_sms`; a plan without such a wheel does not hold it."""
+FOR_SMS = "build-for-sms"
+"""The same, of those that name several: code for each, and PTX for the newest."""
 DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
 """Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
 
@@ -117,7 +122,8 @@ class Wheel(Frozen):
         version: the release, or the commit's first digits.
         alone: installed without its dependencies, which the stack that contains it states itself.
         mpi: whether it is compiled against the cell's MPI.
-        only_sm: the SM number to compile for, where setup.py has a fixed list of architectures and reads no variable.
+        only_sms: the SM numbers to compile for, where setup.py has a fixed list of architectures or reads no variable
+            that would name them.
         downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
             where the build finds it unpacked.
 
@@ -136,8 +142,13 @@ class Wheel(Frozen):
     version: str = ""
     alone: bool = False
     mpi: bool = False
-    only_sm: str | None = None
+    only_sms: tuple[str, ...] = ()
     downloads: Mapping[str, str] = _NONE
+
+    @property
+    def recipe(self) -> str:
+        """The script that compiles it."""
+        return (BUILD_WHEEL, FOR_ONE_SM, FOR_SMS)[min(len(self.only_sms), 2)]
 
 
 class HostSources(Frozen):
@@ -208,6 +219,9 @@ class Component:
     """By the name of a distribution: extension modules without which it is not what it is used for, in every release."""
     switches: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the environment variables that its setup.py reads, by which its compile is another one."""
+    sms: ClassVar[tuple[str, ...]] = ()
+    """The SM numbers of the GPUs that it is for, where the other GPUs of a mixed fleet do without it; empty where each GPU of
+    a cell must be served."""
     host_sources: ClassVar[HostSources | None] = None
     """The C++ of its source distribution."""
 
@@ -258,8 +272,8 @@ class Component:
         return None
 
 
-def sm_of(view: View) -> str:
-    """Return the SM number that the cell's GPU needs, e.g. `90`.
+def sms_of(view: View) -> tuple[str, ...]:
+    """Return the SM numbers of the cell's GPUs, ascending, e.g. `90`, or `80` and `90` of a mixed fleet.
 
     Raises:
         UsageError: the cell has no GPU.
@@ -271,13 +285,14 @@ def sm_of(view: View) -> str:
             where="--gpu none",
             hint="name the GPU, such as --gpu h100, or leave the flag out",
         )
-    sm: str = view.release("gpu").facts.sm
-    return sm
+    sms: tuple[str, ...] = view.release("gpu").facts.sms
+    return sms
 
 
-def dotted(sm: str) -> str:
-    """Return an SM number as torch writes it: `90` is 9.0."""
-    return f"{sm[:-1]}.{sm[-1]}"
+def dotted(sms: Sequence[str]) -> str:
+    """Return SM numbers as a TORCH_CUDA_ARCH_LIST: 9.0, or 8.0;9.0;10.0+PTX of several, the newest for later GPUs, too."""
+    names = ";".join(f"{sm[:-1]}.{sm[-1]}" for sm in sms)
+    return f"{names}+PTX" if len(sms) > 1 else names
 
 
 def commit_of(view: View, axis: str) -> str:

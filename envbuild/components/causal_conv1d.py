@@ -1,6 +1,6 @@
 """causal-conv1d, compiled from PyPI's sdist: the short convolution in front of a Mamba layer."""
 
-from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sms_of
 
 
 class CausalConv1d(Component):
@@ -30,7 +30,7 @@ class CausalConv1d(Component):
             extensions=("causal_conv1d_cuda",),
             job_gib=3.3,
             environment={"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"},
-            only_sm=sm_of(view),
+            only_sms=sms_of(view),
         )
 
 

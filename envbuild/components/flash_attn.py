@@ -1,6 +1,6 @@
 """flash-attention 2, compiled from PyPI's sdist."""
 
-from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sms_of
 from envbuild.util.model import Model
 
 
@@ -34,19 +34,22 @@ class FlashAttention(Component):
         return Sources(sdists=(Sdist(name="flash-attn", distribution="flash-attn", version=version),))
 
     def wheel(self, view: View) -> Wheel:
+        # 2.8's setup.py knows 80, 90, 100 and 120; 8.6 and 8.9 run sm_80's code.
+        sms = tuple(dict.fromkeys(sm[:-1] + "0" for sm in sms_of(view)))
         return Wheel(
             axis="flash-attn",
             distribution="flash-attn",
             module="flash_attn",
             extensions=("flash_attn_2_cuda",),
             job_gib=4.3,
-            # 2.8's setup.py knows 80, 90, 100 and 120; 8.6 and 8.9 run sm_80's code.
             environment={
                 "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
-                "FLASH_ATTN_CUDA_ARCHS": sm_of(view)[:-1] + "0",
+                "FLASH_ATTN_CUDA_ARCHS": ";".join(sms),
                 "NVCC_THREADS": "1",
             },
             tools=("packaging", "wheel", "psutil"),
+            # up to 2.8.2 setup.py writes no PTX, which a fleet's newest GPU stands for
+            only_sms=sms if len(sms) > 1 else (),
         )
 
 

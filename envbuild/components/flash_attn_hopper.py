@@ -57,6 +57,8 @@ class FlashAttentionHopper(Component):
     facts = Fa3Facts
     needs_commit = True
     runtime = ("einops", "packaging")
+    # Transformer Engine takes it on compute capability 9.0 alone, and FlashAttention 2 or cuDNN elsewhere
+    sms = ("90",)
     # its setup.py asks for torch 2.9.0.dev20250830
     host_sources = HostSources(
         folders=(".",), includes=(".",), instead={"flash_api_stable.cpp": (">=2.9", "flash_api.cpp")}

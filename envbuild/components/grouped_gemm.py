@@ -1,6 +1,6 @@
 """grouped_gemm for mixtures of experts, compiled from the sdist of nv-grouped-gemm: PyPI's `grouped-gemm` is another fork."""
 
-from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, dotted, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, dotted, sms_of
 
 
 class GroupedGemm(Component):
@@ -30,7 +30,7 @@ class GroupedGemm(Component):
             extensions=("grouped_gemm_backend",),
             job_gib=3.2,
             # Without an architecture list setup.py asks the GPU of the machine that compiles, which need not have one.
-            environment={"GROUPED_GEMM_FORCE_BUILD": "TRUE", "TORCH_CUDA_ARCH_LIST": dotted(sm_of(view))},
+            environment={"GROUPED_GEMM_FORCE_BUILD": "TRUE", "TORCH_CUDA_ARCH_LIST": dotted(sms_of(view))},
         )
 
 

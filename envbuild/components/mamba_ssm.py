@@ -1,6 +1,6 @@
 """mamba-ssm, compiled from PyPI's sdist; the fused paths of its layers take causal-conv1d, which is a component too."""
 
-from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sm_of
+from envbuild.components.base import Component, HostSources, Sdist, Sources, Upstream, View, Wheel, sms_of
 
 
 class MambaSsm(Component):
@@ -34,7 +34,7 @@ class MambaSsm(Component):
             extensions=("selective_scan_cuda",),
             job_gib=1.5,
             environment={"MAMBA_FORCE_BUILD": "TRUE"},
-            only_sm=sm_of(view),
+            only_sms=sms_of(view),
         )
 
 

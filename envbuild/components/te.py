@@ -12,7 +12,7 @@ from envbuild.components.base import (
     View,
     Wheel,
     commit_of,
-    sm_of,
+    sms_of,
 )
 from envbuild.errors import UsageError
 from envbuild.util.model import Model
@@ -91,7 +91,7 @@ class TransformerEngine(Component):
         return release.facts.pypi or release.version
 
     def wheel(self, view: View) -> Wheel:
-        sm = sm_of(view)
+        sms = sms_of(view)
         env = {"NVTE_FRAMEWORK": "pytorch", "NVTE_PYTORCH_FORCE_BUILD": "TRUE"}
         if self.source_of(view) == "pypi":
             # The sdist of the torch extension holds C++ alone; the kernels are in the core wheel.
@@ -118,7 +118,12 @@ class TransformerEngine(Component):
             extensions=("transformer_engine_torch",),
             job_gib=4.1,
             # Without the third, a build inside another git clone names that clone's commit in the wheel's version.
-            environment={**env, "NVTE_CUDA_ARCHS": sm, "NVTE_RELEASE_BUILD": "0", "NVTE_NO_LOCAL_VERSION": "1"},
+            environment={
+                **env,
+                "NVTE_CUDA_ARCHS": ";".join(sms),
+                "NVTE_RELEASE_BUILD": "0",
+                "NVTE_NO_LOCAL_VERSION": "1",
+            },
             tools=("packaging", "wheel", "cmake", "pybind11"),
         )
 

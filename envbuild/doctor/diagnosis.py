@@ -303,6 +303,21 @@ def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
         )
 
 
+def _podman(host: HostFacts) -> Iterator[MachineFinding]:
+    if host.podman is None:
+        yield _absent("no podman; it is needed only in place of Docker", "sudo apt-get install podman   # or dnf")
+        return
+    kind = "rootless" if host.podman.rootless else "as root"
+    yield _ok(
+        f"podman {host.podman.version}, {kind}: runs, tests and pulls images with ENVBUILD_ENGINE=podman; builds none"
+    )
+    if host.gpus and "nvidia.com/gpu=all" not in host.toolkit.cdi_devices:
+        yield _warn(
+            "podman cannot give containers the GPUs: there is no CDI description of them",
+            "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+
+
 _AREAS: dict[str, Callable[[HostFacts], Iterator[MachineFinding]]] = {
     "system": _system,
     "engine": _engine,
@@ -312,6 +327,7 @@ _AREAS: dict[str, Callable[[HostFacts], Iterator[MachineFinding]]] = {
     "memory": _memory,
     "infiniband": _network,
     "apptainer": _apptainer,
+    "podman": _podman,
 }
 
 AREAS = tuple(_AREAS)

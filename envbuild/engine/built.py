@@ -12,7 +12,7 @@ from envbuild.settings import Settings
 
 # The digest comes last, so that half a note is none.
 _NOTE = re.compile(
-    r"(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
+    r"(layers (?P<layers>[!-~]+)\n)?(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
 )
 
 
@@ -60,12 +60,15 @@ class OwnBuild:
         steps_from: the repository that finished steps of the build may have come from, which nobody signs; None when
             this machine's builder ran every step.
         wheels_from: where a compiled wheel of it came from, signed by a trusted key; None when all were compiled here.
+        layers: the digests of its layers, uncompressed, the lowest first: what follows from the lock, whoever compresses
+            them. Empty in a note of an earlier release.
 
     """
 
     digest: str
     steps_from: str | None = None
     wheels_from: str | None = None
+    layers: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -81,7 +84,8 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
-    lines = [f"{what} from {origin}\n" for what, origin in parts if origin]
+    lines = [f"layers {','.join(build.layers)}\n"] if build.layers else []
+    lines += [f"{what} from {origin}\n" for what, origin in parts if origin]
     place.write_text("".join(lines) + build.digest, encoding="utf-8")
 
 
@@ -91,7 +95,16 @@ def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
         note = _NOTE.fullmatch(_note_of_build(settings, plan).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return OwnBuild(**note.groupdict()) if note else None
+    if note is None:
+        return None
+    layers = tuple(note["layers"].split(",")) if note["layers"] else ()
+    return OwnBuild(**note.groupdict() | {"layers": layers})
+
+
+def layers_of(client: EngineClient, digest: str) -> tuple[str, ...]:
+    """Return the digests of the uncompressed layers of an image that was just built; none where the engine does not have it."""
+    found = client.find_image(digest)
+    return found.layers if found is not None else ()
 
 
 def built_digest(settings: Settings, plan: Plan) -> str | None:

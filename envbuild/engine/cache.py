@@ -44,6 +44,7 @@ class Kind:
 
 KINDS = (
     Kind(name="apptainer", about="home and /tmp of containers that Apptainer ran", made_again=False),
+    Kind(name="bisect", about="verdicts of `bisect`", entries="[0-9a-f]{16}", made_again=False),
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
     Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
     Kind(
@@ -55,6 +56,7 @@ KINDS = (
     ),
     Kind(name="files", about="downloads, by hash", entries=_HASH),
     Kind(name="git", about="git objects and source trees"),
+    Kind(name="helpers", about="compiled helpers of trees", entries=_HASH + r"(?:\.key|\.lock)?", type="either"),
     Kind(name="locks", about="locks made here", entries="[A-Za-z0-9][A-Za-z0-9._+-]{0,300}", made_again=False),
     Kind(
         name="logs",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ENGINE_S = 120.0
 """Seconds that the engine may take for a step that is quick by itself; a busy disk makes it slow."""
-_QUICK_S = 60.0
+QUICK_S = 60.0
 _LEFT_S = 30.0
 _SAVE_S = 3600.0
 _OUTPUT_LIMIT = 1 << 20
@@ -44,6 +44,7 @@ _START = "start Docker, or run scripts/install-engine (Debian, Ubuntu); `envbuil
 
 _NOT_UNPACKED = "Error unpacking image"
 """How the engine prints that an image which it loaded cannot be run."""
+_NO_IMAGE = re.compile(r"no such image|invalid reference|image not known", re.IGNORECASE)  # Docker, Docker, podman
 _PLATFORMS = {"x86_64": "amd64", "aarch64": "arm64"}
 """Docker's name of an architecture, by the kernel's."""
 
@@ -75,6 +76,8 @@ def last_line(ran: ProcessResult) -> str:
 class EngineClient:
     """The engine of the settings. Making one asks nothing; `engine_client` returns one whose engine answers."""
 
+    _facts = staticmethod(parse_image_facts)
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._start = settings.engine_command
@@ -98,7 +101,7 @@ class EngineClient:
         """
         output: deque[str] = deque(maxlen=_OUTPUT_LINES)
         if followed([*self._start, *words], feed=output.append, stdout=True):
-            raise EngineError(f"`docker {' '.join(words[:2])}` failed", output="".join(output))
+            raise EngineError(f"`{self._start[0]} {' '.join(words[:2])}` failed", output="".join(output))
         return "".join(output)
 
     # -- the engine and its builders
@@ -151,7 +154,7 @@ class EngineClient:
 
     def version(self) -> str:
         """Return the engine's version, such as `28.5.2`; `unknown` where it does not say."""
-        result = self._ask("version", "--format", "{{.Server.Version}}", seconds=_QUICK_S)
+        result = self._ask("version", "--format", "{{.Server.Version}}", seconds=QUICK_S)
         found = result.out.decode("utf-8", "replace").strip()
         return found if re.fullmatch(r"[0-9][\w.+~-]{0,40}", found) else "unknown"
 
@@ -166,7 +169,7 @@ class EngineClient:
 
         """
         # buildx has no JSON of one builder: `buildx ls` asks every builder that there is
-        ran = self._ask("buildx", "inspect", builder or "default", seconds=_QUICK_S)
+        ran = self._ask("buildx", "inspect", builder or "default", seconds=QUICK_S)
         if ran.fault or ran.code:
             output = ran.err.decode("utf-8", "replace")
             raise EngineError(
@@ -178,7 +181,7 @@ class EngineClient:
     def builder(self) -> BuilderFacts:
         """Return what buildx says of the builder of the settings; nothing of it where buildx does not answer."""
         named = [self.settings.builder] if self.settings.builder else []
-        ran = self._ask("buildx", "inspect", *named, seconds=_QUICK_S)
+        ran = self._ask("buildx", "inspect", *named, seconds=QUICK_S)
         return read_builder(ran.out.decode("utf-8", "replace"))
 
     def bake(
@@ -218,33 +221,30 @@ class EngineClient:
 
         """
         try:
-            ran = self._ask("image", "inspect", "--", reference, seconds=_QUICK_S, limit=LIMIT)
+            ran = self._ask("image", "inspect", "--", reference, seconds=QUICK_S, limit=LIMIT)
         except OSError:
             raise HostError(
-                "there is no docker command",
-                hint="scripts/install-engine, then `envbuild doctor`; or name an OCI archive, a .sif or a sandbox: Apptainer runs it",
+                f"there is no {self._start[0]} command",
+                hint="scripts/install-engine, then `envbuild doctor`; or podman (ENVBUILD_ENGINE); or name an OCI archive or a .sif",
             ) from None
         if ran.fault:
-            raise HostError(
-                f"`docker image inspect` {ran.fault}",
-                where=shown(reference),
-                hint="`envbuild doctor` checks the engine",
-            )
+            what = f"`{self._start[0]} image inspect` {ran.fault}"
+            raise HostError(what, where=shown(reference), hint="`envbuild doctor` checks the engine")
         if ran.code:
             raise self._no_image(reference, ran)
         try:
-            return parse_image_facts(ran.out, reference)
+            return self._facts(ran.out, reference)
         except ValueError as error:
-            what = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
-            raise HostError(what, where=shown(reference)) from None
+            text = f"the engine describes the image in a way that cannot be read: {shown(str(error))}"
+            raise HostError(text, where=shown(reference)) from None
 
     def _no_image(self, reference: str, ran: ProcessResult) -> HostError:
         output = ran.err.decode("utf-8", "replace").strip().splitlines()
-        if any("no such image" in line.lower() or "invalid reference" in line.lower() for line in output):
+        if any(_NO_IMAGE.search(line) for line in output):
             return NoImageError(
                 f"there is no image {shown(reference)} here",
                 where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
-                hint="`docker image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
+                hint=f"`{self._start[0]} image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
         return HostError(
             shown(output[-1]) if output else "the engine does not answer", hint="`envbuild doctor` shows how to fix it"
@@ -266,7 +266,7 @@ class EngineClient:
         """Return the names `repository:tag` that the engine has; none where it does not answer."""
         words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
         try:
-            return self._ask(*words, seconds=_QUICK_S).out.decode("utf-8", "replace").splitlines()
+            return self._ask(*words, seconds=QUICK_S).out.decode("utf-8", "replace").splitlines()
         except OSError:
             return []
 
@@ -290,7 +290,7 @@ class EngineClient:
     def untag(self, name: str) -> None:
         """Take a name from an image; the image goes with its last name. Where that cannot be, it stays."""
         with uninterrupted(), contextlib.suppress(OSError):
-            self._ask("image", "rm", "--", name, seconds=_QUICK_S)
+            self._ask("image", "rm", "--", name, seconds=QUICK_S)
 
     def load(self, archive: Path) -> None:
         """Take the images of an archive into the engine, unpacked where they are for its platform.
@@ -312,8 +312,7 @@ class EngineClient:
         """
         ran = self._ask("image", "save", "--output", str(archive), "--", image, seconds=_SAVE_S)
         if ran.fault or ran.code:
-            last = ran.fault or last_line(ran)
-            raise HostError(f"the engine does not export the image: {shown(last)}", where=image)
+            raise HostError(f"the engine does not export the image: {shown(ran.fault or last_line(ran))}", where=image)
 
     def pull(self, reference: str) -> None:
         """Pull an image.
@@ -380,7 +379,7 @@ class EngineClient:
         """End a container and remove it with its volumes, if there is one, whatever signals come meanwhile."""
         with uninterrupted(), contextlib.suppress(OSError):
             for _ in range(3):
-                ran = self._ask("rm", "--force", "--volumes", name, seconds=_QUICK_S)
+                ran = self._ask("rm", "--force", "--volumes", name, seconds=QUICK_S)
                 if not ran.code and not ran.fault:
                     return
                 if b"no such container" in ran.err.lower():
@@ -391,9 +390,11 @@ def engine_client(settings: Settings) -> EngineClient:
     """Return a client of the user's engine, which answers and can build.
 
     Raises:
-        HostError: docker or buildx is missing, no engine answers, or it keeps images in its old store.
+        HostError: docker or buildx is missing, no engine answers, it keeps images in its old store, or it is podman.
 
     """
-    client = EngineClient(settings)
+    from envbuild.engine.podman import engine_of
+
+    client = engine_of(settings)
     client.require()
     return client

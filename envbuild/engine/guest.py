@@ -10,8 +10,9 @@ import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
 
-from envbuild.engine.client import ENGINE_S, EngineClient, last_line, last_words
+from envbuild.engine.client import ENGINE_S, last_line, last_words
 from envbuild.engine.image import Image
+from envbuild.engine.podman import engine_of
 from envbuild.errors import HostError
 from envbuild.settings import Settings
 from envbuild.util.maker import Maker
@@ -20,7 +21,7 @@ from envbuild.util.processes import ProcessResult, Stream, bounded
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""
-_NAME = re.compile(r"envbuild-(?:audit|look|export|smoke|proof)-[0-9a-f]{12}")
+_NAME = re.compile(r"envbuild-(?:audit|look|export|smoke|proof|helpers)-[0-9a-f]{12}")
 MEMORY = "8g"
 """What a confined guest may take of the memory: importing every package of an image needs less than 2 GiB."""
 SCRATCH = "/run/envbuild-scratch"
@@ -52,7 +53,7 @@ def look_up(settings: Settings, reference: str) -> Image:
         HostError: the engine does not answer, has no such image, or says nothing sensible of it.
 
     """
-    return EngineClient(settings).image(reference)
+    return engine_of(settings).image(reference)
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def guest(
 
     Args:
         settings: say where the engine is.
-        purpose: `audit`, `look`, `export`, `smoke` or `proof`; it shows in the name.
+        purpose: `audit`, `look`, `export`, `smoke`, `proof` or `helpers`; it shows in the name.
         image: id of an image, which no tag can move away from.
         command: what it runs when it is started.
         flags: of `docker create`; `--entrypoint` among them where the image's own must not run.
@@ -76,7 +77,7 @@ def guest(
     remove_left(settings)
     name = f"envbuild-{purpose}-{uuid.uuid4().hex[:12]}"
     label = f"{LABEL}={Maker.here(seconds=seconds + 10 * ENGINE_S)}"
-    client = EngineClient(settings)
+    client = engine_of(settings)
     try:
         # what it prints goes to us alone: the engine would keep all of it on its disk
         made = client.create(name, image, command, ["--label", label, "--log-driver", "none", *flags])
@@ -98,7 +99,7 @@ def not_started(output: str, where: str) -> HostError:
 
 def start_line(settings: Settings, name: str, *, stdin: bool = False) -> list[str]:
     """Return the command line that starts a guest and stays with it: its output is the guest's, and so is its exit code."""
-    return EngineClient(settings).start_line(name, stdin=stdin)
+    return engine_of(settings).start_line(name, stdin=stdin)
 
 
 def run_guest(
@@ -122,7 +123,7 @@ def run_guest(
     with guest(settings, purpose, image.id, command, flags=flags, seconds=seconds) as name:
         ran = bounded(start_line(settings, name, stdin=bool(stdin)), seconds=seconds, limit=limit, stdin=stdin)
         if ran.code and not ran.fault:
-            state = EngineClient(settings).state(name)
+            state = engine_of(settings).state(name)
             if state.out_of_memory:
                 return ProcessResult(
                     code=ran.code, out=ran.out, err=ran.err, fault=f"took more than {MEMORY} of memory"
@@ -146,7 +147,7 @@ def export(settings: Settings, image: Image, *, seconds: float) -> Iterator[Stre
     """
     with guest(settings, "export", image.id, (), flags=UNSTARTED, seconds=seconds) as name:
         try:
-            with EngineClient(settings).exported(name, seconds=seconds) as stream:
+            with engine_of(settings).exported(name, seconds=seconds) as stream:
                 yield stream
         except subprocess.CalledProcessError as error:
             output = shown(last_words(bytes(error.stderr).decode("utf-8", "replace")))
@@ -155,12 +156,12 @@ def export(settings: Settings, image: Image, *, seconds: float) -> Iterator[Stre
 
 def remove(settings: Settings, name: str) -> None:
     """End the container `name` and remove it with its volumes, if there is one, whatever signals come meanwhile."""
-    EngineClient(settings).remove(name)
+    engine_of(settings).remove(name)
 
 
 def remove_left(settings: Settings) -> None:
     """Remove the guests whose makers are gone: SIGKILL or a power cut ended those."""
-    client = EngineClient(settings)
+    client = engine_of(settings)
     for name, label in client.labelled(LABEL):
         maker = Maker.parse(label)
         # The label alone proves nothing: an image can contain it, and then every container of it has it.

@@ -25,6 +25,10 @@ class _Descriptor(BaseModel):
     size: int = Field(0, ge=0)
 
 
+class _Root(BaseModel):
+    layers: list[Digest] | None = Field(None, alias="Layers", max_length=256)
+
+
 class _Inspected(BaseModel):
     id: Digest = Field(alias="Id")
     config: _Config | None = Field(None, alias="Config")
@@ -33,6 +37,7 @@ class _Inspected(BaseModel):
     repo_digests: list[str] | None = Field(None, alias="RepoDigests")
     os: str = Field("", alias="Os", max_length=64)
     architecture: str = Field("", alias="Architecture", max_length=64)
+    root: _Root | None = Field(None, alias="RootFS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,8 @@ class Image:
     """The platform that it is for, e.g. linux/arm64; empty where it states none."""
     manifest: StoredManifest | None = None
     """The image's manifest, where the engine describes it: Docker does since 28."""
+    layers: tuple[str, ...] = ()
+    """Digest of each layer, uncompressed, the lowest first: what the image is, however it was packed."""
     place: Path | None = None
     """The folder or the .sif that a runtime without an engine runs; None for an image of the engine."""
     confirmed_by: Literal["engine", "blobs", "label"] = "engine"
@@ -82,7 +89,16 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         ValueError: it has another shape.
 
     """
-    found = parse_json(body, limit=LIMIT)
+    return image_from(parse_json(body, limit=LIMIT), reference)
+
+
+def image_from(found: object, reference: str) -> Image:
+    """Return the one image that an engine describes, from its parsed answer.
+
+    Raises:
+        ValueError: it has another shape.
+
+    """
     if not isinstance(found, list) or len(found) != 1:
         raise ValueError("not one image")
     try:
@@ -105,6 +121,7 @@ def parse_image_facts(body: bytes, reference: str) -> Image:
         manifest=StoredManifest(media_type=stored.media_type, digest=stored.digest, size=stored.size)
         if stored and stored.media_type and stored.size
         else None,
+        layers=tuple((facts.root.layers if facts.root else None) or ()),
     )
 
 

@@ -32,6 +32,8 @@ class Contents:
     config: dict[str, Any]
     layers: tuple[str, ...]
     """Digest of each layer, the lowest first."""
+    diff_ids: tuple[str, ...]
+    """Digest of each layer, uncompressed: what it is, however it was packed. Computed here, not taken from the image."""
     files: dict[str, Entry]
     """By path, what a container of the image sees: upper layers win, and what they delete is gone."""
 
@@ -63,10 +65,26 @@ def _contents(archive: Archive, limits: Bounds) -> Contents:
     if not isinstance(config, dict):
         raise ImageError(f"the configuration {manifest.config.digest} is not an object")
     root, left = _Node(), _Left(limits)
+    diff_ids = []
     for layer in manifest.layers:
         with archive.layer(layer) as stream:
-            merge(root, read_layer(stream, left))
-    return Contents(config=config, layers=tuple(each.digest for each in manifest.layers), files=flat(root))
+            hashed = _Hashed(stream)
+            merge(root, read_layer(hashed, left))
+            diff_ids.append(f"sha256:{hashed.sha.hexdigest()}")
+    layers = tuple(each.digest for each in manifest.layers)
+    return Contents(config=config, layers=layers, diff_ids=tuple(diff_ids), files=flat(root))
+
+
+class _Hashed:
+    """A stream whose bytes are hashed as they are read."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream, self.sha = stream, hashlib.sha256()
+
+    def read(self, count: int) -> bytes:
+        piece = self._stream.read(count)
+        self.sha.update(piece)
+        return piece
 
 
 @dataclass

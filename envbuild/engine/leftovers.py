@@ -7,9 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from envbuild.engine.client import EngineClient
 from envbuild.engine.guest import remove_left
 from envbuild.engine.own_tags import remove_left_tags
+from envbuild.engine.podman import engine_of
 from envbuild.settings import Settings
 from envbuild.util.scratch import sweep
 
@@ -26,7 +26,7 @@ def clear(settings: Settings) -> None:
         sweep(place)
     _packs(settings.cache_dir / "git" / "objects.git")
     remove_left(settings)
-    remove_left_tags(EngineClient(settings))
+    remove_left_tags(engine_of(settings))
 
 
 def _folders(cache: Path) -> list[Path]:

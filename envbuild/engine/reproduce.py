@@ -36,6 +36,10 @@ class Difference:
     what: str
 
 
+COMPRESSION = Difference(path="(layers)", what="the same layers, compressed in another way")
+"""What differs where another engine's compressor packed the very same layers: what the lock makes is the same."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
     """What a rebuild came to."""
@@ -49,6 +53,11 @@ class Reproduction:
     def equal(self) -> bool:
         """Whether both images have one digest."""
         return self.digest == self.again
+
+    @property
+    def same_layers(self) -> bool:
+        """Whether both images have the same layers and the same configuration, however their layers are compressed."""
+        return self.equal or self.differences == (COMPRESSION,)
 
 
 def carried_lock(client: EngineClient, image: str) -> Locked:
@@ -190,5 +199,7 @@ def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> It
             fields = [(n, b, a) for n, b, a in zip(Entry._fields, before, after, strict=True) if b != a]
             what = ", ".join(f"{n} {shown(str(b))} / {shown(str(a))}" for n, b, a in fields)
             yield Difference(path=shown(path, 4096), what=what)
-    if same and one.layers != other.layers:
+    if same and one.layers != other.layers and one.diff_ids == other.diff_ids:
+        yield COMPRESSION
+    elif same and one.layers != other.layers:
         yield Difference(path="(layers)", what="the same files in layers that are packed or cut in another way")

@@ -8,7 +8,7 @@ the settings ask for, or a committed evidence record.
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,16 +106,21 @@ def expected_digests(
     *,
     flag: str | None = None,
     catalog: Mapping[str, str] | None = None,
+    layers: Sequence[str] = (),
 ) -> Expected | None:
     """Return which digests the image of `plan` may have, or None when nobody named any.
 
     A person's word comes first, then what this machine built from exactly this plan, then the signed catalogue (`catalog`:
     digest -> who signed), then the records of runs that passed in an image of exactly this lock.
+
+    What follows from a lock are the layers, uncompressed. So where the signed catalogue names another digest whose layers
+    (`layers`, from its entry) are those that this machine built, it says which compression of them to expect.
     """
     if flag is not None:
         return Expected(by="flag", records={flag: None})
     own = own_build(settings, plan)
-    if own is not None and own.steps_from is None:
+    repacked = own is not None and bool(catalog and own.layers) and own.layers == tuple(layers)
+    if own is not None and own.steps_from is None and not repacked:
         return Expected(by="build", records={own.digest: None})
     if catalog:
         return Expected(by="catalog", records=dict(catalog))

@@ -12,9 +12,10 @@ from envbuild.evidence.place import differences, parts, place_of, proof_of
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, standing_for
 from envbuild.matrix.cell import NONE, Cell
+from envbuild.matrix.fleet import GPU, gpus_in
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import EvidenceRef, Proof
-from envbuild.util.frozen import Frozen, field
+from envbuild.util.frozen import Frozen, field, replace
 
 
 class Tried(Protocol):
@@ -60,6 +61,8 @@ class Claim(Frozen):
     differences: Mapping[str, str] = field(default_factory=dict)
     """What of that run was not as in this cell, in words by kind."""
     components: Mapping[AxisName, ComponentClaim] = field(default_factory=dict)
+    gpus: Mapping[str, "Claim"] = field(default_factory=dict)
+    """Of a mixed fleet: what is known of each GPU, such as `sm_90`; the claim itself is then the weakest of them."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values; `ran_on` is on what the record's run took place, None where there is none."""
@@ -81,7 +84,13 @@ class Claim(Frozen):
                 }
                 for axis, each in self.components.items()
             },
+            **({"gpus": {gpu: _short(each) for gpu, each in self.gpus.items()}} if self.gpus else {}),
         }
+
+
+def _short(claim: Claim) -> dict[str, str | None]:
+    record = claim.record.id if claim.record else None
+    return {"claim": claim.proof.value, "status": claim.status, "text": claim.text, "record": record}
 
 
 def claim_of(
@@ -95,6 +104,8 @@ def claim_of(
 ) -> Claim:
     """Return what is known of the cell: from its own records, or else from those of another with its software.
 
+    Of a mixed fleet it is what is known of each GPU, with the components that are for that GPU.
+
     Args:
         cell: the cell.
         proven: the records that the solver found for its software.
@@ -104,7 +115,62 @@ def claim_of(
         trials: the ledger of trials.
 
     """
-    versions = cell.versions
+    proven = tuple(proven)
+
+    def of(versions: Mapping[AxisName, str]) -> Claim:
+        return _claim_of(cell.id, versions, proven, records, suite=suite, lock_digest=lock_digest, trials=trials)
+
+    gpus = gpus_in(cell.versions)
+    if len(gpus) < 2:
+        return of(cell.versions)
+    return _of_fleet({gpu: of(versions_on(cell.versions, gpu)) for gpu in gpus})
+
+
+def versions_on(versions: Mapping[AxisName, str], gpu: str) -> dict[AxisName, str]:
+    """Return what of a fleet's cell one of its GPUs runs: without the components that are for others alone."""
+    sm = gpu.removeprefix("sm_")
+    unserved = {axis for axis, component in COMPONENTS.items() if component.sms and sm not in component.sms}
+    return {**{axis: version for axis, version in versions.items() if axis not in unserved}, GPU: gpu}
+
+
+_WORST: tuple[Status, ...] = ("failed", "never", "stale", "verified")
+
+
+def _of_fleet(gpus: Mapping[str, Claim]) -> Claim:
+    weakest = min(gpus.values(), key=lambda each: (_STRENGTH.index(each.proof), _WORST.index(each.status)))
+    axes = dict.fromkeys(axis for each in gpus.values() for axis in each.components)
+    components = {}
+    for axis in axes:
+        held = {gpu: each.components[axis] for gpu, each in gpus.items() if axis in each.components}
+        least = min(held.values(), key=lambda each: _STRENGTH.index(each.proof))
+        components[axis] = replace(least, text=_by_gpu({gpu: each.text for gpu, each in held.items()}))
+    return replace(
+        weakest,
+        status=min((each.status for each in gpus.values()), key=_WORST.index),
+        text=_by_gpu({gpu: each.text for gpu, each in gpus.items()}),
+        components=components,
+        gpus=gpus,
+    )
+
+
+def _by_gpu(texts: Mapping[str, str]) -> str:
+    """Return the text of each GPU, those of the same text together."""
+    alike: dict[str, list[str]] = {}
+    for gpu, text in texts.items():
+        alike.setdefault(text, []).append(gpu)
+    return "; ".join(f"{', '.join(named)}: {text}" for text, named in alike.items())
+
+
+def _claim_of(
+    own_id: str,
+    versions: Mapping[AxisName, str],
+    proven: Iterable[EvidenceRef],
+    records: Collection[Evidence],
+    *,
+    suite: Suite | None,
+    lock_digest: str | None,
+    trials: Trials | None,
+) -> Claim:
     components = component_claims(versions, records, trials)
 
     def claim(standing: Standing, cell_id: str | None = None) -> Claim:
@@ -123,7 +189,7 @@ def claim_of(
             components=components,
         )
 
-    own = [record for record in records if record.cell_id == cell.id]
+    own = [record for record in records if record.cell_id == own_id]
     standing = standing_for(own, versions, suite=suite, lock_digest=lock_digest)
     if standing.status != "never":
         return claim(standing)

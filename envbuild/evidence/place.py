@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from envbuild.components import COMPONENTS, SOFTWARE
 from envbuild.evidence.records import Evidence
 from envbuild.matrix.cell import NONE
+from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 
@@ -99,9 +100,9 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
             continue
         there = "no MPI" if (axis, ran[axis]) == ("mpi", NONE) else f"{names.get(axis, '')} {ran[axis]}".strip()
         found[axis] = f"{there} (here {'none' if here == NONE else here})"
-    made_for = record.cell.get("gpu")
-    if ran["gpu"] != NONE and made_for and made_for != ran["gpu"]:
-        found["target"] = f"compiled for {made_for}"
+    made_for = gpus_in(record.cell)
+    if ran["gpu"] != NONE and made_for and ran["gpu"] not in made_for:
+        found["target"] = f"compiled for {', '.join(made_for)}"
     if record.adopted:
         found["adopted"] = f"{'torch' if 'torch' in record.adopted else 'packages'} adopted from the host"
     switches = [name for name in record.built_with if not versions.keys().isdisjoint(_read_by(name))]

@@ -2,7 +2,7 @@
 
 import re
 
-from envbuild.host.containers import engine_of, toolkit_of
+from envbuild.host.containers import engine_of, podman_of, toolkit_of
 from envbuild.host.hardware import disk_of, driver_version, gpus_of, is_network, memory_of, mounts_of, nics_of
 from envbuild.host.model import HostFacts, NetworkMount
 from envbuild.host.parse import line_of, match_of, number_of, output_of
@@ -41,6 +41,7 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         apptainer=match_of(
             r"version (\S+)", output_of(probe, "apptainer", "--version") or output_of(probe, "singularity", "--version")
         ),
+        podman=podman_of(probe),
         user_namespaces=_user_namespaces(probe),
         cache=disk_of(probe, str(settings.cache_dir)),
         engine_disk=disk_of(probe, engine.root) if engine.root and settings.engine_is_here else None,

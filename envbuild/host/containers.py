@@ -3,7 +3,7 @@
 import os
 import re
 
-from envbuild.host.model import Engine, Toolkit
+from envbuild.host.model import Engine, Podman, Toolkit
 from envbuild.host.parse import json_object, line_of, match_of, number_of, output_of
 from envbuild.host.probe import Probe
 from envbuild.settings import Settings
@@ -11,7 +11,7 @@ from envbuild.settings import Settings
 
 def engine_of(probe: Probe, settings: Settings) -> Engine:
     """Return the engine that the settings name, or why there is none."""
-    docker = settings.engine_command
+    docker = settings.docker_command
     ran = probe.run(*docker, "info", "--format", "{{json .}}")
     if ran is None:
         # No such command, or an engine that hangs: only the first has no version.
@@ -50,6 +50,19 @@ def _lifts_limits(probe: Probe) -> bool | None:
     if pid is None or capabilities is None:
         return None
     return bool(int(capabilities, 16) >> 24 & 1) or match_of(r"Max locked memory\s+\S+\s+(\S+)", limits) == "unlimited"
+
+
+def podman_of(probe: Probe) -> Podman | None:
+    """Return the podman of this user, or None where there is none or it does not answer."""
+    info = json_object(output_of(probe, "podman", "info", "--format", "json"))
+    version = (info.get("version") or {}).get("Version")
+    if not isinstance(version, str):
+        return None
+    rootless = bool(((info.get("host") or {}).get("security") or {}).get("rootless"))
+    capabilities = match_of(r"CapEff:\s*([0-9a-f]+)", probe.read("/proc/self/status") or "")
+    lifts = not rootless and bool(int(capabilities or "0", 16) >> 24 & 1)  # CAP_SYS_RESOURCE; podman is our own child
+    unlimited = match_of(r"Max locked memory\s+\S+\s+(\S+)", probe.read("/proc/self/limits")) == "unlimited"
+    return Podman(version=version, rootless=rootless, lifts_limits=lifts or unlimited)
 
 
 def toolkit_of(probe: Probe, engine: Engine) -> Toolkit:

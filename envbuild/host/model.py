@@ -52,6 +52,15 @@ class Engine(_Model):
     """Where the engine looks for CDI device descriptions; none when CDI is off."""
 
 
+class Podman(_Model):
+    """The podman of this user."""
+
+    version: str
+    rootless: bool = False
+    lifts_limits: bool = False
+    """Whether it can give a container limits above this user's own, unlimited locked memory among them."""
+
+
 class Toolkit(_Model):
     """NVIDIA's container toolkit, which gives containers the GPUs."""
 
@@ -112,8 +121,9 @@ class HostFacts(_Model):
     engine: Engine = Engine(problem="no-client")
     toolkit: Toolkit = Toolkit()
     apptainer: str | None = None
+    podman: Podman | None = None
     user_namespaces: bool | None = None
-    """Whether a user without root may make user namespaces, which Apptainer needs; None where it could not be read."""
+    """Whether a user without root may make user namespaces, which Apptainer and podman need; None where it could not be read."""
     cache: Disk | None = None
     engine_disk: Disk | None = None
     network_mounts: tuple[NetworkMount, ...] = ()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from envbuild.components import COMPONENTS
+from envbuild.matrix.fleet import GPU, label_of
 from envbuild.matrix.model import AxisName
 from envbuild.util.frozen import Frozen
 
@@ -87,8 +88,8 @@ class Cell(Frozen):
             if axis in v and component.label:
                 # without the variant, which the first part says; not normalised, 25.08 is apex' own spelling
                 parts.append(component.label + v[axis].partition("+")[0])
-        if "gpu" in v:
-            parts.append(v["gpu"].replace("_", ""))
+        if GPU in v:
+            parts.append(label_of(v[GPU]))
         if self.arch != X86_64:
             parts.append(self.arch)
         return "-".join([*parts, self.digest[:8]])

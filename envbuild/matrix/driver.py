@@ -1,10 +1,12 @@
 """What a driver means for a cell: every feature, minor-version compatibility, a compat package, or no start at all."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import Cell
+from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
 from envbuild.matrix.spec import version_key
@@ -93,15 +95,16 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
         )
     assert isinstance(release.facts, CudaFacts)  # noqa: S101
     facts = release.facts
-    gpu = _gpu(matrix, cell)
-    if gpu is not None and (unknown := _unknown(gpu, found)) is not None:
-        return DriverVerdict(verdict="refused", driver=driver, why=unknown, source=gpu.source)
+    gpus = _gpus(matrix, cell)
+    for gpu in gpus:
+        if (unknown := _unknown(gpu, found)) is not None:
+            return DriverVerdict(verdict="refused", driver=driver, why=unknown, source=gpu.source)
     toolkit, full = _full_floor(matrix, cell, facts)
     if full is not None and found >= Version(full):
         return DriverVerdict(
             verdict="full",
             driver=driver,
-            why=f"CUDA {toolkit} has every feature from driver {full}{_modules(gpu)}",
+            why=f"CUDA {toolkit} has every feature from driver {full}{_modules(gpus)}",
             source=release.source,
         )
     if facts.driver_minor is not None and found >= Version(facts.driver_minor):
@@ -111,7 +114,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="minor-version",
             driver=driver,
             why=f"every CUDA {major} runs from driver {facts.driver_minor} by minor-version compatibility; {missing}: "
-            f"newer driver features and the driver's own PTX compiler are missing{_modules(gpu)}",
+            f"newer driver features and the driver's own PTX compiler are missing{_modules(gpus)}",
             source=release.source,
         )
     floor = facts.driver_minor or full
@@ -122,7 +125,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="needs-compat",
             driver=driver,
             why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
-            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs, {_switch(matrix, cell)}{_modules(gpu)}",
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs, {_switch(matrix, cell)}{_modules(gpus)}",
             source=release.source,
         )
     if branch in facts.compat_branches:
@@ -196,9 +199,8 @@ def needs_compat(release: Release, driver: str) -> bool:
     return lowest is not None and found < lowest
 
 
-def _gpu(matrix: Matrix, cell: Cell) -> Release | None:
-    gpu = cell.versions.get("gpu")
-    return matrix.release("gpu", gpu) if gpu else None
+def _gpus(matrix: Matrix, cell: Cell) -> tuple[Release, ...]:
+    return tuple(matrix.release("gpu", name) for name in gpus_in(cell.versions))
 
 
 def _unknown(gpu: Release, found: "Version") -> str | None:
@@ -213,15 +215,17 @@ def _unknown(gpu: Release, found: "Version") -> str | None:
     return None
 
 
-def _modules(gpu: Release | None) -> str:
-    if gpu is None or not isinstance(gpu.facts, GpuFacts) or not gpu.facts.open_modules:
-        return ""
-    return f"; {gpu.version} needs the driver of NVIDIA's open kernel modules ({gpu.facts.open_modules})"
+def _modules(gpus: Sequence[Release]) -> str:
+    return "".join(
+        f"; {gpu.version} needs the driver of NVIDIA's open kernel modules ({gpu.facts.open_modules})"
+        for gpu in gpus
+        if isinstance(gpu.facts, GpuFacts) and gpu.facts.open_modules
+    )
 
 
 def _data_center(matrix: Matrix, cell: Cell) -> bool:
     # without a GPU nothing says that cuda-compat may be used
     if cell.versions.get("board") == "geforce":
         return False
-    gpu = _gpu(matrix, cell)
-    return gpu is not None and isinstance(gpu.facts, GpuFacts) and gpu.facts.data_center
+    gpus = _gpus(matrix, cell)
+    return bool(gpus) and all(isinstance(gpu.facts, GpuFacts) and gpu.facts.data_center for gpu in gpus)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import DataError
+from envbuild.matrix.fleet import GPU, JOIN, fleet_by_version
 from envbuild.matrix.headers import data_files, digest_of
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
@@ -35,12 +36,24 @@ class Matrix(Frozen, eq=False):
         return {(axis, r.version): r for axis, releases in self.releases.items() for r in releases}
 
     def release(self, axis: AxisName, version: str) -> Release:
-        """Return the release `version` of `axis`; KeyError when there is none."""
-        return self._by_version[axis, version]
+        """Return the release `version` of `axis`, a fleet of listed GPUs among them; KeyError when there is none."""
+        found = self._by_version.get((axis, version)) or self._fleet(axis, version)
+        if found is None:
+            raise KeyError((axis, version))
+        return found
 
     def has(self, axis: AxisName, version: str) -> bool:
-        """Return whether `axis` lists `version`."""
+        """Return whether `axis` lists `version`, or each GPU of it where it is a fleet."""
+        return (axis, version) in self._by_version or self._fleet(axis, version) is not None
+
+    def lists(self, axis: AxisName, version: str) -> bool:
+        """Return whether a data file lists `version` of `axis`."""
         return (axis, version) in self._by_version
+
+    def _fleet(self, axis: AxisName, version: str) -> Release | None:
+        if axis != GPU or JOIN not in version:
+            return None
+        return fleet_by_version(version, lambda name: self._by_version.get((GPU, name)))
 
 
 def _load_axis(path: Path) -> AxisFile:

@@ -107,6 +107,11 @@ class GpuFacts(Model):
     open_modules: Source | None = None
     """Where it is stated that the driver must be of NVIDIA's open kernel modules; None where either kind will do."""
 
+    @property
+    def sms(self) -> tuple[str, ...]:
+        """The SM numbers that a cell with it is compiled for: its own."""
+        return (self.sm,)
+
 
 class OsFacts(Model):
     suite: str

@@ -11,7 +11,15 @@ from envbuild.catalog.builders import require_builders, sign_built
 from envbuild.catalog.choose import Machine, Near, Offer, Wanted, nearest_published, offers
 from envbuild.catalog.locks import keep_lock, pull_lock, push_lock
 from envbuild.catalog.model import Entry
-from envbuild.catalog.store import Read, now_utc, publish, read_catalog, repository_name
+from envbuild.catalog.store import (
+    Read,
+    now_utc,
+    policy_of,
+    publish,
+    read_catalog,
+    repository_name,
+    signed_entries,
+)
 from envbuild.doctor.reach import gpu_release
 from envbuild.engine.built import own_build
 from envbuild.engine.client import EngineClient
@@ -23,18 +31,25 @@ from envbuild.host.probe import LocalProbe, Probe
 from envbuild.lock.files import Locked
 from envbuild.lock.model import COMPAT
 from envbuild.matrix.cell import DEBIAN_ARCH
+from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.locked import Note
 from envbuild.pipeline.prebuilt import expected_of, require_fit
 from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import PrivateKey, read_private_key
-from envbuild.registry.repository import Repository
+from envbuild.registry.manifests import Descriptor, bare
+from envbuild.registry.repository import Manifest, Repository
+from envbuild.registry.signatures import Policy
 from envbuild.settings import Settings
 from envbuild.stacks.load import stack_of_lock
+from envbuild.supply.attached import Document, attach, require_attached
+from envbuild.supply.look import look, own_provenance
 from envbuild.util.foreign_json import parse_json
 
 _LARGEST_IMAGE = 1 << 40
 """Bytes that an image may state to have, compressed."""
+_LARGEST_CONFIG = 8 << 20
+"""Bytes of an image's configuration; registries take manifests of 4 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +97,16 @@ def find_published(settings: Settings, matrix: Matrix, wanted: Wanted, *, note: 
     note(f"the catalogue (version {read.catalog.version}, signed by {', '.join(read.signers)}) has {best.entry.id}")
     with Repository(repository_name(settings), settings) as repository:
         require_builders(repository, best.entry.image, settings)
+        _require_documents(repository, best.entry.image, best.entry.lock, settings, policy_of(settings))
         locked = pull_lock(repository, best.entry.lock_artifact, best.entry.lock)
     _require_entry(best.entry, locked)
     return Published(offer=best, folder=keep_lock(settings, locked), signers=read.signers)
+
+
+def _require_documents(repository: Repository, image: str, lock: str, settings: Settings, policy: Policy) -> None:
+    """Raise LockError unless an image has the documents that the settings ask for, signed and about this image and lock."""
+    for document in settings.trusted_documents:
+        require_attached(repository, image, lock, document, policy)
 
 
 def _require_entry(entry: Entry, locked: Locked) -> None:
@@ -114,7 +136,7 @@ def _of_lock(locked: Locked) -> dict[str, object]:
         "te_source": lock.te_source,
         "compat": lock.source(COMPAT) is not None,
         "platform": f"linux/{DEBIAN_ARCH[cell.arch]}",
-        "sms": (lock.cell["gpu"],) if "gpu" in lock.cell else (),
+        "sms": gpus_in(lock.cell),
         "lock": lock.digest,
     }
 
@@ -182,7 +204,13 @@ def require_publishable(
 
 
 def publish_image(
-    settings: Settings, locked: Locked, digest: str, keys: Sequence[PrivateKey], *, built: bool = False
+    settings: Settings,
+    locked: Locked,
+    digest: str,
+    keys: Sequence[PrivateKey],
+    *,
+    built: bool = False,
+    documents: Mapping[Document, bytes] | None = None,
 ) -> Read:
     """Publish an image that the registry holds: push its lock and add its entry to the catalogue.
 
@@ -192,9 +220,11 @@ def publish_image(
         digest: of the image's manifest.
         keys: sign the catalogue.
         built: whether this machine built the image; the keys then sign that, too.
+        documents: its SBOM and its provenance, which are attached to it and signed.
 
     Raises:
-        UsageError, DataError, HostError, LockError: as `catalog.store.publish`; the registry does not hold the image.
+        UsageError, DataError, HostError, LockError: as `catalog.store.publish`; the registry does not hold the image, or
+            the settings ask for a document of it that it does not have.
 
     """
     with Repository(repository_name(settings), settings) as repository:
@@ -204,15 +234,21 @@ def publish_image(
                 "the registry does not hold the image", where=f"{repository.name}@{digest}", hint="push it first"
             )
         size = _size_of(manifest.body, f"{repository.name}@{digest}")
+        layers = _layers_of(repository, manifest)
         lock_artifact = push_lock(repository, locked).digest
         if built:
             sign_built(repository, digest, keys)
+        for document, body in (documents or {}).items():
+            attach(repository, bare(manifest.descriptor), document, body, keys)
+        # as those who pull do: nobody publishes what they would refuse
+        _require_documents(repository, digest, locked.lock.digest, settings, policy_of(settings, keys))
     records = (record.id for record in committed_evidence() if record.passed and record.target.get("digest") == digest)
     entry = Entry.model_validate(
         {
             **_of_lock(locked),
             "lock_artifact": lock_artifact,
             "image": digest,
+            "layers": layers,
             "size": size,
             "release": __version__,
             "evidence": tuple(sorted(records)),
@@ -234,3 +270,61 @@ def _size_of(body: bytes, where: str) -> int:
             "the image's manifest cannot be read: it is no image for one platform", where=where, hint="push it again"
         )
     return sum(sizes)
+
+
+def _layers_of(repository: Repository, manifest: Manifest) -> list[str]:
+    """Return the digests of an image's uncompressed layers, as its configuration states them."""
+    where = f"{repository.name}@{manifest.descriptor.digest}"
+    try:
+        config = parse_json(manifest.body, limit=len(manifest.body))["config"]
+        known = Descriptor.model_validate({name: config[name] for name in ("mediaType", "digest", "size")})
+        stated = parse_json(repository.read_blob(known, limit=_LARGEST_CONFIG), limit=_LARGEST_CONFIG)
+        layers: list[str] = stated["rootfs"]["diff_ids"]
+    except (ValueError, KeyError, TypeError):
+        raise LockError("the image's configuration cannot be read", where=where, hint="push it again") from None
+    return layers
+
+
+def documents_of(
+    settings: Settings,
+    matrix: Matrix,
+    locked: Locked,
+    digest: str,
+    keys: Sequence[PrivateKey],
+    *,
+    stack_file: str | None,
+    note: Note,
+) -> dict[Document, bytes]:
+    """Return the documents that this machine can write of an image of the engine: its SBOM; its provenance, if it built it.
+
+    Raises:
+        HostError: no engine, or no such image.
+        LockError: its files cannot be read.
+        UsageError: its stack is a user's own and `stack_file` is not its file.
+
+    """
+    stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
+    looked = look(settings, digest, plan_of(matrix, locked, stack), note)
+    if looked.owned.unowned:
+        note(f"note: {len(looked.owned.unowned)} files of the image belong to no locked input; its SBOM lists them")
+    documents: dict[Document, bytes] = {"sbom": looked.sbom()}
+    statement = own_provenance(settings, looked, keys[0].public) if keys else None
+    if statement is not None:
+        documents["provenance"] = statement
+    return documents
+
+
+def refresh_catalog(settings: Settings, keys: Sequence[PrivateKey]) -> Read:
+    """Sign the catalogue again with today's date, once every image in it has the documents that the settings ask for.
+
+    Raises:
+        UsageError, DataError, HostError, LockError: as `catalog.store.publish`; an image does not have such a document.
+
+    """
+    if settings.trusted_documents:
+        policy = policy_of(settings, keys)
+        entries = signed_entries(settings, keys)
+        with Repository(repository_name(settings), settings) as repository:
+            for entry in entries:
+                _require_documents(repository, entry.image, entry.lock, settings, policy)
+    return publish(settings, (), keys)

@@ -41,6 +41,7 @@ class ImageRequest:
         substitutes: external inputs that come from elsewhere, by the name of their stage.
         digest: the digest that the image must have, where a person named it.
         catalog: the digest that the signed catalogue names for the lock -> who signed; empty for a lock from elsewhere.
+        layers: the digests of that image's layers, uncompressed.
 
     """
 
@@ -54,6 +55,7 @@ class ImageRequest:
     substitutes: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
     catalog: Mapping[str, str] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
 
     def require_inputs(self, plan: Plan) -> None:
         """Check that what `substitutes` names are inputs of the plan.
@@ -85,6 +87,10 @@ class Made:
     """Who confirmed the image's digest."""
     reference: str | None = None
     """Where it was pulled from, now or earlier; None when this machine built it."""
+
+
+def _expected(client: EngineClient, plan: Plan, request: ImageRequest) -> Expected | None:
+    return expected_of(client.settings, plan, request.digest, request.catalog, request.layers)
 
 
 def find_present(
@@ -154,7 +160,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
         if fresh is not None:
             locked, folder = fresh
             plan = plan_of(request.matrix, locked, request.inputs.stack)
-            expected = expected_of(client.settings, plan, request.digest, request.catalog) if reuse else None
+            expected = _expected(client, plan, request) if reuse else None
             if reuse and (made := _present(request, client, plan, fresh, expected)) is not None:
                 return made
     builder = Builder(
@@ -189,7 +195,7 @@ def _verified(client: EngineClient, built: Built, request: ImageRequest) -> Veri
 def _ready_made(request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path]) -> Made | None:
     """Return the engine's image, or the registry's."""
     locked, folder = found
-    expected = expected_of(client.settings, plan, request.digest, request.catalog)
+    expected = _expected(client, plan, request)
     if (made := _present(request, client, plan, found, expected)) is not None:
         return made
     # With keys that must confirm images, one that nobody confirms is not run: it is built here.

@@ -1,6 +1,6 @@
 """The image of a lock in the registry of the settings: pulled when it is the right one, or pushed there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
@@ -25,7 +25,11 @@ def registry_reference(settings: Settings, lock: Lock) -> str | None:
 
 
 def expected_of(
-    settings: Settings, plan: Plan, digest: str | None, catalog: Mapping[str, str] | None = None
+    settings: Settings,
+    plan: Plan,
+    digest: str | None,
+    catalog: Mapping[str, str] | None = None,
+    layers: Sequence[str] = (),
 ) -> Expected | None:
     """Return the digests that the image of `plan` may have, from all that this installation knows.
 
@@ -34,12 +38,13 @@ def expected_of(
         plan: of the image.
         digest: the one that a person named.
         catalog: the one that the signed catalogue names -> who signed.
+        layers: the digests of that image's layers, uncompressed, from the catalogue, too.
 
     Raises:
         DataError: an evidence record was edited.
 
     """
-    return expected_digests(settings, plan, committed_evidence(), flag=digest, catalog=catalog)
+    return expected_digests(settings, plan, committed_evidence(), flag=digest, catalog=catalog, layers=layers)
 
 
 def pull_prebuilt(

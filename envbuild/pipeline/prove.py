@@ -14,6 +14,7 @@ from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.host import facts as host_facts
 from envbuild.pipeline.image import Made
 from envbuild.pipeline.locked import Note
+from envbuild.run.gpus import after_run
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
 from envbuild.verify import stack_proof
@@ -174,4 +175,7 @@ def _smoke(
     )
     report = run_smoke(request, settings, progress=progress)
     unproven = "kernels and training on a GPU: this host has none (`envbuild smoke TAG` there proves them)"
-    return report, [unproven] if on_cpu_only else []
+    if on_cpu_only:
+        return report, [unproven]
+    left = after_run(report.cell, report.machine.get("gpus", ())) if device == "cuda" else ""
+    return report, [left] if left else []

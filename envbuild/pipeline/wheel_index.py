@@ -51,7 +51,8 @@ def indexes_of(wheels: Iterable[ListedWheel]) -> tuple[list[Index], list[ListedW
     """Group wheels by torch build and GPU; return the groups, and the wheels whose torch build is not known.
 
     A wheel is in the index of each GPU that runs it as it is, and one without GPU code in each index of its torch build.
-    Where a wheel of the same name was compiled for just that GPU, it is that one.
+    Where a wheel of the same name was compiled for that GPU, it is that one, and before it one that was compiled for that GPU
+    alone and not for a mixed fleet.
 
     Raises:
         UsageError: two wheels of one group have the same file name.
@@ -68,6 +69,8 @@ def indexes_of(wheels: Iterable[ListedWheel]) -> tuple[list[Index], list[ListedW
             members = [wheel for wheel in mine if sm is None or wheel.runs_on(sm)]
             exact = {wheel.file.name for wheel in members if sm in wheel.sms}
             members = [wheel for wheel in members if sm in wheel.sms or wheel.file.name not in exact]
+            alone = {wheel.file.name for wheel in members if wheel.sms == {sm}}
+            members = [wheel for wheel in members if wheel.sms == {sm} or wheel.file.name not in alone]
             _require_distinct(members)
             found.append(Index(name=_name_of(torch, sm), torch=torch, sm=sm, wheels=tuple(members)))
     return found, unknown

@@ -10,6 +10,8 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell
+from envbuild.matrix.fleet import gpus_in
+from envbuild.paths import data_dir
 from envbuild.stacks.model import Repository
 from envbuild.stacks.parts import patches_of, tools_of
 
@@ -17,7 +19,7 @@ _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
-    """Return the texts that the build reads, by name; those below `lock/` go into the image."""
+    """Return the texts that the build reads, by name; those below `lock/` and `image/` go into the image."""
     lock = locked.lock
     lists: dict[str, str] = {}
     for os_set in lock.os:
@@ -37,6 +39,8 @@ def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
         lists[f"tools/{name}"] = text
+    if not inputs.provided:  # such a base has pip
+        lists["image/pip"] = (data_dir("dockerfiles") / "image" / "pip").read_text(encoding="utf-8")
     for name, text in sorted(locked.pylocks.items()):
         lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
     return lists
@@ -64,6 +68,9 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     for component in components_in(view):
         if (more := component.expected(view)) is not None and not component.is_provided(view):
             components[component.axis] = components.get(component.axis, {}) | dict(more)
+    for component in components_in(view):
+        if component.sms and len(gpus_in(lock.cell)) > 1 and component.axis in components:
+            components[component.axis] |= {"sms": list(component.sms)}
     if inputs.stack is not None:
         for build in inputs.stack.builds:
             if build.version is None:  # what a tree calls itself is its own affair

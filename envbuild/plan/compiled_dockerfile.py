@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "5332e8a5cc69640cb947bbc2e6d655eaf65a77e68d3c809a94bce980c5c8be8d"
+OF = "ffa9c56c80ea6b329edc1791a08d870f6672bc118cb50d9404e5e41f3b89ff3b"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -541,10 +541,10 @@ def root(context, missing=missing, *, environment):
         yield 'RUN --network=none '
         yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-wheel', _loop_vars=_loop_vars)))
         yield ' \\\n'
-        if environment.getattr(l_1_component, 'only_sm'):
+        if environment.getattr(l_1_component, 'only_sms'):
             pass
             yield '    '
-            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'build-for-sm', _loop_vars=_loop_vars)))
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), environment.getattr(l_1_component, 'recipe'), _loop_vars=_loop_vars)))
             yield ' \\\n'
         yield '    --mount=type=bind,from=torch,source=/opt/venv,target=/opt/venv \\\n    --mount=type=bind,from=src-'
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
@@ -574,14 +574,12 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'folder')))
             yield ' '
         yield 'sh /run/envbuild/recipe/'
-        if environment.getattr(l_1_component, 'only_sm'):
-            pass
-            yield 'build-for-sm '
-            yield escape(environment.finalize(environment.getattr(l_1_component, 'only_sm')))
-        else:
-            pass
-            yield 'build-wheel'
+        yield escape(environment.finalize(environment.getattr(l_1_component, 'recipe')))
         yield ' '
+        if environment.getattr(l_1_component, 'only_sms'):
+            pass
+            yield escape(environment.finalize(t_1(environment.getattr(l_1_component, 'only_sms'))))
+            yield ' '
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield ' '
         if environment.getattr(l_1_component, 'extensions'):
@@ -770,6 +768,18 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
             yield '.json\n'
         l_1_component = missing
+        yield '# What `pip install` in the image must leave as it is.\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+        yield ' \\\n    mkdir -p /opt/envbuild && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+        for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_1_name))
+        l_1_name = missing
+        yield ' >'
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+        yield '\n'
         if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
             pass
             yield 'COPY --from=mpi / '
@@ -786,7 +796,9 @@ def root(context, missing=missing, *, environment):
     yield '\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield '# --- what envbuild itself puts into the image\nFROM env AS own\nRUN --mount=type=bind,from=lists,source=/lock,target=/run/envbuild/lock \\\n'
+        yield '# --- what envbuild itself puts into the image\nFROM env AS own\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+        yield ' \\\n    --mount=type=bind,from=lists,source=/lock,target=/run/envbuild/lock \\\n'
         for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
             _loop_vars = {}
             pass
@@ -814,12 +826,41 @@ def root(context, missing=missing, *, environment):
             yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
             yield '.json \\\n'
         l_1_component = missing
-        yield '    && find /layer/opt/envbuild -type f -exec chmod 644 {} + && '
+        yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+        for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_1_name))
+        l_1_name = missing
+        yield ' >/layer'
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+        yield ' \\\n    && find /layer/opt/envbuild -type f -exec chmod 644 {} + && '
+        yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+        yield '\n\n# uv and pip, for who installs more\nFROM runtime AS installers\nRUN '
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield '--mount=type=bind,from=lists,source=/image,target=/run/envbuild/image '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' \\\n    mkdir -p /layer/usr/local/bin && cp /run/envbuild/uv/uv /layer/usr/local/bin/uv \\\n'
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield '    && cp /run/envbuild/image/pip /layer/usr/local/bin/pip \\\n'
+        yield '    && chmod 755 /layer/usr/local/bin/* && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
         yield '\n\n'
     yield 'FROM '
     yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
     yield ' AS image\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        pass
+        yield 'COPY --link --from=installers /layer/ /\n'
+    else:
+        pass
+        yield 'COPY --from=uv /uv /usr/local/bin/uv\n'
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield 'COPY --from=lists --chmod=755 /image/pip /usr/local/bin/pip\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
         pass
         yield '# '
@@ -861,4 +902,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&68=306&70=309&73=315&74=319&81=334&82=338&84=342&85=344&87=349&89=353&90=355&95=364&96=367&101=371&102=374&105=377&106=380&112=384&113=386&117=388&121=390&122=392&126=395&134=401&135=405&136=407&140=411&141=415&146=421&147=425&149=427&150=431&151=433&155=442&157=445&158=449&159=451&160=453&161=455&163=457&164=459&165=462&166=464&167=466&168=470&169=472&171=474&172=477&173=479&174=481&175=485&176=487&179=489&181=492&183=494&185=496&188=504&190=507&192=511&193=517&194=519&195=523&199=535&200=537&201=540&204=543&205=545&206=548&208=550&209=554&212=560&213=562&214=564&216=593&217=595&220=599&222=602&223=606&224=608&226=611&227=615&228=617&229=623&230=625&231=629&232=635&234=638&237=641&238=645&240=653&241=662&243=664&246=667&250=674&251=678&253=681&254=685&256=688&259=691&265=697&266=701&268=703&269=707&271=713&272=717&273=719&274=726&275=734&276=737&278=745&279=749&282=757&283=761&285=766&286=769&289=771&290=773&293=780&297=783&298=787&300=793&302=801&303=805&305=811&308=814&309=816&310=819&311=823&313=825&315=829&320=835&321=838&324=849&325=851'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&68=306&70=309&73=315&74=319&81=334&82=338&84=342&85=344&87=349&89=353&90=355&95=364&96=367&101=371&102=374&105=377&106=380&112=384&113=386&117=388&121=390&122=392&126=395&134=401&135=405&136=407&140=411&141=415&146=421&147=425&149=427&150=431&151=433&155=442&157=445&158=449&159=451&160=453&161=455&163=457&164=459&165=462&166=464&167=466&168=470&169=472&171=474&172=477&173=479&174=481&175=485&176=487&179=489&181=492&183=494&185=496&188=504&190=507&192=511&193=517&194=519&195=523&199=535&200=537&201=540&204=543&205=545&206=548&208=550&209=554&212=560&213=562&214=564&216=591&217=593&220=597&222=600&223=604&224=606&226=609&227=613&228=615&229=621&230=623&231=627&232=633&234=636&237=639&238=643&240=651&241=660&243=662&246=665&250=672&251=676&253=679&254=683&256=686&259=689&265=695&266=699&268=701&269=705&271=711&272=715&273=717&274=724&275=732&276=735&278=743&279=747&282=755&283=759&286=765&287=767&288=776&289=779&292=781&293=783&296=790&299=793&301=795&302=799&304=805&306=813&307=817&309=823&310=832&314=834&316=839&319=843&322=846&323=848&327=854&331=857&332=860&333=864&335=866&337=870&342=876&343=879&346=890&347=892'

@@ -108,7 +108,9 @@ def _program(cluster: Cluster) -> list[str]:
 def _torchrun(cluster: Cluster, flags: str) -> list[str]:
     program = _program(cluster)
     python = "" if program[0].endswith(".py") else "--no-python "
-    return _script(f'{_READ_COMPAT}{_LIMITS}exec torchrun {flags}{python}"$@"\n', *program)
+    # OpenShift chooses the user: a number that the image does not know
+    start = f"{_READ_COMPAT}{_LIMITS}{text_of('home.sh')}"
+    return _script(f'{start}exec torchrun {flags}{python}"$@"\n', *program)
 
 
 def _node_job(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[str, Any]) -> dict[str, Any]:

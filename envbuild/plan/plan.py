@@ -19,14 +19,16 @@ from envbuild.paths import data_dir
 from envbuild.plan.carried import labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
 from envbuild.plan.layers import Layer, layers_of
-from envbuild.plan.stages import FOR_ONE_SM, LAYER, Stage, stages_of
+from envbuild.plan.stages import LAYER, Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
 from envbuild.util import quote
 from envbuild.util.frozen import Frozen
 
-RECIPES = ("os-install", "python-install", "compile-pyc", "build-wheel", "build-native")
+RECIPES = ("os-install", "python-install", "compile-pyc", "constraints", "build-wheel", "build-native")
+CONSTRAINTS = "/opt/envbuild/constraints.txt"
+"""The versions that pip and uv leave as they are in the image."""
 
 
 class Plan(Frozen):
@@ -49,6 +51,8 @@ class Plan(Frozen):
     """The MPI that the build compiles."""
     provided: tuple[str, ...]
     """Distributions that the base image contains; its Python's packages are then seen by the environment."""
+    held: tuple[str, ...]
+    """Distributions of the base image whose versions the cell states."""
     compat: Compat | None
     """NVIDIA's package for older drivers, where the image carries it."""
     layers: tuple[Layer, ...]
@@ -123,6 +127,11 @@ class Plan(Frozen):
         own = ["runtime", *(["builder"] if self.compiles else []), "torch"]
         return (*images, "debs", "wheels", "uv-wheel", *sources, *own)
 
+    @property
+    def constraints(self) -> str:
+        """The image's file with the versions that pip and uv leave as they are."""
+        return CONSTRAINTS
+
     def has(self, name: str) -> bool:
         """Return whether the Python set `name` is part of this cell."""
         found = self.lock.python_set(name)
@@ -159,7 +168,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     names = (
         *RECIPES,
         *([LAYER] if layers else []),
-        *([FOR_ONE_SM] if any(c.only_sm for c in inputs.components) else []),
+        *sorted({c.recipe for c in inputs.components if c.only_sms}),
         *([COMPAT] if inputs.compat else []),
     )
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}
@@ -175,7 +184,9 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         lists["lock/cuda-compat.sh"] = _switch(inputs.compat)
     environment = _environment(view, lock, stack, site, inputs.compat)
     labels = labels_of(lock, cell, stack.repository if stack else None)
-    carried = {name: text for name, text in lists.items() if name.startswith("lock/")} | environment | labels
+    carried = (
+        {name: text for name, text in lists.items() if name.startswith(("lock/", "image/"))} | environment | labels
+    )
     placed, mpi = _placed(view, site), _compiled_mpi(view)
     return Plan(
         lock=lock,
@@ -194,6 +205,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         placed=placed,
         mpi=mpi,
         provided=inputs.provided,
+        held=_held(view, inputs.provided),
         compat=inputs.compat,
         layers=layers,
         own_os=lock.root is not None or (lock.flavor == "runtime" and not ngc),
@@ -227,6 +239,14 @@ def _stack_recipes(stack: Stack) -> dict[str, str]:
     return recipes | ({"patch-tree": apply_script(patches_of(stack))} if stack.patches else {})
 
 
+def _held(view: View, provided: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the distributions of the base image whose versions the cell states."""
+    of_components = (
+        c.distributions or (c.axis,) for c in components_in(view) if c.axis in view.versions and c.is_provided(view)
+    )
+    return tuple(sorted({*provided, *(name for names in of_components for name in names)}))
+
+
 def _placed(view: View, site: str) -> tuple[tuple[str, str], ...]:
     """Return the modules that a component installs elsewhere than where its user imports them: its name, the file there."""
     return tuple(
@@ -246,7 +266,7 @@ def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat:
         path = ":".join([*first, "$PATH"])  # conda, MPI and CUDA lie where the image's own PATH says
     else:
         path = ":".join([*first, *(["/usr/local/cuda/bin"] if devel else []), _SYSTEM_PATH])
-    env = {"PATH": path, "VIRTUAL_ENV": "/opt/venv"}
+    env = {"PATH": path, "VIRTUAL_ENV": "/opt/venv", "PIP_CONSTRAINT": CONSTRAINTS, "UV_CONSTRAINT": CONSTRAINTS}
     if devel:
         env["CUDA_HOME"] = "/usr/local/cuda"
     if mpi:

@@ -18,14 +18,29 @@ from envbuild.util import quote
 
 HOST_PROVIDES = ("base", "devel")
 """The stages that a script takes from its host, images and OS packages with them."""
-_OF_IMAGES = ("os.", "lock/pylock.", "lock/cuda-compat.sh")
+_OF_IMAGES = ("os.", "image/", "lock/pylock.", "lock/cuda-compat.sh")
 """Texts of the plan that a script has no use for."""
+_RECIPES_OF_IMAGES = ("os-install", COMPAT, "constraints")
 # plain-words: allow bring - the file's name is in rendered scripts
 _HELPERS = ("bring", "adopt", "record", "uv-by-pip")
 # What is the host's and not the script's: its system, its compiler, its nvcc.
-_NOT_OF_A_HOST = ("base", "runtime", "torch", "env", "wheels", "tree", "compiled", "uv", "compiler", "nvcc", "lock")
-# Set by the script itself, or read by container tools alone.
-_NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", *OF_CONTAINERS)
+_NOT_OF_A_HOST = (
+    "base",
+    "runtime",
+    "torch",
+    "env",
+    "wheels",
+    "tree",
+    "compiled",
+    "uv",
+    "compiler",
+    "nvcc",
+    "lock",
+    "constraints",
+)
+# Set by the script itself, of a file that images alone have, or read by container tools alone.
+_OF_PIP = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
+_NOT_IN_ACTIVATE = ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", *_OF_PIP, *OF_CONTAINERS)
 # The script's own folders below its prefix.
 _OWN = ("venv", "envbuild", "cuda", "tools", "toolchain", "mpi")
 
@@ -55,7 +70,7 @@ def script(plan: Plan) -> str:
         moved=list(moved.items()),
         repository=repository,
         compiles=bool(plan.components or plan.compiled_steps or plan.mpi),
-        recipes={n: text for n, text in plan.recipes.items() if n not in {"os-install", COMPAT}},
+        recipes={n: text for n, text in plan.recipes.items() if n not in _RECIPES_OF_IMAGES},
         verbatim={n: (data_dir("dockerfiles") / "host" / n).read_text(encoding="utf-8") for n in _HELPERS} | lists,
         keys=_keys(plan),
         environment={n: v for n, v in plan.environment.items() if n not in _NOT_IN_ACTIVATE},

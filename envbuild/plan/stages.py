@@ -14,9 +14,6 @@ from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import patches_of, tools_of
 from envbuild.util.frozen import Frozen
 
-FOR_ONE_SM = "build-for-sm"
-"""The recipe of wheels that name `only_sm`; a plan without such a wheel does not hold it."""
-
 LAYER = "python-layer"
 """The recipe of a layer of packages; a plan without layers does not hold it."""
 
@@ -155,7 +152,11 @@ def stages_of(
             tools=_tools(lock, component.tools),
             recipe=digest_of(recipes["build-wheel"]),
             **arch,
-            **({"sm": [component.only_sm, digest_of(recipes[FOR_ONE_SM])]} if component.only_sm else {}),
+            **(
+                {"sm": [",".join(component.only_sms), digest_of(recipes[component.recipe])]}
+                if component.only_sms
+                else {}
+            ),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
             **(
                 {"downloads": [_source_inputs(lock.source(n)) for n in component.downloads]}
@@ -171,6 +172,7 @@ def stages_of(
         packages=_set_inputs(lock.python_set("env")),
         wheels=built,
         recipe=python_recipe,
+        constraints=digest_of(recipes["constraints"]),
         **({"mpi": compiled_mpi} if compiled_mpi else {}),
         **({"placed": [list(pair) for pair in placed]} if placed else {}),
     )

@@ -35,7 +35,7 @@ _ALWAYS = (
     "--no-eval",
 )
 # As Docker's containers have it: CUDA's and MPI's libraries take large stacks, RDMA locks memory. Both as far as this host lets.
-_LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
+LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
 _MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
 """What a sandbox has in its root and the image has not."""
 _NOT_STARTED = 255
@@ -44,7 +44,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory",
 _FATAL = re.compile(r"^(?:\x1b\[[0-9;]*m)*FATAL\s*:", re.MULTILINE)
 
 
-def _bind(mount: Mount) -> list[str]:
+def bind_flags(mount: Mount) -> list[str]:
     """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes."""
     fields = [
         "type=bind",
@@ -68,23 +68,28 @@ def _variables(container: Container) -> dict[str, str]:
 
 
 def container_flags(
-    host: HostFacts, container: Container, *, folder: Path
+    host: HostFacts, container: Container, *, folder: Path | None
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of `apptainer run`, the variables that it reads, and notes for the user.
 
     Args:
         host: this machine.
         container: what is asked of the container.
-        folder: holds `home` and `work`, which the container sees as its home and above its /tmp.
+        folder: holds `home` and `work`, which the container sees as its home and above its /tmp; None where the caller adds them.
 
     Raises:
         HostError: the container asks for something that this machine does not have.
         UsageError: it asks for something that Apptainer cannot give.
 
     """
+    if container.user:
+        raise UsageError(
+            "Apptainer runs as the user who calls it", where="--user", hint="leave the flag out, or run as that user"
+        )
     notes: list[str] = []
     flags = [*_ALWAYS, *(["--no-privs"] if os.geteuid() == 0 else [])]
-    flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
+    if folder is not None:
+        flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
     variables = _variables(container)
     gpus = wanted_gpus(host, container.gpus)
     if gpus is not None:
@@ -103,7 +108,7 @@ def container_flags(
         if not _locks_memory():
             notes.append("this host limits locked memory: RDMA can fail to register memory (ulimit -l)")
     for mount in mounts:
-        flags += _bind(mount)
+        flags += bind_flags(mount)
     if container.workdir:
         flags += ["--cwd", container.workdir]
     return flags, variables, notes
@@ -254,7 +259,7 @@ def _make(folder: Path) -> None:
 
 def limited(words: Sequence[str]) -> tuple[str, ...]:
     """Return the line of an `apptainer` command under the limits that training needs, as far as the host gives them."""
-    return ("sh", "-c", _LIMITS, "sh", "apptainer", *words)
+    return ("sh", "-c", LIMITS, "sh", "apptainer", *words)
 
 
 def _base() -> dict[str, str]:

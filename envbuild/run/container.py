@@ -22,6 +22,13 @@ READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+_USER = re.compile(r"([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31})(:([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31}))?")
+_LARGEST_ID = 2**32 - 2
+
+HOME_OF_ANY = "/tmp"  # noqa: S108 - the container's own: every user may write there, and no other container sees it
+"""Home of a user whom the image does not know: caches of Triton, torch, matplotlib and Hugging Face go below it."""
+NAME_OF_ANY = "envbuild"
+"""Name of such a user: Python's `getpass.getuser`, which torch calls for a cache's name, fails without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +91,19 @@ def parse_mount(text: str) -> Mount:
     return Mount(source=path, target=rest[0], read_only=rest[1:] == ["ro"])
 
 
+def parse_user(text: str) -> str:
+    """Check `USER` or `USER:GROUP`, each a number or a name of the image.
+
+    Raises:
+        UsageError: it is neither.
+
+    """
+    hint = "write UID or UID:GID, such as 1000:1000; OpenShift's users are like 1000780000:0"
+    numbers = [int(part) for part in text.split(":") if part.isdecimal() and part.isascii()]
+    fits = all(number <= _LARGEST_ID for number in numbers)
+    return _checked(text, lambda user: fits and _USER.fullmatch(user), "is not a user", where="--user", hint=hint)
+
+
 def parse_environment(text: str) -> str:
     """Check `NAME` (the value is this process's own) or `NAME=VALUE`.
 
@@ -105,6 +125,8 @@ class Container:
     environment: tuple[str, ...] = ()
     """`NAME=VALUE`, or `NAME` for a value that must not show on a command line."""
     workdir: str | None = None
+    user: str | None = None
+    """Who its processes are, `UID`, `UID:GID` or names of the image; the image's own user by default."""
     network: str = "host"
     infiniband: Literal["auto", "on", "off"] = "auto"
     init: bool = False
@@ -187,9 +209,39 @@ def wants_infiniband(host: HostFacts, wanted: str) -> bool:
     return True
 
 
-def _infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
+def infiniband_flags(host: HostFacts, wanted: str) -> list[str]:
+    """Return the flags for the RDMA devices.
+
+    Raises:
+        HostError: they were asked for, and there are none.
+
+    """
     # Registering memory with the adapter locks it.
     return ["--device", "/dev/infiniband", "--cap-add", "IPC_LOCK"] if wants_infiniband(host, wanted) else []
+
+
+def common_flags(container: Container) -> list[str]:
+    """Return the flags for mounts, variables, folder and user, which Docker and podman have in common."""
+    flags: list[str] = []
+    for mount in container.mounts:
+        flags += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
+    for item in (*container.environment, *_variables_of_user(container)):
+        flags += ["--env", item]
+    if container.workdir:
+        flags += ["--workdir", container.workdir]
+    return [*flags, *(["--user", container.user] if container.user else [])]
+
+
+def _variables_of_user(container: Container) -> list[str]:
+    """Return the variables that a user needs whom the image does not know, as far as nobody has set them.
+
+    The home of such a user is `/` in Docker and the working folder in podman; neither can be written to.
+    """
+    if not re.match(r"0*[1-9]", container.user or ""):
+        return []  # root, or a user of the image, who has a home there
+    given = {item.partition("=")[0] for item in container.environment}
+    needed = {"HOME": HOME_OF_ANY, "USER": NAME_OF_ANY, "LOGNAME": NAME_OF_ANY}
+    return [f"{name}={value}" for name, value in needed.items() if name not in given]
 
 
 def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
@@ -208,28 +260,17 @@ def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[st
             notes.append("the engine may not lift the limit on locked memory: RDMA can fail to register memory")
     else:
         flags += ["--ulimit", "memlock=-1"]
-    flags += ["--network", container.network, *_infiniband_flags(host, container.infiniband)]
-    for mount in container.mounts:
-        flags += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
-    for item in container.environment:
-        flags += ["--env", item]
-    if container.workdir:
-        flags += ["--workdir", container.workdir]
-    return flags, notes
+    flags += ["--network", container.network, *infiniband_flags(host, container.infiniband)]
+    return [*flags, *common_flags(container)], notes
 
 
-def run_command(
-    host: HostFacts, settings: Settings, container: Container, command: Iterable[str], *, terminal: bool
-) -> tuple[list[str], list[str]]:
-    """Return the `docker run` line that runs `command` and removes the container after it, and notes for the user.
+def run_line(
+    settings: Settings, container: Container, command: Iterable[str], flags: Iterable[str], *, terminal: bool
+) -> list[str]:
+    """Return the `docker run` or `podman run` line that runs `command` and removes the container after it.
 
     `terminal` says whether a person sits at both ends (`--tty`).
-
-    Raises:
-        HostError: the container asks for something that is missing on this machine.
-
     """
-    flags, notes = run_flags(host, container)
     # --pull never: an image comes by `envbuild pull`, which shows who confirmed its digest.
     line = [
         *settings.engine_command,
@@ -241,7 +282,7 @@ def run_command(
         *(["--tty"] if terminal else []),
         *flags,
     ]
-    return [*line, container.image, *command], notes
+    return [*line, container.image, *command]
 
 
 _SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)\w*)=.*$", re.IGNORECASE | re.DOTALL)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from envbuild.engine import guest as guests
 from envbuild.engine.client import EngineClient
 from envbuild.engine.image import Image
+from envbuild.engine.podman import engine_of
 from envbuild.errors import HostError
 from envbuild.host import HostFacts
-from envbuild.run.container import Container, run_command, run_flags
+from envbuild.run.container import Container, run_flags, run_line
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -59,11 +60,21 @@ class DockerRuntime:
             HostError: it is for another processor, or the engine does not answer.
 
         """
-        require_runnable(EngineClient(self.settings), image)
+        require_runnable(engine_of(self.settings), image)
+
+    def flags(self, host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
+        """Return the flags for a container, and notes for the user.
+
+        Raises:
+            HostError: the container asks for something that is missing on this machine.
+
+        """
+        return run_flags(host, container)
 
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
-        """Return the `docker run` line; see `Runtime.line`."""
-        line, notes = run_command(host, self.settings, container, command, terminal=terminal)
+        """Return the engine's `run` line; see `Runtime.line`."""
+        flags, notes = self.flags(host, container)
+        line = run_line(self.settings, container, command, flags, terminal=terminal)
         return Line(command=tuple(line), notes=tuple(notes))
 
     def confined(
@@ -95,7 +106,7 @@ class DockerRuntime:
         seconds: float,
     ) -> Iterator[Guest]:
         """Make a container; see `Runtime.guest`."""
-        flags, _ = run_flags(host, container)
+        flags, _ = self.flags(host, container)
         flags += [*(["--init"] if container.init else []), "--entrypoint", entrypoint]
         with guests.guest(self.settings, purpose, image.id, command, flags=flags, seconds=seconds) as name:
             line = Line(command=tuple(guests.start_line(self.settings, name)))

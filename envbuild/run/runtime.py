@@ -1,4 +1,4 @@
-"""What runs images: the one interface of Docker and Apptainer, and which of them an argument asks for."""
+"""What runs images: the one interface of Docker, podman and Apptainer, and which of them an argument asks for."""
 
 import os
 import shlex
@@ -54,7 +54,7 @@ class Runtime(Protocol):
     """What runs images."""
 
     def describe(self) -> str:
-        """Return its name and version: `docker 28.5.2`, `apptainer 1.4.5`."""
+        """Return its name and version: `docker 28.5.2`, `podman 5.4.2`, `apptainer 1.4.5`."""
 
     def look_up(self, reference: str, note: Note = ...) -> Image:
         """Return the image that `reference` names now.
@@ -132,6 +132,10 @@ def runtime_for(settings: Settings, reference: str) -> Runtime:
         from envbuild.run.apptainer import ApptainerRuntime
 
         return ApptainerRuntime(settings)
+    if settings.engine == "podman":
+        from envbuild.run.podman import PodmanRuntime
+
+        return PodmanRuntime(settings)
     from envbuild.run.docker import DockerRuntime
 
     return DockerRuntime(settings)

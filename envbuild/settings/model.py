@@ -57,6 +57,11 @@ class Settings(BaseModel):
         description="How many of `trusted_keys` must have signed that they built an image of the catalogue themselves "
         "and came to its digest (`envbuild reproduce --sign`).",
     )
+    trusted_documents: tuple[Literal["sbom", "provenance"], ...] = Field(
+        (),
+        description="What an image of the catalogue must come with in the registry, signed as `trusted_signatures` asks: "
+        "`sbom`, `provenance`.",
+    )
     catalog_max_age_days: int = Field(
         90, ge=1, le=3650, description="Days after which a catalogue that nobody signed again is refused."
     )
@@ -74,10 +79,15 @@ class Settings(BaseModel):
         None, description="Repository that a build leaves its finished steps in, for `cache_from` elsewhere."
     )
     builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
+    engine: Literal["docker", "podman"] = Field(
+        "docker",
+        description="What runs, tests and pulls images: `docker` or `podman`. Images are built with Docker.",
+    )
     engine_host: str | None = Field(
         None,
         min_length=1,
-        description="Address of the Docker engine, such as `unix:///run/docker.sock` or `ssh://me@host`.",
+        description="Address of the Docker engine, such as `unix:///run/docker.sock` or `ssh://me@host`. Podman does not "
+        "read it: it has `CONTAINER_HOST`.",
     )
     sources: ExistingFolder | None = Field(
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
@@ -116,14 +126,20 @@ class Settings(BaseModel):
 
     @property
     def engine_is_here(self) -> bool:
-        """Whether the Docker engine runs on this host, so that it sees this host's folders."""
+        """Whether the engine runs on this host, so that it sees this host's folders."""
         return (
-            self.engine_host is None
+            self.engine == "podman"
+            or self.engine_host is None
             or re.match(r"unix://|\w+://(\w+@)?(localhost|127\.|\[::1\])", self.engine_host) is not None
         )
 
     @property
     def engine_command(self) -> tuple[str, ...]:
+        """The start of every command line of the engine: the client, and Docker's address where one is set."""
+        return ("podman",) if self.engine == "podman" else self.docker_command
+
+    @property
+    def docker_command(self) -> tuple[str, ...]:
         """The start of every docker command line: the client, and the engine where one is set."""
         return ("docker", "--host", self.engine_host) if self.engine_host else ("docker",)
 
@@ -142,5 +158,7 @@ class Settings(BaseModel):
         yield from self.redacted().items()
 
 
-LIST_KEYS = frozenset({"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_keys"})
+LIST_KEYS = frozenset(
+    {"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_documents", "trusted_keys"}
+)
 """Settings that hold several values; in the environment they are separated by whitespace."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
+from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
@@ -70,17 +71,24 @@ def _with_arch(matrix: Matrix, request: Request) -> Request:
         UsageError: the request asks for that GPU in a machine of another architecture.
 
     """
-    if ARCHITECTURE not in matrix.axes or "gpu" not in matrix.axes:
+    if ARCHITECTURE not in matrix.axes or GPU not in matrix.axes:
         return request
     axis, listed = matrix.axes[ARCHITECTURE], matrix.releases[ARCHITECTURE]
     stated = [pin for pin in request.pins if pin.axis == ARCHITECTURE]
     arm: list[Pin] = []
     for pin in request.pins:
-        if pin.axis != "gpu" or is_open_pin(pin) or pin.spec == NONE:
+        if pin.axis != GPU or is_open_pin(pin) or pin.spec == NONE:
             continue
-        named = [release for release in matrix.releases["gpu"] if matches(matrix.axes["gpu"], pin.spec, release)]
-        if not named or not all(has_arm_host(release, pin.spec) for release in named):
+        on_arm = {piece: _has_arm_host(matrix, piece) for piece in pieces(pin.spec)}
+        if not any(on_arm.values()):
             continue
+        if not all(on_arm.values()) and not stated:
+            without = next(piece for piece, arm in on_arm.items() if not arm)
+            raise UsageError(
+                f"one image cannot serve hosts of two architectures: {pin.spec} names a GPU whose host is {_ARM}, and {without}",
+                where=pin.origin,
+                hint=f"make two images, or add --arch {_ARM} where every host is {_ARM}",
+            )
         for other in stated:
             if not any(release.version == _ARM and matches(axis, other.spec, release) for release in listed):
                 if is_open_pin(other):
@@ -95,6 +103,14 @@ def _with_arch(matrix: Matrix, request: Request) -> Request:
     return replace(request, pins=(*kept, *dict.fromkeys(arm))) if arm else request
 
 
+def _has_arm_host(matrix: Matrix, text: str) -> bool:
+    """Return whether each GPU that `text` names has an Arm processor of its host."""
+    axis, listed = matrix.axes[GPU], matrix.releases[GPU]
+    named = [release for release in listed if matches(axis, text, release)]
+    named = named or [each for spec in spellings(axis, text, listed) for each in listed if matches(axis, spec, each)]
+    return bool(named) and all(has_arm_host(release, text) for release in named)
+
+
 def _is_listed(matrix: Matrix, pin: Pin) -> bool:
     """Return whether an open axis lists what is asked: the very release, or a branch (`535`) of which it lists some."""
     return matrix.has(pin.axis, pin.spec) or (
@@ -104,13 +120,13 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
 
 def _with_board(matrix: Matrix, request: Request) -> Request:
     """Add what a GPU's name says besides its architecture: an RTX 4090 is sm_89 and a GeForce board."""
-    gpus = [pin for pin in request.pins if pin.axis == "gpu"]
+    gpus = [pin for pin in request.pins if pin.axis == GPU]
     if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
         return request
     named = [
         Pin(axis="board", spec="geforce", origin=f"{pin.origin} {pin.spec}")
         for pin in gpus
-        if any(is_geforce(release, pin.spec) for release in matrix.releases["gpu"])
+        if any(is_geforce(release, piece) for release in matrix.releases[GPU] for piece in pieces(pin.spec))
     ]
     return replace(request, pins=(*request.pins, *named)) if named else request
 
@@ -124,6 +140,44 @@ def _spelled(compiled: Clauses, pin: Pin) -> Pin:
         if compiled.pinned(number, spec):
             return replace(pin, spec=spec)
     return pin
+
+
+def _fleets(matrix: Matrix, request: Request) -> dict[Pin, Release]:
+    """Return what each pin means that names several GPUs: a fleet, or one architecture where all are of it.
+
+    Raises:
+        UsageError: a piece names no GPU or several, or two pins name different fleets.
+
+    """
+    found: dict[Pin, Release] = {}
+    for pin in request.pins:
+        if pin.axis == GPU and names_fleet(pin.spec):
+            named = [_one_gpu(matrix, piece, pin) for piece in pieces(pin.spec)]
+            found[pin] = fleet_of(named, pin.spec)
+    versions = {release.version: pin for pin, release in found.items()}
+    if len(versions) > 1:
+        one, other, *_ = versions.values()
+        raise UsageError(
+            f"{other.origin} asks for {other.spec}, and {one.origin} for {one.spec}",
+            where=other.origin,
+            hint="an image is for one fleet: leave one of the two out",
+        )
+    return found
+
+
+def _one_gpu(matrix: Matrix, text: str, pin: Pin) -> Release:
+    axis, listed = matrix.axes[GPU], matrix.releases[GPU]
+    plain = not (is_open_pin(replace(pin, spec=text)) or text == NONE or set(text) & set("*?[!"))
+    for spec in (text, *spellings(axis, text, listed)) if plain and text else ():
+        named = [release for release in listed if matches(axis, spec, release)]
+        if len(named) == 1:
+            return named[0]
+    names = [name for release in listed for name in (release.version, *release.aliases)]
+    raise UsageError(
+        f"{text!r} in {pin.spec!r} names no GPU" if text else f"{pin.spec!r} has an empty place between its commas",
+        where=pin.origin,
+        hint=f"name each GPU of the fleet, such as a100,h100,b200; similar: {_near(text, names)}",
+    )
 
 
 def read_request(matrix: Matrix, request: Request) -> ReadRequest:
@@ -146,6 +200,10 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
         check_text(pin.axis, pin.spec, pin.origin)
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
+    fleets = _fleets(matrix, request) if GPU in matrix.axes else {}
+    for release in fleets.values():
+        if not matrix.lists(GPU, release.version):
+            added[GPU] = release
     compiled = compile_matrix(matrix, added)
     request = _with_arch(matrix, replace(request, pins=tuple(_spelled(compiled, pin) for pin in request.pins)))
     masks = []
@@ -156,7 +214,11 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
         elif is_open_pin(pin):
             mask = compiled.real[number]
         else:
-            mask = compiled.pinned(number, pin.spec)
+            mask = (
+                1 << compiled.position[number][fleets[pin].version]
+                if pin in fleets
+                else compiled.pinned(number, pin.spec)
+            )
             if not mask:
                 check_spec(compiled.axes[number], pin.spec, pin.origin)
             if pin.axis in added and pin.spec == added[pin.axis].version:

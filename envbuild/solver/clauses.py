@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
+from envbuild.components import COMPONENTS
 from envbuild.matrix.cell import Cell
+from envbuild.matrix.fleet import GPU
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
@@ -86,8 +88,12 @@ class Clauses(Frozen):
     _masks: tuple[AxisMasks, ...]
 
     def mask(self, axis: int, spec: Spec) -> int:
-        """Return the releases of `axis` that `spec` matches."""
+        """Return the releases of `axis` that `spec` matches; a fleet where it matches each of its GPUs."""
         return self._masks[axis].mask(spec)
+
+    def touched(self, axis: int, spec: Spec) -> int:
+        """Return the releases of `axis` that a rule about `spec` applies to; a fleet where it is about one of its GPUs."""
+        return self._masks[axis].touched(spec)
 
     def pinned(self, axis: int, text: str) -> int:
         """Return the releases of `axis` that a pin of `text` leaves: those of that name, else those that it matches.
@@ -212,6 +218,17 @@ class _Compiler:
     def mask(self, name: AxisName, spec: Spec) -> int:
         return self.masks[self.number[name]].mask(spec)
 
+    def touched(self, name: AxisName, spec: Spec) -> int:
+        return self.masks[self.number[name]].touched(spec)
+
+    def needed(self, name: AxisName, spec: Spec, by: Iterable[AxisName]) -> int:
+        """Return what `spec`, which releases of the axes `by` need, leaves of an axis: what it matches, or no release.
+
+        One GPU of a fleet is enough for a component that the others go without.
+        """
+        some = name == GPU and any(axis in COMPONENTS and COMPONENTS[axis].sms for axis in by)
+        return (self.touched(name, spec) if some else self.mask(name, spec)) | UNUSED
+
     def releases(self) -> Iterator[Clause]:
         """Relations that releases state; releases of one axis that state the same share a clause."""
         groups: dict[tuple[str, int, int, int, Spec], int] = {}
@@ -222,7 +239,7 @@ class _Compiler:
                     continue
                 bit = 1 << i
                 relations: list[tuple[str, int, int, Spec]] = [
-                    ("needs", self.number[name], self.mask(name, spec) | UNUSED, spec)
+                    ("needs", self.number[name], self.needed(name, spec, (self.names[a],)), spec)
                     for name, spec in release.needs.items()
                 ]
                 relations += [("with", b, self.real[b], "") for b in map(self.number.__getitem__, release.with_)]
@@ -256,15 +273,15 @@ class _Compiler:
                     yield clause
 
     def rule(self, rule: Rule) -> Iterator[Clause]:
-        body = [(self.number[n], self.full[self.number[n]] & ~self.mask(n, spec)) for n, spec in rule.when.items()]
+        body = [(self.number[n], self.full[self.number[n]] & ~self.touched(n, spec)) for n, spec in rule.when.items()]
         if rule.component and rule.component not in rule.when:
             body.append((self.number[rule.component], UNUSED))
         cause = Cause(kind="rule", rule=rule)
-        heads: list[list[tuple[int, int]]] = [[self._needs(n, spec)] for n, spec in rule.needs.items()]
+        heads: list[list[tuple[int, int]]] = [[self._needs(n, spec, rule)] for n, spec in rule.needs.items()]
         # one whole alternative must hold: distribute "or" over "and"; alternatives are few and short
         if rule.any_of:
             heads += [
-                [self._needs(n, spec) for n, spec in choice]
+                [self._needs(n, spec, rule) for n, spec in choice]
                 for choice in itertools.product(*(alternative.items() for alternative in rule.any_of))
             ]
         heads += [[(self.number[n], self.real[self.number[n]])] for n in rule.with_]
@@ -275,8 +292,8 @@ class _Compiler:
             if clause:
                 yield clause
 
-    def _needs(self, name: AxisName, spec: Spec) -> tuple[int, int]:
-        return self.number[name], self.mask(name, spec) | UNUSED
+    def _needs(self, name: AxisName, spec: Spec, rule: Rule) -> tuple[int, int]:
+        return self.number[name], self.needed(name, spec, rule.when)
 
     def _same(self, names: Sequence[AxisName]) -> Iterator[list[tuple[int, int]]]:
         groups: dict[AxisName, dict[object, int]] = {}

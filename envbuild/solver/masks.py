@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from envbuild.matrix.fleet import Fleet
 from envbuild.matrix.model import Axis, Release, Spec
 from envbuild.matrix.spec import is_commit, matches, names_of, public_version, specifiers
 
@@ -31,6 +32,13 @@ class AxisMasks:
         self._kept: dict[str, int] = {}
         self._versions: list[Version] = []
         self._upto: list[int] = []
+        places = {release.version: place for place, release in enumerate(values) if release is not None}
+        # the bit of a fleet -> those of its GPUs
+        self._fleets = {
+            1 << place: sum(1 << places[member.version] for member in release.facts.members)
+            for place, release in enumerate(values)
+            if release is not None and isinstance(release.facts, Fleet)
+        }
         if known is None:
             self._index()
         else:  # the index is made for the first text that is not among them
@@ -60,10 +68,26 @@ class AxisMasks:
             self._upto.append(self._upto[-1] | by_version[version])
 
     def mask(self, spec: Spec) -> int:
-        """Return the releases that `spec` matches."""
-        if isinstance(spec, str):
-            return self._text(spec)
-        return _union(map(self._text, spec))
+        """Return the releases that `spec` matches; a fleet where it matches each of its GPUs."""
+        found = self._plain(spec)
+        return self._with_fleets(found, spec, every=True) if self._fleets else found
+
+    def touched(self, spec: Spec) -> int:
+        """Return the releases that `spec` matches; a fleet where it matches one of its GPUs or more."""
+        found = self._plain(spec)
+        return self._with_fleets(found, spec, every=False) if self._fleets else found
+
+    def _plain(self, spec: Spec) -> int:
+        return self._text(spec) if isinstance(spec, str) else _union(map(self._text, spec))
+
+    def _with_fleets(self, found: int, spec: Spec, *, every: bool) -> int:
+        for own, members in self._fleets.items():
+            named = any(
+                text == "any" or self._named.get(text, 0) & own for text in ((spec,) if isinstance(spec, str) else spec)
+            )
+            matched = found & members
+            found = found | own if named or (matched == members if every else matched) else found & ~own
+        return found
 
     def named(self, text: str) -> int:
         """Return the releases that are called `text`, by version, alias or their version on PyPI."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envbuild.matrix.cell import ARCHITECTURE, NONE, Cell, Request
+from envbuild.matrix.fleet import members_of
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import version_key
@@ -62,6 +63,11 @@ def _distances(compiled: Clauses, axis: int, mask: int) -> list[int]:
     count = len(compiled.values[axis])
     if not mask & ~UNUSED:
         return [0] + [1] * (count - 1)
+    asked = [release for i in bits(mask) if (release := compiled.values[axis][i]) is not None]
+    gpus = {member.version for release in asked for member in members_of(release)} - {each.version for each in asked}
+    if gpus:  # a fleet: one of the GPUs in it is nearer than what stands next to it in the list
+        near = [each is not None and each.version in gpus for each in compiled.values[axis]]
+        return [0 if mask >> i & 1 else 1 if is_near else count for i, is_near in enumerate(near)]
     result = [count] * count
     for places in (range(1, count), range(count - 1, 0, -1)):
         last = count

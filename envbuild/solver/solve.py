@@ -105,7 +105,7 @@ def rule_applies(compiled: Clauses, rule: Rule, values: Sequence[int]) -> bool:
     """Return whether every axis of the rule's `when` (and an inert rule's component) is in use and matches."""
     if rule.component and not values[compiled.number[rule.component]]:
         return False
-    return all(compiled.mask(axis := compiled.number[n], spec) >> values[axis] & 1 for n, spec in rule.when.items())
+    return all(compiled.touched(axis := compiled.number[n], spec) >> values[axis] & 1 for n, spec in rule.when.items())
 
 
 def _reasons(

@@ -5,9 +5,8 @@ import queue
 import subprocess
 import threading
 import time
-from typing import IO
+from typing import IO, Protocol
 
-from envbuild.verify.collected import Collected
 from envbuild.verify.events import LINE
 from envbuild.verify.start import Started
 
@@ -17,7 +16,28 @@ _LAST_WORDS_S = 5.0  # for output that is still on its way when the suite's proc
 _EXIT_S = 30.0  # for a suite that has reported its end, or closed its output, to exit
 
 
-def follow(started: Started, collected: Collected, log: IO[str], timeout_s: float) -> int | None:
+class Listener(Protocol):
+    """Takes what is printed, and how it came to an end."""
+
+    broken: str | None
+    """Set where it printed too much."""
+    timed_out: bool
+    interrupted: bool
+
+    @property
+    def ended(self) -> bool:
+        """Whether what was printed says that it has ended."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, as the end of a sentence."""
+
+    def line(self, text: str) -> None:
+        """Take a line, its end included."""
+
+
+def follow(started: Started, collected: Listener, log: IO[str], timeout_s: float) -> int | None:
+    """Read what a process prints until it ends, its time is up or Ctrl-C comes; return its exit code where it has one."""
     lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)  # a suite that prints faster than it is read waits
     stream = started.process.stdout
     assert stream is not None  # noqa: S101 - it was requested

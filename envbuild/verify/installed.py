@@ -43,7 +43,7 @@ _PIECE = 1 << 20
 _DIST_INFO = re.compile(rf"(?P<site>{VENV}/lib(?:64)?/python[\d.]+/site-packages)/(?P<name>[^/]+)\.dist-info")
 _SITE = re.compile(rf"{VENV}/lib(?:64)?/python[\d.]+/site-packages/")
 # What uv writes as it makes an environment, before anything is installed.
-_OF_THE_ENVIRONMENT = re.compile(
+OF_THE_ENVIRONMENT = re.compile(
     rf"{VENV}/(?:\.gitignore|\.lock|CACHEDIR\.TAG|pyvenv\.cfg"
     r"|bin/(?:activate(?:_this)?(?:\.[a-z0-9]+)?|deactivate\.bat|pydoc\.bat|python[\d.]*)"
     r"|bin/__pycache__/activate_this\.cpython-\d+\.pyc)"
@@ -281,7 +281,7 @@ def hold_to_records(tree: Tree) -> Installed:
 def _unlisted(tree: Tree, listed: Mapping[str, object]) -> tuple[list[str], int]:
     unlisted, compiled = [], 0
     for path, sha in sorted(tree.hashes.items()):
-        if path in listed or _OF_THE_ENVIRONMENT.fullmatch(path):
+        if path in listed or OF_THE_ENVIRONMENT.fullmatch(path):
             continue
         if _is_byte_code(path, listed):
             compiled += 1
@@ -290,16 +290,21 @@ def _unlisted(tree: Tree, listed: Mapping[str, object]) -> tuple[list[str], int]
     return unlisted, compiled
 
 
-def _is_byte_code(path: str, listed: Mapping[str, object]) -> bool:
-    """Return whether `path` is where Python keeps the byte code of a source that is listed."""
+def source_of_byte_code(path: str) -> str | None:
+    """Return the source whose byte code Python keeps at `path`; None where it keeps none there."""
     folder, _, name = path.rpartition("/")
     above, _, last = folder.rpartition("/")
     stem = name.partition(".")[0]
     match = re.fullmatch(r"(.+)\.cpython-\d+(?:\.opt-[12])?\.pyc", name)
     if last != "__pycache__" or match is None or not stem:
-        return False
-    source = f"{above}/{match[1]}.py"
-    return source in listed or source.endswith("/flash_attn_interface.py")
+        return None
+    return f"{above}/{match[1]}.py"
+
+
+def _is_byte_code(path: str, listed: Mapping[str, object]) -> bool:
+    """Return whether `path` is where Python keeps the byte code of a source that is listed."""
+    source = source_of_byte_code(path)
+    return source is not None and (source in listed or source.endswith("/flash_attn_interface.py"))
 
 
 def hold_to_wheel(

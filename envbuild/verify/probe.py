@@ -22,6 +22,7 @@ class _Component(_Facts):
     distribution: str = ""
     module: str | None = None
     extensions: list[str] = []
+    sms: list[str] | None = None
 
 
 class Expected(_Facts):

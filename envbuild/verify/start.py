@@ -16,6 +16,7 @@ from envbuild.verify.target import PYTHON_IN_IMAGE
 
 if TYPE_CHECKING:
     from envbuild.engine.image import Image
+    from envbuild.run.container import Container
     from envbuild.run.runtime import Runtime
     from envbuild.settings import Settings
 
@@ -49,22 +50,24 @@ class Call:
 def on_host(python: Path, call: Call) -> Started:
     """Start the suite with an interpreter of this host."""
     suite = data_dir("smoke_tests")
+    words = (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest, *call.arguments)
+    own = {name: value for name, value in os.environ.items() if name not in _NOT_THE_SUITES}
+    return start_here([str(word) for word in words], {**own, **call.environment, "PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def start_here(command: Sequence[str], environment: Mapping[str, str]) -> Started:
+    """Start a command as a process of this host, with `environment` and nothing else.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+
+    """
     process = subprocess.Popen(
-        guarded(
-            [
-                str(part)
-                for part in (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest)
-            ]
-            + [*call.arguments]
-        ),
+        guarded(command, env=environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={
-            **{name: value for name, value in os.environ.items() if name not in _NOT_THE_SUITES},
-            **call.environment,
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
+        env=environment,
         text=True,
         errors="replace",
         start_new_session=True,
@@ -107,7 +110,6 @@ def in_container(
         HostError: the runtime cannot make the container.
 
     """
-    from envbuild.host import facts
     from envbuild.run.container import READ_COMPAT, Container, Mount
 
     container = Container(
@@ -131,6 +133,27 @@ def in_container(
     )
     command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", f"/smoke/{call.entry}"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
+    return start_guest(runtime, image, container, command, held, settings=settings, timeout_s=timeout_s)
+
+
+def start_guest(
+    runtime: "Runtime",
+    image: "Image",
+    container: "Container",
+    command: Sequence[str],
+    held: contextlib.ExitStack,
+    *,
+    settings: "Settings",
+    timeout_s: float,
+) -> Started:
+    """Start `sh` with the arguments `command` in a container of `image`, which goes when `held` closes.
+
+    Raises:
+        HostError: the runtime cannot make the container.
+
+    """
+    from envbuild.host import facts
+
     made = runtime.guest("smoke", image, facts(settings), container, command, entrypoint="sh", seconds=timeout_s)
     guest = held.enter_context(made)
     process = subprocess.Popen(

@@ -31,6 +31,7 @@ def cache(tmp_path):
     """Return a cache with an entry of every kind."""
     folder = tmp_path / "cache"
     put(folder / "apptainer" / "home" / "notes")
+    put(folder / "bisect" / KEY[:16] / "log.jsonl")
     put(folder / "builds" / KEY[:16] / "Dockerfile")
     put(folder / "builds" / f"{KEY[:16]}.lock", "")
     put(folder / "catalogs" / f"{KEY}.json")
@@ -38,6 +39,9 @@ def cache(tmp_path):
     put(folder / "compiled" / f"clauses-{KEY}.json")
     put(folder / "files" / KEY / "uv.whl")
     put(folder / "git" / "objects.git" / "config")
+    put(folder / "helpers" / KEY / "files" / "data" / "helpers.so")
+    put(folder / "helpers" / f"{KEY}.key")
+    put(folder / "helpers" / f"{KEY}.lock")
     put(folder / "locks" / "cu126-py312-torch2.8.0-3f9a21c7-92db1b" / "lock.json")
     put(folder / "pytest" / KEY[:16] / "front" / "pytest.py")
     put(folder / "proofs" / f"{KEY}.json")
@@ -76,6 +80,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
     prune(cache, MADE_AGAIN)
     assert {entry.kind for entry in contents_of(cache).entries} == {
         "apptainer",
+        "bisect",
         "built",
         "catalogs",
         "locks",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.engine.layers import ImageError, read_image
-from envbuild.engine.reproduce import differences_of
+from envbuild.engine.reproduce import COMPRESSION, Reproduction, differences_of
 from envbuild.errors import LockError
 from envbuild.util.foreign_tar import Bounds
 
@@ -106,6 +106,25 @@ def test_two_images_differ_where_their_files_do(tmp_path):
     (only,) = differences_of(one, cut, ("one", "cut"))
     assert only.path == "(layers)"
     assert list(differences_of(one, one, ("one", "one"))) == []
+
+
+def test_the_same_layers_compressed_in_another_way_are_the_same(tmp_path):
+    """What a lock makes is the uncompressed layers: another engine's compressor changes the digests of blobs alone."""
+    bodies = layer(("etc/issue", b"one"), ("a", b"a")), layer(("b", b"b"))
+    one, other = (read(image(*bodies, media_type=kind), tmp_path) for kind in (ZSTD, GZIP))
+    assert one.layers != other.layers
+    assert one.diff_ids == other.diff_ids == tuple(f"sha256:{hashlib.sha256(body).hexdigest()}" for body in bodies)
+    found = tuple(differences_of(one, other, ("one", "other")))
+    assert found == (COMPRESSION,)
+    again = Reproduction(digest="sha256:1", again="sha256:2", seconds=1.0, differences=found)
+    assert (again.equal, again.same_layers) == (False, True)
+    changed = read(image(bodies[0], layer(("b", b"c")), media_type=GZIP), tmp_path)
+    found = tuple(differences_of(one, changed, ("one", "changed")))
+    assert not Reproduction(digest="sha256:1", again="sha256:2", seconds=1.0, differences=found).same_layers
+    # the same files, and no word of compression: another order of members is another layer
+    cut = read(image(layer(("a", b"a"), ("etc/issue", b"one")), bodies[1], media_type=GZIP), tmp_path)
+    found = tuple(differences_of(one, cut, ("one", "cut")))
+    assert not Reproduction(digest="sha256:1", again="sha256:2", seconds=1.0, differences=found).same_layers
 
 
 def test_a_fifo_and_a_device_are_described_and_not_opened(tmp_path):

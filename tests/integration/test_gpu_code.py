@@ -135,3 +135,38 @@ def test_gpu_code_is_held_against_the_gpu_of_the_cell(cuda, tmp_path, targets, s
     found = root.examine(sms=(sm,))
     assert found["GPU code"].verdict == verdict
     assert text in found["GPU code"].text
+
+
+FLEET = (cubin("80"), cubin("90"), cubin("100"), ptx("100"))
+
+
+def test_an_extension_for_a_fleet_serves_each_gpu_of_it(cuda, tmp_path):
+    root = good_root(tmp_path / "root")
+    compiled(cuda, root / f"{SITE}/fused.{TAG}.so", *FLEET)
+    found = root.examine(sms=(80, 90, 100))
+    assert "GPU code" not in found
+    texts = {sm: found[f"GPU code for sm_{sm}"].text for sm in (80, 90, 100)}
+    assert texts[80] == "1 binaries with cubins for sm_80"
+    assert texts[90] == "1 binaries with cubins for sm_90"
+    assert texts[100].startswith("1 binaries with cubins for sm_100; 1 of all hold PTX")
+    assert {found[f"GPU code for sm_{sm}"].verdict for sm in (80, 90, 100)} == {"passed"}
+
+
+def test_an_extension_without_code_for_one_gpu_of_a_fleet_is_a_defect_for_that_one(cuda, tmp_path):
+    root = good_root(tmp_path / "root")
+    compiled(cuda, root / f"{SITE}/fused.{TAG}.so", cubin("80"), cubin("90"))
+    found = root.examine(sms=(80, 90, 100))
+    verdicts = {sm: found[f"GPU code for sm_{sm}"].verdict for sm in (80, 90, 100)}
+    assert verdicts == {80: "passed", 90: "passed", 100: "failed"}
+    assert "has no GPU code that sm_100 runs: sm_80, sm_90" in found["GPU code for sm_100"].text
+
+
+def test_a_distribution_that_is_for_one_gpu_of_a_fleet_is_held_against_that_one(cuda, tmp_path):
+    root = good_root(tmp_path / "root")
+    compiled(cuda, root / f"{SITE}/fused.{TAG}.so", cubin("90a"))
+    assert root.examine(sms=(80, 90))["GPU code for sm_80"].verdict == "failed"
+    root.write(f"{SITE}/fused-1.0.dist-info/RECORD", f"fused.{TAG}.so,,\n")
+    found = root.examine(sms=(80, 90), served={"fused": [90]})
+    assert found["GPU code for sm_80"].verdict == "passed"
+    assert "fused is for other GPUs alone" in found["GPU code for sm_80"].text
+    assert found["GPU code for sm_90"].text.startswith("1 binaries with cubins for sm_90")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,30 @@ def test_the_cpu_cell_is_built_and_proven(cpu):
     assert cpu["run"].startswith("envbuild run ")
 
 
+def test_pip_in_the_image_leaves_locked_packages_or_refuses_and_names_them(cpu, tmp_path):
+    # an older numpy is at hand, which nothing but the constraints keeps out
+    for name, version, asks in (("fits", "1", "numpy"), ("asks", "1", "numpy<2"), ("numpy", "1.26.4", "")):
+        info = f"{name}-{version}.dist-info"
+        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            wheel.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {asks}\n" if asks else ""))
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+
+    def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = ["docker", "run", "--rm", "--network", "none", "-v", f"{tmp_path}:/wheels:ro", "envbuild-test:cpu"]
+        return subprocess.run([*line, "pip", *arguments], capture_output=True, text=True, check=False)
+
+    here = ("install", "--no-index", "--find-links", "/wheels")
+    taken = pip(*here, "fits")
+    assert taken.returncode == 0, taken.stderr
+    assert [line for line in taken.stderr.splitlines() if line.startswith((" +", " -", " ~"))] == [" + fits==1"]
+    refused = pip(*here, "asks")
+    assert refused.returncode
+    assert "numpy<2" in refused.stderr
+    assert "/opt/envbuild/constraints.txt" in refused.stderr
+
+
 def test_an_unchanged_cell_runs_no_stage(cpu, cache):
     begun = time.monotonic()
     again = run("image", *CPU, "--tag", "envbuild-test:cpu", "--json", env=cache)
@@ -72,6 +97,27 @@ def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
     assert again.code == 0, again.err
     assert again.answer["equal"]
     assert again.answer["digest"] == cpu["digest"]
+
+
+def test_every_file_belongs_to_a_locked_input(cpu, cache, tmp_path):
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    done = run("sbom", "envbuild-test:cpu", "--output", str(tmp_path / "sbom.json"), "--json", env=cache)
+    assert done.code == 0, done.err
+    assert done.answer["unowned"] == []
+    assert done.answer["files"] > 20_000
+    body = (tmp_path / "sbom.json").read_text(encoding="utf-8")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(body) is None
+    assert run("catalog", "keygen", "me", "--out", str(tmp_path), env=cache | {"COSIGN_PASSWORD": ""}).code == 0
+    own = cache | {"ENVBUILD_SIGNING_KEYS": str(tmp_path / "me.key")}
+    done = run("provenance", "envbuild-test:cpu", "--json", env=own)
+    assert done.code == 0, done.err
+    assert done.answer["image"] == cpu["digest"]
+    byproducts = done.answer["document"]["predicate"]["runDetails"]["byproducts"]
+    command = ["docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", "envbuild-test:cpu"]
+    layers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [f"sha256:{each['digest']['sha256']}" for each in byproducts] == layers
 
 
 def test_no_file_keeps_the_time_of_its_build(cpu):

@@ -255,3 +255,32 @@ def test_kubernetes_expands_nothing(text):
 
 def test_a_lock_error_names_a_value_that_no_script_can_hold():
     assert isinstance(render(*LOCK, "--format", "sbatch", "--", "a\nb", code=LockError.exit_code), LockError)
+
+
+@pytest.mark.parametrize(
+    ("uid", "home", "own"), [("1000780000", "gone", True), ("1000780000", "", False), ("0", "gone", False)]
+)
+def test_a_user_whom_the_image_does_not_know_has_a_home_in_kubernetes(tmp_path, uid, home, own):
+    (jobset,) = objects(*IMAGE, *STACK)
+    script = next(pods(jobset))["containers"][0]["command"][2]
+    home = str(tmp_path / home)
+    # the user is this one, but for the number and the name that `id` prints
+    (tmp_path / "id").write_text(f'#!/bin/sh\nif [ "$1" = -u ]; then echo {uid}; else exit 1; fi\n')
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$HOME $USER"; if [ -w "$HOME" ]; then echo writes; fi\n')
+    for name in ("id", "torchrun"):
+        (tmp_path / name).chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": home,
+        "TMPDIR": str(tmp_path),
+        "USER": "" if own else "me",
+    }
+    script = script.replace("$(JOB_COMPLETION_INDEX)", "0").replace("$$", "$")
+    done = subprocess.run(["sh", "-c", script, "sh", "a.py"], capture_output=True, text=True, check=True, env=env)
+    found, name = done.stdout.splitlines()[0].split()
+    assert name == ("envbuild" if own else "me")
+    if own:
+        assert Path(found).parent == tmp_path
+        assert "writes" in done.stdout
+    else:
+        assert found == home

@@ -318,7 +318,7 @@ def test_a_wheel_for_one_sm_alone_is_compiled_through_its_recipe_and_others_hold
     before = plan()
     assert "build-for-sm" not in dockerfile(before) + script(before)
     whole = Apex.wheel
-    monkeypatch.setattr(Apex, "wheel", lambda self, view: dataclasses.replace(whole(self, view), only_sm="90"))
+    monkeypatch.setattr(Apex, "wheel", lambda self, view: dataclasses.replace(whole(self, view), only_sms=("90",)))
     after = plan()
     assert changed(before, after) == {"wheel-apex", "env", "image"}
     stage = dockerfile(after).partition("AS build-apex\n")[2].partition("\nFROM ")[0]
@@ -329,9 +329,19 @@ def test_a_wheel_for_one_sm_alone_is_compiled_through_its_recipe_and_others_hold
     assert "\nsh /run/envbuild/recipe/build-wheel te " in other
 
 
+_FOR_89 = ["-gencode", "arch=compute_89,code=sm_89"]
+_FOR_80_AND_100 = [
+    *("-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_100,code=sm_100"),
+    *("-gencode", "arch=compute_100,code=compute_100"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "given"), [("build-for-sm", "89", _FOR_89), ("build-for-sms", "80,100", _FOR_80_AND_100)]
+)
 @pytest.mark.parametrize("ccache", [True, False])
-def test_the_recipe_for_one_sm_gives_nvcc_that_sm_and_every_other_argument(tmp_path, ccache):
-    recipe = (data_dir("dockerfiles") / "recipe" / "build-for-sm").read_text()
+def test_the_recipes_for_sms_give_nvcc_those_and_every_other_argument(tmp_path, name, sms, given, ccache):
+    recipe = (data_dir("dockerfiles") / "recipe" / name).read_text()
     lists = "-gencode arch=compute_75,code=sm_75 -gencode=arch=compute_80,code=sm_80 --generate-code arch=compute_90,code=sm_90"
     programs = {
         "bin/nvcc": 'printf "%s\\n" "$@"',
@@ -341,17 +351,17 @@ def test_the_recipe_for_one_sm_gives_nvcc_that_sm_and_every_other_argument(tmp_p
         # what the recipe does before it runs uv
         "build-wheel": ('export PYTORCH_NVCC="$TOP/ccache $CUDA_HOME/bin/nvcc"\n' if ccache else "")
         + 'echo "$*"\n"$ENVBUILD_UV" build --wheel',
-        "build-for-sm": recipe.replace("/tmp/", f"{tmp_path}/tmp/"),
+        name: recipe.replace("/tmp/", f"{tmp_path}/tmp/"),
     }
-    for name, text in programs.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    for program, text in programs.items():
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
     top = str(tmp_path)
     env = {"PATH": os.environ["PATH"], "TOP": top, "CUDA_HOME": top, "ENVBUILD_UV": f"{top}/uv"}
-    command = ["sh", f"{top}/build-for-sm", "89", "some-wheel", "its_cuda"]
+    command = ["sh", f"{top}/{name}", sms, "some-wheel", "its_cuda"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    compiled = ["-O3", "-DX=a b", "-c", "x.cu", "-gencode", "arch=compute_89,code=sm_89"]
+    compiled = ["-O3", "-DX=a b", "-c", "x.cu", *given]
     assert done.stdout.splitlines() == ["some-wheel its_cuda", "build --wheel", *compiled]
 
 

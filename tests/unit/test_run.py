@@ -14,8 +14,9 @@ from envbuild.run.container import (
     parse_image,
     parse_mount,
     parse_network,
-    run_command,
+    parse_user,
     run_flags,
+    run_line,
     shown,
 )
 from envbuild.run.launch import (
@@ -28,6 +29,7 @@ from envbuild.run.launch import (
     run_launch,
     variables_script,
 )
+from envbuild.run.launch.beats import BEATING
 from envbuild.settings import Settings
 
 SETTINGS = Settings(cache_dir=Path("/nowhere"))
@@ -38,7 +40,8 @@ def flags(machine: Recording, **container: object) -> str:
 
 
 def test_a_training_node_gets_every_flag() -> None:
-    line, notes = run_command(H200.facts(), SETTINGS, Container(image="img"), ["python", "x.py"], terminal=False)
+    found, notes = run_flags(H200.facts(), Container(image="img"))
+    line = run_line(SETTINGS, Container(image="img"), ["python", "x.py"], found, terminal=False)
     assert shlex.join(line) == (
         "docker run --rm --pull never --interactive --gpus all --ipc host --ulimit stack=67108864 --ulimit memlock=-1 "
         "--network host --device /dev/infiniband --cap-add IPC_LOCK img python x.py"
@@ -122,6 +125,30 @@ def test_mounts_environment_and_folder(tmp_path: Path) -> None:
     assert "--network none" in found
 
 
+@pytest.mark.parametrize(
+    ("user", "environment", "expected"),
+    [
+        ("1000780000:0", (), "--env HOME=/tmp --env USER=envbuild --env LOGNAME=envbuild --user 1000780000:0"),
+        ("1000", ("HOME=/data", "USER"), "--env HOME=/data --env USER --env LOGNAME=envbuild --user 1000"),
+        ("0:0", (), "--user 0:0"),
+        ("ubuntu", (), "--user ubuntu"),
+        (None, (), ""),
+    ],
+)
+def test_a_user_whom_the_image_does_not_know_has_a_home_and_a_name(
+    user: str | None, environment: tuple[str, ...], expected: str
+) -> None:
+    found = flags(ENGINE, user=user, environment=environment)
+    assert found.partition("--network host")[2].strip() == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1:", ":1", "1:2:3", "4294967295", "a b", "A", "1;2", "\u0661"])
+def test_what_can_be_no_user_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a user"):
+        parse_user(text)
+    assert [parse_user(each) for each in ("0", "1000:0", "ubuntu", "4294967294")]
+
+
 @pytest.mark.parametrize("text", ["/tmp", "/tmp:relative", "/tmp:/a:rx", ":/a", "/tmp:/a:ro:x"])
 def test_a_mount_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a mount"):
@@ -161,7 +188,7 @@ def test_values_that_look_secret_are_hidden_from_print() -> None:
 
 def test_the_engine_of_the_settings_is_used() -> None:
     settings = Settings(cache_dir=Path("/nowhere"), engine_host="ssh://me@builder")
-    line, _ = run_command(ENGINE.facts(), settings, Container(image="img"), [], terminal=True)
+    line = run_line(settings, Container(image="img"), [], [], terminal=True)
     assert line[:4] == ["docker", "--host", "ssh://me@builder", "run"]
     assert "--tty" in line
 
@@ -240,7 +267,7 @@ def test_torchrun_needs_no_login_between_containers() -> None:
     assert keeper[keeper.index("--name") + 1] == "job-1"
     assert "--gpus" in keeper
     assert "IPC_LOCK" in keeper
-    assert keeper[-5:] == ["--entrypoint", "sh", "img", "-c", "cat >/dev/null"]
+    assert keeper[-5:] == ["--entrypoint", "sh", "img", "-c", BEATING]
     assert "job-1" in start
     assert start[-9:] == [
         "torchrun", "--nnodes=2", "--nproc-per-node=8", "--node-rank=1", "--master-addr=192.0.2.1", "--master-port=29500",
@@ -272,13 +299,6 @@ def test_deepspeed_takes_the_port_from_ssh_config_and_any_slots() -> None:
     assert line[line.index("deepspeed") :][:3] == ["deepspeed", "--hostfile", "/run/envbuild/hostfile"]
     with pytest.raises(UsageError, match="different slots"):
         plan_launch(job("mpirun", nodes=nodes), H200.facts(), SETTINGS)
-
-
-def test_srun_ranks_come_from_slurm() -> None:
-    (step,) = plan_launch(job("srun"), H200.facts(), SETTINGS)[0].steps
-    assert step.command[:4] == ("srun", "--nodes=2", "--ntasks-per-node=1", "--nodelist=192.0.2.1,192.0.2.2")
-    assert '--node-rank="$SLURM_NODEID"' in step.command[-1]
-    assert step.command[step.command.index("TOKEN") - 1 :][:2] == ("--env", "TOKEN")
 
 
 def test_a_launch_from_a_machine_without_a_gpu_says_that_no_host_gets_one() -> None:

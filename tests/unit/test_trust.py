@@ -78,6 +78,14 @@ def test_the_signed_catalogue_comes_after_this_machine_and_before_the_evidence(s
     assert expected_digests(settings, plan, records, catalog=signed, flag=THREE).by == "flag"
     remember_built(settings, plan, OwnBuild(digest=THREE))
     assert expected_digests(settings, plan, records, catalog=signed).by == "build"
+    # what follows from the lock are the layers, whoever compressed them
+    remember_built(settings, plan, OwnBuild(digest=THREE, layers=(ONE, TWO)))
+    assert own_build(settings, plan) == OwnBuild(digest=THREE, layers=(ONE, TWO))
+    for layers, by in (((ONE, TWO), "catalog"), ((TWO, ONE), "build"), ((ONE,), "build"), ((), "build")):
+        assert expected_digests(settings, plan, records, catalog=signed, layers=layers).by == by
+    assert expected_digests(settings, plan, records, catalog={}, layers=(ONE, TWO)).by == "build"
+    remember_built(settings, plan, OwnBuild(digest=THREE))
+    assert expected_digests(settings, plan, records, catalog=signed).by == "build"
 
 
 def test_a_person_comes_before_this_machine_and_this_machine_before_the_evidence(settings, plan):
@@ -348,7 +356,7 @@ def test_with_trusted_keys_an_image_that_nobody_confirms_is_built_and_not_pulled
     monkeypatch.setattr(pipeline, "_present", lambda *_: None)
     monkeypatch.setattr(pipeline, "pull_prebuilt", lambda *_, **more: asked.append(more["expected"]))
     monkeypatch.setattr(pipeline, "expected_of", lambda *_: None)
-    request = SimpleNamespace(digest=None, catalog={}, pull=True, tag="t:1")
+    request = SimpleNamespace(digest=None, catalog={}, layers=(), pull=True, tag="t:1")
 
     def ready(**more):
         client = SimpleNamespace(settings=settings.model_copy(update=more))

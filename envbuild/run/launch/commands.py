@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.launch.containers import Containers, containers_of
+from envbuild.run.launch.beats import LOST_SECONDS
+from envbuild.run.launch.containers import containers_of
 from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER
+from envbuild.run.launch.slurm import srun_line
 from envbuild.settings import Settings
 
 
@@ -47,20 +49,30 @@ def _on(node: str, command: Sequence[str], *, local: bool) -> tuple[str, ...]:
     return (
         tuple(command)
         if local
-        else ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", node, "--", shlex.join(command))
-    )
+        else (
+            "ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15",
+            "-o", "ServerAliveInterval=10", "-o", f"ServerAliveCountMax={LOST_SECONDS // 10}", node, "--", shlex.join(command),
+        )
+    )  # fmt: skip
 
 
 def _program(script: Sequence[str]) -> list[str]:
     return ["python3", *script] if script[0].endswith(".py") else list(script)
 
 
-def _torchrun(job: Job, rank: str) -> list[str]:
+def _torchrun(job: Job, rank: int) -> list[str]:
     return [
         "torchrun",
         f"--nnodes={len(job.nodes)}",
         f"--nproc-per-node={job.nodes[0].slots}",
         f"--node-rank={rank}",
+        *_meeting(job),
+    ]
+
+
+def _meeting(job: Job) -> list[str]:
+    """Return torchrun's words that are the same on every host."""
+    return [
         f"--master-addr={job.master}",
         f"--master-port={job.master_port}",
         *([] if job.script[0].endswith(".py") else ["--no-python"]),
@@ -130,6 +142,8 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
             where="--hostfile",
             hint="give every host the same slots, or use --launcher deepspeed",
         )
+    if job.launcher == "srun":
+        return LaunchPlan(starts=(_srun(job, settings),)), []
     made = containers_of(job, host, settings)
     notes = list(made.notes)
     if job.container.gpus == "auto" and not host.gpus:
@@ -137,8 +151,6 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
             "this machine has no GPU that answers, and every host is assumed to be like it: no container gets a GPU; "
             "start the launch on one of the GPU hosts, or write --gpus none"
         )
-    if job.launcher == "srun":
-        return LaunchPlan(starts=(_srun(job, made),)), notes
     local = [is_local(node.name) for node in job.nodes]
 
     def on(rank: int, command: Sequence[str], about: str, stdin: str | None = None) -> LaunchStep:
@@ -152,9 +164,7 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
         return LaunchPlan(
             keepers=keepers,
             setups=tuple(on(rank, shells[rank], "the job's variables", "a script that sets them") for rank in ranks),
-            starts=tuple(
-                on(rank, made.inside(rank, _torchrun(job, str(rank))), "the ranks of this host") for rank in ranks
-            ),
+            starts=tuple(on(rank, made.inside(rank, _torchrun(job, rank)), "the ranks of this host") for rank in ranks),
         ), notes
     fed = "the job's variables, key and hostfile; then every container's public host key"
     launcher = _mpirun(job) if job.launcher == "mpirun" else _deepspeed(job)
@@ -165,13 +175,9 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
     ), notes
 
 
-def _srun(job: Job, made: Containers) -> LaunchStep:
-    inner = shlex.join(_torchrun(job, "RANK")).replace("--node-rank=RANK", '--node-rank="$SLURM_NODEID"')
+def _srun(job: Job, settings: Settings) -> LaunchStep:
     return LaunchStep(
         node="here",
-        command=(
-            "srun", f"--nodes={len(job.nodes)}", "--ntasks-per-node=1", "--nodelist=" + ",".join(n.name for n in job.nodes),
-            "--export=ALL", "--kill-on-bad-exit=1", *made.once("exec " + inner),
-        ),
-        about="one container per host; Slurm starts them and ends them together",
-    )  # fmt: skip
+        command=tuple(srun_line(job, settings, _meeting(job))),
+        about="one container per host, with the GPUs that it has; Slurm starts them and ends them together",
+    )

@@ -9,8 +9,9 @@ from typing import Protocol
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.apptainer import container_flags, limited, shared_place
+from envbuild.run.apptainer import LIMITS, container_flags, shared_place
 from envbuild.run.container import READ_COMPAT, run_flags
+from envbuild.run.launch.beats import BEATING
 from envbuild.run.launch.job import Job
 from envbuild.run.launch.scripts import FOLDER
 from envbuild.settings import Settings
@@ -32,19 +33,24 @@ class Containers(Protocol):
     def inside(self, rank: int, command: Sequence[str]) -> list[str]:
         """Return the line that runs `command` in a container, with the job's variables."""
 
-    def once(self, script: str) -> list[str]:
-        """Return the line that Slurm starts on every host: a container for `script`, with the job's variables."""
-
 
 def containers_of(job: Job, host: HostFacts, settings: Settings) -> Containers:
     """Return the containers of a job: of Apptainer where its image is a file or a folder, or else of the engine.
 
     Raises:
-        UsageError: Apptainer does not start what the job asks for.
+        UsageError: Apptainer does not start what the job asks for, or the engine is podman.
         HostError: they ask for something that is missing on this machine.
 
     """
-    return _Apptainer(job, host, settings) if is_path(job.container.image) else _Docker(job, host, settings)
+    if is_path(job.container.image):
+        return _Apptainer(job, host, settings)
+    if settings.engine == "podman":
+        raise UsageError(
+            "launch starts no containers of podman",
+            where=settings.origin("engine"),
+            hint="use Docker: unset ENVBUILD_ENGINE; or name a .sif or a sandbox, which Apptainer runs",
+        )
+    return _Docker(job, host, settings)
 
 
 def _program(job: Job, command: Sequence[str]) -> list[str]:
@@ -66,7 +72,7 @@ class _Docker:
     def keeper(self, rank: int) -> list[str]:
         return [
             *self.settings.engine_command, "run", "--rm", "--pull", "never", "--interactive", "--name", self._name(rank),
-            *self._flags, "--entrypoint", "sh", self.job.container.image, "-c", "cat >/dev/null",
+            *self._flags, "--entrypoint", "sh", self.job.container.image, "-c", BEATING,
         ]  # fmt: skip
 
     def shell(self, rank: int) -> list[str]:
@@ -80,15 +86,25 @@ class _Docker:
             *_program(self.job, command),
         ]  # fmt: skip
 
-    def once(self, script: str) -> list[str]:
-        names = [word for item in self.job.container.environment for word in ("--env", item.partition("=")[0])]
-        return [
-            *self.settings.engine_command, "run", "--rm", "--pull", "never", *self._flags, "--env", "SLURM_NODEID", *names,
-            self.job.container.image, "sh", "-c", script,
-        ]  # fmt: skip
-
     def _name(self, rank: int) -> str:
         return f"{self.job.name}-{rank}"
+
+
+_KEEPER = f"""set -eu
+name=$1 place=$2
+shift 2
+own=$(mktemp -d "${{TMPDIR:-/tmp}}/envbuild.XXXXXX")
+# in memory where there is such a folder: keys and values never touch a disk
+kept=$(mktemp -d /dev/shm/envbuild.XXXXXX 2>/dev/null || mktemp -d "$own/XXXXXX")
+trap 'apptainer instance stop --timeout 2 "$name" >/dev/null 2>&1; rm -rf "$kept" "$own"' EXIT
+trap 'exit 143' HUP INT TERM
+mkdir "$own/home" "$own/home/.ssh" "$own/work" "$kept/run" "$kept/ssh"
+set -- --home "$own/home:/root" --workdir "$own/work" "$@"
+set -- --bind "$kept/run:{FOLDER}" --bind "$kept/ssh:/root/.ssh" "$@"
+sh -c {shlex.quote(LIMITS)} sh apptainer instance start "$@" "$place" "$name" >/dev/null
+{BEATING}
+"""
+"""Keeps an instance, with a home and a /tmp of the job, as long as its standard input is open, however that ends."""
 
 
 @dataclass
@@ -98,17 +114,16 @@ class _Apptainer:
     settings: Settings
 
     def __post_init__(self) -> None:
-        if self.job.launcher not in {"torchrun", "srun"}:
+        if self.job.launcher in {"mpirun", "deepspeed"} and os.geteuid() == 0:
             raise UsageError(
-                f"{self.job.launcher} logs in from container to container, which takes Docker",
+                f"{self.job.launcher} logs in from container to container: root's sshd needs rights that root gives up in Apptainer",
                 where="--launcher",
-                hint="use --launcher torchrun or srun with an image that Apptainer runs",
+                hint="launch as another user, or use --launcher torchrun",
             )
         self._place = shared_place(self.job.container.image)
-        self._folder = self.settings.cache_dir / "apptainer"
         # the folder is the command's, not the instance's
         container = replace(self.job.container, environment=(), workdir=None)
-        self._flags, _, notes = container_flags(self.host, container, folder=self._folder)
+        self._flags, _, notes = container_flags(self.host, container, folder=None)
         if any(flag == "--nv" for flag in self._flags) and self.job.container.gpus not in {"auto", "all"}:
             raise UsageError(
                 "a launch with Apptainer gives every host all of its GPUs",
@@ -117,28 +132,16 @@ class _Apptainer:
             )
         self.notes = tuple(notes)
 
-    def _limited(self, words: Sequence[str]) -> str:
-        folders = shlex.join([str(self._folder / name) for name in ("home", "work")])
-        return f"mkdir -p {folders} && {shlex.join(limited(words))}"
-
     def keeper(self, rank: int) -> list[str]:
-        name = self._name(rank)
         # an instance has its own process namespace, and no flag for it
         flags = [flag for flag in self._flags if flag != "--pid"]
-        start = ["instance", "start", *flags, "--scratch", FOLDER, self._place, name]
-        stop = f"apptainer instance stop --timeout 2 {shlex.quote(name)} >/dev/null 2>&1"
-        return ["sh", "-c", f"{self._limited(start)} >/dev/null && cat >/dev/null; {stop}"]
+        return ["sh", "-c", _KEEPER, "sh", self._name(rank), self._place, *flags]
 
     def shell(self, rank: int) -> list[str]:
         return [*self._exec(rank), "sh", "-s"]
 
     def inside(self, rank: int, command: Sequence[str]) -> list[str]:
         return [*self._exec(rank), *_program(self.job, command)]
-
-    def once(self, script: str) -> list[str]:
-        folder = ["--cwd", self.job.container.workdir] if self.job.container.workdir else []
-        words = ["run", *self._flags, *folder, self._place, "sh", "-c", script]
-        return ["sh", "-c", f'export APPTAINERENV_SLURM_NODEID="$SLURM_NODEID"; {self._limited(words)}']
 
     def _exec(self, rank: int) -> list[str]:
         root = ["--no-privs"] if os.geteuid() == 0 else []

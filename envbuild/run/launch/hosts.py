@@ -20,6 +20,7 @@ class Node:
 
     name: str
     slots: int
+    """Ranks there; 0 for as many as it has GPUs, which a node of Slurm counts itself."""
 
     @property
     def is_address(self) -> bool:

@@ -52,8 +52,9 @@ def login_script(job: Job, node: Node, *, private_key: str, public_key: str) -> 
     return f"""for tool in sshd ssh ssh-keygen; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || {{ echo "envbuild: $tool is missing in the image" >&2; exit {NO_SSHD}; }}
 done
-mkdir -p /run/sshd ~/.ssh
-chmod 755 /run/sshd
+mkdir -p ~/.ssh
+# root's sshd gives up its rights in there; a user's, as in Apptainer, has none to give up
+if [ "$(id -u)" -eq 0 ]; then mkdir -p /run/sshd && chmod 755 /run/sshd; fi
 {feed(f"{FOLDER}/key", private_key)}{feed(f"{FOLDER}/authorized_keys", public_key)}{feed(f"{FOLDER}/hostfile", hostfile_text(job), "644")}{feed("~/.ssh/config", config)}. {FOLDER}/environment
 # A login starts with an empty environment: it gets the image's, except what belongs to one session, and what spans lines.
 env | grep -E '^[A-Za-z_][A-Za-z0-9_]*=' | grep -vE '^(HOME|PWD|OLDPWD|SHLVL|TERM|HOSTNAME|_)=' > ~/.ssh/environment || true

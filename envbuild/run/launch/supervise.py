@@ -1,41 +1,48 @@
 """A job from its first container to its last exit code; no container outlives it."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import HostError
 from envbuild.host import HostFacts
+from envbuild.run.launch.beats import LOST_SECONDS, SILENT_SECONDS, Beats
 from envbuild.run.launch.commands import LaunchStep, plan_launch
 from envbuild.run.launch.job import Job, variables
 from envbuild.run.launch.scripts import FOLDER, NO_SSHD, feed, login_script, variables_script
+from envbuild.run.launch.under_slurm import run_srun
 from envbuild.settings import Settings
 from envbuild.util.scratch import scratch
 
+Note = Callable[[str], None]
 START_SECONDS = 120
 """How long a host may take to start its container."""
 
 
-def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
+def run_launch(job: Job, host: HostFacts, settings: Settings, note: Note = lambda _: None) -> int:
     """Run the job and return the exit code of its launcher; every container is gone when this returns or raises.
 
+    Args:
+        job: what runs.
+        host: this machine.
+        settings: name the engine's command.
+        note: takes a line about a host that failed or went silent.
+
     Raises:
-        UsageError, HostError: as `plan_launch`; or a host did not start its container, or its image has no sshd.
+        UsageError, HostError: as `plan_launch`; or a host did not start its container, its image has no sshd, or it is lost.
 
     """
     plan, _ = plan_launch(job, host, settings)
     for program in dict.fromkeys(step.command[0] for step in plan.steps):
         _require(program)
+    beats = Beats([node.name for node in job.nodes], note)
     if job.launcher == "srun":
-        own = variables(job.container)
-        # Apptainer takes a container's variables from those of this form; Docker's line names them
-        environment = {**os.environ, **own, **{f"APPTAINERENV_{name}": value for name, value in own.items()}}
-        return subprocess.run(plan.starts[0].command, env=environment, check=False).returncode
-    with _keepers(plan.keepers) as keepers:
+        return run_srun(job, plan.starts[0], beats)
+    with _keepers(plan.keepers, beats) as keepers:
         script = variables_script(job, variables(job.container))
         if job.launcher == "torchrun":
             for step, keeper in zip(plan.setups, keepers, strict=True):
@@ -52,7 +59,7 @@ def run_launch(job: Job, host: HostFacts, settings: Settings) -> int:
                 subprocess.run(
                     step.command, input=feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True
                 )
-        return _run_together(plan.starts)
+        return _run_together(plan.starts, _Guard(plan.keepers, keepers, beats), note)
 
 
 _STARTING = ("No such container", "is not running", "no instance found")
@@ -73,32 +80,38 @@ def _require(program: str) -> None:
 
 
 @contextlib.contextmanager
-def _keepers(steps: Sequence[LaunchStep]) -> Iterator[list[subprocess.Popen[str]]]:
+def _keepers(steps: Sequence[LaunchStep], beats: Beats) -> Iterator[list[subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
     try:
         for step in steps:
-            running.append(  # noqa: PERF401 - each that started is ended
-                subprocess.Popen(
-                    step.command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    # Its own session: Ctrl-C reaches only this process, which ends the containers in order.
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                step.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                # Its own session: Ctrl-C reaches only this process, which ends the containers in order.
+                start_new_session=True,
             )
+            running.append(process)
+            assert process.stdout is not None  # noqa: S101 - it is a pipe
+            beats.listen(process.stdout, step.node)
         yield running
     finally:
         for process in running:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=30)
+        silent = beats.silent(SILENT_SECONDS)
+        for step, process in zip(steps, running, strict=False):
+            try:
+                process.wait(timeout=1 if step.node in silent else 30)
+            except subprocess.TimeoutExpired:
+                process.kill()  # the ssh to a host that is down
+                process.wait()
             if process.stderr is not None:
                 process.stderr.close()
+        beats.close()
 
 
 @contextlib.contextmanager
@@ -169,22 +182,52 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
         time.sleep(0.2)
 
 
-def _run_together(steps: Sequence[LaunchStep]) -> int:
-    """Run the commands side by side and return the first exit code that is not 0; the containers' end ends the others."""
-    left = [subprocess.Popen(step.command, stdin=subprocess.DEVNULL, start_new_session=True) for step in steps]
+@dataclass(frozen=True)
+class _Guard:
+    """The containers of a job that runs."""
+
+    steps: Sequence[LaunchStep]
+    processes: Sequence["subprocess.Popen[str]"]
+    beats: Beats
+
+    def check(self) -> None:
+        """Raise HostError where a host's container has ended or its host is lost; name a host that went silent."""
+        for step, process in zip(self.steps, self.processes, strict=True):
+            if process.poll() is not None:
+                raise HostError(
+                    "its container ended while the job ran: it was killed, its memory ran out, or its engine stopped",
+                    where=step.node,
+                    hint=f"look at the kernel's log and the engine's on {step.node}; the other hosts' containers were ended",
+                )
+        self.beats.look()
+        for name in self.beats.silent(LOST_SECONDS):
+            raise HostError(
+                f"it has not answered for {LOST_SECONDS} s, and the job was ended", where=name,
+                hint="take it out of the hostfile, and resume from the last checkpoint",
+            )  # fmt: skip
+
+
+def _run_together(steps: Sequence[LaunchStep], guard: _Guard, note: Note) -> int:
+    """Run the commands next to each other and return the first exit code that is not 0; the containers' end ends the others."""
+    left = {
+        step.node: subprocess.Popen(step.command, stdin=subprocess.DEVNULL, start_new_session=True) for step in steps
+    }
     try:
         while left:
-            for process in left:
-                code = process.poll()
-                if code:
-                    return code
-                if code == 0:
-                    left.remove(process)
-                    break
-            else:
+            ended = next((name for name, process in left.items() if process.poll() is not None), None)
+            if ended is None:
+                guard.check()
                 time.sleep(0.1)
+                continue
+            if code := left.pop(ended).returncode:
+                # a container that died takes its ranks along, and is what to name
+                for _ in range(10):
+                    time.sleep(0.1)
+                    guard.check()
+                note(f"{ended}: the {'launcher' if len(steps) == 1 else 'ranks'} there ended with exit code {code}")
+                return code
         return 0
     finally:
-        for process in left:
+        for process in left.values():
             process.terminate()  # docker's client; what it started ends with its container
             process.wait()

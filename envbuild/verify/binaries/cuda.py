@@ -26,15 +26,20 @@ _STUB = 1 << 20
 """Bytes that a stub of libcuda.so.1 has at most; the toolkit's have 60 to 180 kB, a driver's has 20 MB and more."""
 
 
-def check_gpu_code(process: Process) -> tuple[list[BinaryFinding], str]:
-    """Hold the GPU code of each extension module, and of torch, against the cell's GPUs."""
+def check_gpu_code(process: Process, *only: int) -> tuple[list[BinaryFinding], str]:
+    """Hold the GPU code of each extension module, and of torch, against the cell's GPUs, or against `only` one of them."""
     findings, natives, held = [], 0, set()
+    for_later, without = 0, set()
     for path, binary in sorted(process.files.binaries.items()):
         gpu = binary.gpu
         if gpu is None or not _is_judged(process, path):
             continue
         held |= set(gpu.codes)
-        for sm in process.asked.sms:
+        for_later += any(code.ptx and not code.suffix for code in gpu.codes)
+        for sm in only or process.asked.sms:
+            if sm not in process.asked.served.get(process.distribution(path), {sm}):
+                without.add(process.distribution(path))
+                continue
             support = gpu.support(sm)
             if support == "native":
                 natives += 1
@@ -48,7 +53,10 @@ def check_gpu_code(process: Process) -> tuple[list[BinaryFinding], str]:
                 findings.append(BinaryFinding(f"{named(path)} {text}", _is_meant(process, path)))
     if not process.asked.sms:
         return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not checked for a GPU, since none was named"
-    return findings, f"{natives} binaries with cubins for {', '.join(f'sm_{sm}' for sm in process.asked.sms)}"
+    text = f"{natives} binaries with cubins for {', '.join(f'sm_{sm}' for sm in only or process.asked.sms)}"
+    if only and only[-1] == process.asked.sms[-1]:
+        text += f"; {for_later} of all hold PTX, which the driver compiles for later GPUs"
+    return findings, "; ".join([text, *(f"{shown(name)} is for other GPUs alone" for name in sorted(without))])
 
 
 def _is_judged(process: Process, path: str) -> bool:

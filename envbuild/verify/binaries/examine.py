@@ -1,6 +1,6 @@
 """The binaries of a root -> what is wrong with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from envbuild.errors import AuditError
 from envbuild.verify.binaries.cuda import check_copies, check_gpu_code, check_opened, check_stubs
@@ -26,6 +26,20 @@ _CHECKS: dict[str, Callable[[Process], tuple[list[BinaryFinding], str]]] = {
 }
 
 
+_GPU_CODE = next(name for name, check in _CHECKS.items() if check is check_gpu_code)
+
+
+def _outcomes(
+    process: Process, name: str, check: Callable[[Process], tuple[list[BinaryFinding], str]]
+) -> Iterator[Result]:
+    sms = process.asked.sms
+    if name != _GPU_CODE or len(sms) < 2:
+        yield result(name, *check(process))
+        return
+    for sm in sms:  # what each GPU of a mixed fleet gets
+        yield result(f"{name} for sm_{sm}", *check_gpu_code(process, sm))
+
+
 def examine(files: Files, asked: RootExpectation) -> tuple[Result, ...]:
     """Return the outcome of every check of the binaries in `files`.
 
@@ -35,6 +49,6 @@ def examine(files: Files, asked: RootExpectation) -> tuple[Result, ...]:
     """
     try:
         process = Process(files, asked)
-        return tuple(result(name, *check(process)) for name, check in _CHECKS.items())
+        return tuple(each for name, check in _CHECKS.items() for each in _outcomes(process, name, check))
     except TooMuchError as error:
         raise AuditError(f"the binaries cannot be checked: {error}") from None

@@ -6,11 +6,15 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from envbuild.matrix.fleet import gpus_in
 from envbuild.util.scratch import scratch
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import Files, Reader
 from envbuild.verify.binaries.process import RootExpectation
 from envbuild.verify.checks import Check
+
+_MOST_GPUS = 20
+"""Architectures of a fleet at most; NVIDIA's GPUs that the matrix lists have 11."""
 
 
 @contextlib.contextmanager
@@ -39,15 +43,22 @@ def binary_checks(files: Files, facts: Mapping[str, Any], environment: Sequence[
 
     """
     expected = facts["expected"]
-    components = {
+    components: dict[str, str] = {
         axis: canonicalize_name(each["distribution"])
         for axis, each in expected["components"].items()
         if each.get("distribution")
     }
-    gpu = expected["cell"].get("gpu", "").removeprefix("sm_")
+    numbers = [name.removeprefix("sm_") for name in gpus_in(expected["cell"])]
+    sms = tuple(int(number) for number in numbers if number.isdecimal() and len(number) <= 3)
+    served = {
+        name: [int(sm) for sm in expected["components"][axis]["sms"] if str(sm).isdecimal()]
+        for axis, name in components.items()
+        if isinstance(expected["components"][axis].get("sms"), list)
+    }
     path = next((text.partition("=")[2] for text in environment if text.startswith("LD_LIBRARY_PATH=")), "")
     asked = RootExpectation(
-        sms=(int(gpu),) if gpu.isdecimal() and len(gpu) <= 3 else (),
+        sms=sms if len(sms) == len(numbers) <= _MOST_GPUS else (),
+        served=served,
         library_path=tuple(folder for folder in path.split(":") if folder.startswith("/")),
         extensions={
             name: tuple(expected["components"][axis].get("extensions", ())) for axis, name in components.items()

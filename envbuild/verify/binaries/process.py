@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +33,8 @@ class RootExpectation:
 
     sms: tuple[int, ...] = ()
     """SM numbers of the GPUs that it is for; empty where that is not known."""
+    served: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """Distribution -> those of `sms` that it is for, where the others of a mixed fleet go without it."""
     library_path: tuple[str, ...] = ()
     """LD_LIBRARY_PATH of its processes."""
     extensions: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -1,0 +1,373 @@
+"""`envbuild bisect`: the axis that makes a test fail, between a cell that passes it and one that does not."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.axes import axis_names, keyword, request_from
+from envbuild.cli.output import doing, emit, json_option, marked, note, printed, progress_options, show_notices
+from envbuild.cli.output import use_cache as used_cache
+from envbuild.cli.smoke_command import COMMAND, WithCommand
+
+if TYPE_CHECKING:
+    from envbuild.matrix.cell import Cell
+    from envbuild.matrix.load import Matrix
+    from envbuild.pipeline.bisect import Found, Judge
+    from envbuild.settings import Settings
+    from envbuild.solver.between import Stop
+
+_NOT_JUDGED = 125
+"""Exit code by which a test says that it cannot judge, as `git bisect run` has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flags:
+    """The flags of the command, as click has checked them."""
+
+    good: str
+    bad: str
+    baseline: str | None
+    mounts: tuple[str, ...]
+    environment: tuple[str, ...]
+    timeout_s: float
+    no_pull: bool
+    dry_run: bool
+    restart: bool
+    as_json: bool
+
+
+@click.command(cls=WithCommand)
+@click.argument("good", metavar="GOOD")
+@click.argument("bad", metavar="BAD [-- TEST]")
+@click.option(
+    "--baseline",
+    metavar="RECORD",
+    help="Without TEST, compare the bench with this record. [default: the run of GOOD that this command makes]",
+)
+@click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="Show TEST a folder of this host.")
+@click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Set a variable for TEST.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Stop when one run of the test takes longer than this many seconds.",
+)
+@click.option("--no-pull", is_flag=True, help="Do not look for prebuilt images or compiled wheels in the registry.")
+@click.option("--dry-run", is_flag=True, help="List the cells between the two, and build and test nothing.")
+@click.option("--restart", is_flag=True, help="Forget the verdicts of earlier runs of the same search.")
+@json_option
+@progress_options
+@click.pass_context
+def bisect(ctx: click.Context, /, **flags: Any) -> None:
+    """Find the axis that makes TEST fail, between the cells GOOD and BAD.
+
+    GOOD and BAD are each the id of a cell that has a lock or a record here, a lock (its folder or lock.json), a stack
+    (its cell; the repository is not in the images), or versions: "cuda=13.0 te=2.12".
+
+    TEST runs in the image of a cell and passes with exit code 0; with 125 it cannot judge, and the search stops. Without
+    TEST the bench of the smoke tests runs and is compared with GOOD's: a row below 95 % fails.
+
+    The search walks from GOOD to BAD, one axis after the other, each step a cell that the matrix accepts; axes that only
+    move together do. It halves that way: of n axes that differ, at most log2(n) + 2 runs of the test. Images and
+    compiled wheels that are here already are used. Each verdict is kept as it comes, and the same command goes on after
+    an interruption.
+
+    Exits with 0 when the axis is found; 2 when the two are one cell or cannot be read; 3 when the matrix accepts one of
+    them no more; 7 when GOOD fails or BAD passes; otherwise as `envbuild image` does.
+    """
+    from envbuild.errors import UsageError
+    from envbuild.matrix.load import load_matrix
+    from envbuild.pipeline.bisect import Log
+    from envbuild.pipeline.bisect import bisect as searched
+    from envbuild.run.container import parse_environment, parse_mount
+    from envbuild.settings import load_settings
+    from envbuild.solver.between import path_between
+
+    asked = _Flags(**flags)
+    test: tuple[str, ...] | None = ctx.meta.get(COMMAND)
+    if test == ():
+        raise UsageError("no test follows `--`", where="--", hint="envbuild bisect GOOD BAD -- python test.py")
+    if test is None and (asked.mounts or asked.environment):
+        raise UsageError("these are of a test, and none follows", where="--mount or --env", hint="add -- TEST")
+    if test is not None and asked.baseline:
+        raise UsageError("a baseline is of the bench, and a test follows", where="--baseline", hint="leave one out")
+    for text in asked.mounts:
+        parse_mount(text)
+    for text in asked.environment:
+        parse_environment(text)
+    settings = show_notices(used_cache(load_settings()))
+    matrix = load_matrix()
+    ends = [_cell(text, name, matrix, settings) for text, name in ((asked.good, "GOOD"), (asked.bad, "BAD"))]
+    stops = path_between(matrix, *ends)
+    if asked.dry_run:
+        answer = {"stops": _stops(stops, {}), "found": None}
+        emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
+        return
+    folder = settings.cache_dir / "bisect" / _name(ends, asked, test)
+    if asked.restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    note(f"{len(stops) - 1} steps from {stops[0].cell.id} to {stops[-1].cell.id}; verdicts are kept in {folder}")
+    judge = _judge(matrix, settings, asked, test, folder)
+    found = searched(stops, judge, Log(folder / "log.jsonl"), note)
+    answer = _answer(found)
+    emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
+
+
+def _cell(text: str, name: str, matrix: "Matrix", settings: "Settings") -> "Cell":
+    """Return the cell that an argument names, and the flavor with it where that is not the default.
+
+    Raises:
+        UsageError: it names none.
+
+    """
+    from envbuild.errors import UsageError
+    from envbuild.evidence.records import load_evidence
+    from envbuild.evidence.refs import evidence_refs
+    from envbuild.lock.files import read_lock
+    from envbuild.matrix.cell import Cell
+    from envbuild.paths import data_dir
+    from envbuild.solver.solve import solve
+    from envbuild.stacks.load import stack_names
+    from envbuild.util.names import shown
+
+    flags: dict[str, Any] | None = None
+    if "=" in text and not Path(text).exists():
+        flags = _flags(text, name)
+    elif text.partition("@")[0] in stack_names() or text.endswith(".toml"):
+        flags = {"stack": text}
+    if flags is not None:
+        solved = solve(matrix, request_from(flags), evidence_refs()).cell
+        hosts = {"driver", "board"} | ({"flavor"} if solved.versions.get("flavor") == "runtime" else set())
+        kept = {axis: version for axis, version in solved.versions.items() if axis not in hosts}
+        return _without_default_arch(Cell(versions=kept, commits=solved.commits))
+    if Path(text).exists():
+        lock = read_lock(Path(text)).lock
+        more = {"flavor": lock.flavor} if lock.flavor != "runtime" else {}
+        return Cell(versions={**lock.cell, **more}, commits=lock.commits)
+    for folder in (settings.cache_dir / "locks", data_dir("matrices") / "locks"):
+        for place in sorted(folder.glob("*/lock.json")):
+            if place.parent.name.startswith(text) and (found := read_lock(place).lock.as_cell).id == text:
+                return found
+    for record in load_evidence(data_dir("matrices") / "evidence"):
+        if record.cell_id == text:
+            return Cell(versions={axis: str(version) for axis, version in record.cell.items()})
+    raise UsageError(
+        f"{shown(text, 80)!r} is no lock, no stack and no id of a cell that has a lock or a record here",
+        where=name,
+        hint="name its versions: envbuild bisect 'cuda=13.0 te=2.11' 'cuda=13.0 te=2.12' -- TEST",
+    )
+
+
+def _without_default_arch(cell: "Cell") -> "Cell":
+    from envbuild.matrix.cell import ARCHITECTURE, X86_64, Cell
+
+    kept = {axis: version for axis, version in cell.versions.items() if (axis, version) != (ARCHITECTURE, X86_64)}
+    return Cell(versions=kept, commits=cell.commits)
+
+
+def _flags(text: str, name: str) -> dict[str, Any]:
+    """Read `cuda=13.0 te=2.12`.
+
+    Raises:
+        UsageError: a word of it is no axis with a version.
+
+    """
+    from envbuild.errors import UsageError
+    from envbuild.util.names import shown
+
+    found: dict[str, Any] = {}
+    for word in text.split():
+        axis, equals, value = word.partition("=")
+        if not equals or not value or (axis != "stack" and axis not in axis_names()):
+            raise UsageError(
+                f"{shown(word, 80)!r} is no axis with a version", where=name, hint="write one such as te=2.12"
+            )
+        found["stack" if axis == "stack" else keyword(axis)] = value
+    return found
+
+
+def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -> str:
+    """Return the name of a search: by its cells, its test and what the test sees."""
+    from envbuild.pipeline.bisect import key_of
+
+    what = [[key_of(cell) for cell in ends], test, asked.baseline, asked.mounts, asked.environment]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def _judge(
+    matrix: "Matrix", settings: "Settings", asked: _Flags, test: tuple[str, ...] | None, folder: Path
+) -> "Judge":
+    """Return what makes the image of a stop and tests it."""
+    tested = _command_test(settings, asked, test) if test is not None else _bench_test(settings, asked, folder)
+
+    def judge(stop: "Stop", place: str) -> tuple[bool, str]:
+        note(f"{place}: {stop.cell.id}")
+        tag = _made(matrix, stop.cell, asked)
+        doing("running the test")
+        return tested(tag)
+
+    return judge
+
+
+def _made(matrix: "Matrix", cell: "Cell", asked: _Flags) -> str:
+    """Return the tag of the cell's image, made where it is not here.
+
+    Raises:
+        EnvbuildError: as `envbuild image`.
+
+    """
+    from envbuild.cli.image import Asked, Given, make_one
+    from envbuild.solver.between import pins_of
+
+    flags = {keyword(pin.axis): pin.spec for pin in pins_of(matrix, cell)}
+    options = Asked(
+        tag=None,
+        locked_only=False,
+        pull=not asked.no_pull,
+        cache=True,
+        smoke=False,
+        push=False,
+        substitutes={},
+        digest=None,
+        from_catalog=False,
+        output=None,
+        record=None,
+        changed={},
+    )
+    report, failure = make_one(options, Given(flags=flags, lock_file=None, sources=()), notices=False)
+    if failure is not None:
+        raise failure
+    return str(report["tag"])
+
+
+def _command_test(settings: "Settings", asked: _Flags, test: tuple[str, ...]) -> Callable[[str], tuple[bool, str]]:
+    from envbuild.errors import SmokeError
+    from envbuild.run.container import parse_mount
+    from envbuild.verify.command import run_test
+
+    def show(text: str) -> None:
+        if printed.work and not asked.as_json:
+            printed.work.show_line(text)
+
+    def run(tag: str) -> tuple[bool, str]:
+        code, last = run_test(
+            tag,
+            test,
+            settings,
+            timeout_s=asked.timeout_s,
+            mounts=tuple(parse_mount(text) for text in asked.mounts),
+            environment=asked.environment,
+            show=show,
+        )
+        if code == _NOT_JUDGED:
+            raise SmokeError(f"the test cannot judge (exit code 125): {last}", where=tag)
+        return code == 0, "" if code == 0 else f"exit code {code}: {last}"
+
+    return run
+
+
+def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[str], tuple[bool, str]]:
+    """Return the bench as a test: the first run, GOOD's, is the baseline where no record is."""
+    from envbuild.evidence.baseline import check_baseline, hold
+    from envbuild.evidence.named import named_record
+    from envbuild.evidence.recording import from_report
+    from envbuild.evidence.records import record_evidence
+    from envbuild.evidence.report import Level
+    from envbuild.paths import data_dir
+    from envbuild.verify.smoke import SmokeRequest, run_smoke
+    from envbuild.verify.target import ImageTarget, look
+
+    own = folder / "good"
+    if asked.baseline:
+        record, path = named_record(asked.baseline, data_dir("matrices") / "evidence")
+        check_baseline(record, str(path))
+
+    def run(tag: str) -> tuple[bool, str]:
+        target = ImageTarget(reference=tag)
+        seen = look(target, settings, note)
+        expected = seen.expected or {}
+        request = SmokeRequest(target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s)
+        report = run_smoke(request, settings, seen=seen)
+        if report.verdict in {"host", "interrupted"}:
+            report.raise_for_verdict()
+        if report.verdict != "passed":
+            return False, report.reason
+        evidence = from_report(report, built_with=dict(expected.get("built_with", {})))
+        kept = sorted(own.glob("*.json")) if own.is_dir() else []
+        if asked.baseline is None and not kept:
+            check_baseline(evidence, tag)
+            record_evidence(evidence, own)
+            return True, ""
+        baseline, place = named_record(asked.baseline or str(kept[0]), data_dir("matrices") / "evidence")
+        slow = hold(evidence, baseline, str(place)).slow
+        if not slow:
+            return True, ""
+        return False, f"slow: {slow[0].name} has {slow[0].part:.1%} of the baseline's tokens per second"
+
+    return run
+
+
+def _stops(stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "cell": stop.cell.id,
+            "moved": [
+                {
+                    "axis": axis,
+                    "good": stops[0].cell.versions.get(axis),
+                    "bad": stops[-1].cell.versions.get(axis),
+                }
+                for axis in stop.moved
+            ],
+            **verdicts.get(place, {"verdict": None, "why": "", "kept": False}),
+        }
+        for place, stop in enumerate(stops)
+    ]
+
+
+def _answer(found: "Found") -> dict[str, Any]:
+    verdicts = {
+        each.place: {"verdict": "good" if each.good else "bad", "why": each.why, "kept": each.kept}
+        for each in found.verdicts
+    }
+    return {"stops": _stops(found.stops, verdicts), "found": found.as_json()}
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.table import Table
+
+    out = StringIO()
+    console = Console(file=out, width=120, highlight=False, color_system=None)
+    table = Table(title="from GOOD to BAD", title_justify="left")
+    for name in ("cell", "what moved", "test"):
+        table.add_column(name, overflow="fold")
+    for stop in answer["stops"]:
+        moved = ", ".join(_move(each) for each in stop["moved"])
+        verdict = (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else "")
+        table.add_row(marked(stop["cell"]), marked(moved or "-"), verdict)
+    console.print(table)
+    found = answer["found"]
+    if found is not None:
+        moves = " and ".join(_move(each) for each in found["axes"])
+        together = ", which only move together" if len(found["axes"]) > 1 else ""
+        console.print(f"the test turns bad with {moves}{together}", markup=False, soft_wrap=True)
+        if found["already_moved"]:
+            text = ", ".join(found["already_moved"])
+            console.print(f"these had BAD's version already, and the fault may need them, too: {text}", markup=False)
+        console.print(f"runs of the test: {found['runs']}", markup=False)
+    return out.getvalue().rstrip()
+
+
+def _move(each: Mapping[str, Any]) -> str:
+    return f"{each['axis']} {each['good'] or 'none'} -> {each['bad'] or 'none'}"

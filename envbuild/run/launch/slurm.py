@@ -1,0 +1,194 @@
+"""The line of `srun`: every node finds its own GPUs and starts the image with what the image's form asks for.
+
+Nothing of the machine that launches counts: a login node has no GPU, and often no runtime either.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from envbuild.engine.unpacked import is_path
+from envbuild.errors import UsageError
+from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
+from envbuild.run.container import READ_COMPAT, Mount
+from envbuild.run.launch.job import Job, variables
+from envbuild.settings import Settings
+from envbuild.util.names import shown
+
+VALUES = "ENVBUILD_JOB_"
+"""In front of the names of the job's variables on the way to Docker: a PATH of the job is none of a node's shell."""
+
+# $1 GPUs, $2 InfiniBand, $3 ranks of a node, $4 the job's name, $5 the names of its variables, $6 its nodes; then the words
+# of the runtime. `nvidia-smi -L` lists what answers, and under Slurm's cgroups only what the job was given.
+_NODE = r"""set -eu
+asked=$1 rdma=$2 slots=$3 job=$4 names=$5 nodes=$6
+shift 6
+die() {
+    echo "envbuild: ${SLURMD_NODENAME:-$(uname -n)}: $1" >&2
+    exit 8
+}
+mine='' count=0
+if [ "$asked" != none ]; then
+    count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || :
+    [ "$count" -gt 0 ] || die 'no GPU answers here: ask Slurm for some (--gpus-per-node), or write --gpus none to run without'
+    case $asked in
+    auto | all) mine=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}} ;;
+    *)
+        mine=$asked
+        for number in $(echo "$asked" | tr , ' '); do
+            [ "$number" -lt "$count" ] || die "there is no GPU $number: this node has $count"
+        done
+        ;;
+    esac
+    if [ -n "$mine" ]; then count=$(echo "$mine" | tr , '\n' | grep -c .); fi
+fi
+if [ "$slots" -eq 0 ]; then slots=$((count > 0 ? count : 1)); fi
+if [ "$rdma" = on ] && [ ! -d /dev/infiniband ]; then die 'there is no /dev/infiniband: leave out --infiniband on'; fi
+if [ "$rdma" != off ] && [ -d /dev/infiniband ]; then rdma=on; else rdma=off; fi
+# Slurm sorts the names of nodes: ranks follow the hostfile, whose first host is where they meet
+rank=${SLURM_NODEID:-0} number=0
+for name in $nodes; do
+    if [ "$name" = "${SLURMD_NODENAME:-}" ]; then rank=$number; fi
+    number=$((number + 1))
+done
+"""
+
+_APPTAINER = """place=$1 inside=$2
+shift 2
+command -v apptainer >/dev/null || die 'there is no apptainer, which runs this image'
+[ -e "$place" ] || die "there is no $place: put it into a folder that all nodes see"
+own=$(mktemp -d "${TMPDIR:-/tmp}/envbuild.XXXXXX")
+trap 'rm -rf "$own"' EXIT
+mkdir "$own/home" "$own/work"
+set -- --contain --cleanenv --pid --no-eval --home "$own/home:/root" --workdir "$own/work" "$@"
+if [ "$(id -u)" -eq 0 ]; then set -- --no-privs "$@"; fi
+if [ "$asked" != none ]; then set -- --nv "$@"; fi
+case $asked in
+none) ;;
+auto | all) if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then export APPTAINERENV_CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"; fi ;;
+*) export APPTAINERENV_CUDA_VISIBLE_DEVICES="$asked" ;;
+esac
+if [ "$rdma" = on ]; then set -- --mount type=bind,source=/dev/infiniband,destination=/dev/infiniband "$@"; fi
+export APPTAINERENV_ENVBUILD_RANK="$rank" APPTAINERENV_ENVBUILD_SLOTS="$slots"
+code=0
+sh -c "$LIMITS" sh apptainer exec "$@" "$place" sh -c "$inside" || code=$?
+exit "$code"
+"""
+
+# The engine keeps a container whose client Slurm kills: it ends with its standard input, which that client holds open.
+_DOCKER = """image=$1 inside=$2 engine=$3
+shift 3
+program=$(command -v "$engine") || die "there is no $engine, which runs this image: a .sif takes Apptainer in its place"
+set -- "$program" "$@" run --rm --init --interactive --pull never --name "$job-$rank" --ipc host --ulimit stack=67108864
+FLAGS
+if [ "$asked" != none ]; then
+    if [ -n "$mine" ]; then set -- "$@" --gpus "\\"device=$mine\\""; else set -- "$@" --gpus all; fi
+else
+    # an engine whose default runtime is nvidia gives GPUs to every image that asks for them
+    set -- "$@" --env NVIDIA_VISIBLE_DEVICES=void
+fi
+if [ "$rdma" = on ]; then set -- "$@" --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1; fi
+set -- "$@" --env ENVBUILD_RANK --env ENVBUILD_SLOTS --entrypoint sh
+export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
+for name in $names; do
+    given=ENVBUILD_JOB_$name
+    if [ -n "${!given+set}" ]; then
+        export "$name=${!given}"
+        set -- "$@" --env "$name"
+    fi
+done
+exec 3<> <(:)
+"$@" "$image" -c '
+    exec 3<&0
+    (cat <&3 >/dev/null; kill -TERM $$) &
+    sh -c "$1" </dev/null 3<&- &
+    wait $!' sh "$inside" <&3
+"""
+
+_PYXIS = """inside=$1
+export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
+exec sh -c "$inside"
+"""
+
+
+def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str]:
+    """Return the `srun` command. An image of the engine takes Docker, a .sif or a sandbox Apptainer, a .sqsh pyxis.
+
+    Args:
+        job: what is to run.
+        settings: name the engine's command.
+        torchrun: torchrun's words from the meeting point on.
+
+    Raises:
+        UsageError: the runtime has no such image, network or mount.
+
+    """
+    inside = f'{READ_COMPAT}exec torchrun --nnodes={len(job.nodes)} --nproc-per-node="$ENVBUILD_SLOTS" '
+    inside += f'--node-rank="$ENVBUILD_RANK" {shlex.join(torchrun)}'
+    names = [node.name for node in job.nodes]
+    line = [
+        "srun", f"--nodes={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
+        # one task has all cores of its node, and not one of them; a login node's limits stay there
+        "--cpu-bind=none", "--propagate=NONE", "--export=ALL", "--kill-on-bad-exit=1",
+    ]  # fmt: skip
+    asked = job.container
+    node = [
+        asked.gpus, asked.infiniband, str(job.nodes[0].slots), job.name, " ".join(variables(asked)), " ".join(names),
+    ]  # fmt: skip
+    if asked.image.endswith(".sqsh") and is_path(asked.image):
+        return [*line, *_pyxis_flags(job), "sh", "-c", _NODE + _PYXIS, "sh", *node, inside]
+    text, words = _apptainer(job, inside) if is_path(asked.image) else _docker(job, settings, inside)
+    return [*line, "bash", "-c", _NODE + text, "bash", *node, *words]
+
+
+def _apptainer(job: Job, inside: str) -> tuple[str, list[str]]:
+    asked = job.container
+    flags = [word for mount in asked.mounts for word in bind_flags(mount)]
+    if asked.network != "host":
+        raise UsageError("the ranks of several hosts meet in the hosts' network", where="--network", hint="write host")
+    if asked.workdir:
+        flags += ["--cwd", asked.workdir]
+    return _APPTAINER.replace('"$LIMITS"', shlex.quote(LIMITS)), [shared_place(asked.image), inside, *flags]
+
+
+def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
+    asked = job.container
+    flags = ["--network", asked.network]
+    for mount in asked.mounts:
+        flags += ["--volume", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"]
+    if asked.workdir:
+        flags += ["--workdir", asked.workdir]
+    engine, *words = settings.engine_command
+    return _DOCKER.replace("FLAGS", f'set -- "$@" {shlex.join(flags)}'), [asked.image, inside, engine, *words]
+
+
+def _pyxis_flags(job: Job) -> list[str]:
+    asked = job.container
+    place = Path(asked.image).expanduser().absolute()
+
+    def written(mount: Mount) -> str:
+        both = (str(mount.source), mount.target)
+        if any(mark in path for path in both for mark in ":,"):
+            raise UsageError(
+                "pyxis takes no path with a colon or a comma", where=f"--mount {shown(str(mount.source))}",
+                hint="mount a folder above it",
+            )  # fmt: skip
+        return ":".join((*both, *(["ro"] if mount.read_only else [])))
+
+    flags = [f"--container-image={place}", "--no-container-mount-home"]
+    if asked.mounts:
+        flags.append("--container-mounts=" + ",".join(map(written, asked.mounts)))
+    if asked.workdir:
+        flags.append(f"--container-workdir={asked.workdir}")
+    if names := list(variables(asked)):
+        flags.append("--container-env=" + ",".join(names))
+    return flags
+
+
+def srun_environment(job: Job, environ: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Return the environment of `srun`: the job's variables in the form that the image's runtime reads. None is on a line."""
+    own, image = variables(job.container), job.container.image
+    if image.endswith(".sqsh") and is_path(image):
+        return environ() | own
+    prefix = "APPTAINERENV_" if is_path(image) else VALUES
+    return environ() | {prefix + name: value for name, value in own.items()}

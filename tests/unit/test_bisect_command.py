@@ -1,0 +1,130 @@
+"""`envbuild bisect` as it is called: what names a cell, its answer and exit codes, and going on after a kill.
+
+The images are the one thing that is not real here: what would be built is taken down, and a function judges it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli import bisect as command
+from envbuild.cli import main
+from envbuild.matrix.load import load_matrix
+from envbuild.paths import data_dir
+from envbuild.verify import command as running
+
+GOOD, BAD = "cuda=cpu python=3.10 torch=2.11.0", "cuda=cpu python=3.12 torch=2.13.0 mpi=mpich"
+
+
+@pytest.fixture
+def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command in a new cache, with images that are only their cells and a test that looks at versions."""
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "_made", lambda _matrix, cell, _asked: json.dumps(dict(cell.versions)))
+
+    class Run:
+        made: list[dict[str, str]] = []
+        fails: Any = staticmethod(lambda versions: versions["torch"] == "2.13.0+cpu")
+        code = 1
+
+        def test(self, image: str, *_: object, **__: object) -> tuple[int, str]:
+            versions = json.loads(image)
+            self.made.append(versions)
+            return (self.code if self.fails(versions) else 0), "last \x1b[31mline"
+
+        def __call__(self, *words: str) -> tuple[int, str, str]:
+            self.made = []
+            with pytest.raises(SystemExit) as ended:
+                main(["bisect", *words])
+            out, err = capsys.readouterr()
+            return int(ended.value.code or 0), out, err
+
+    run = Run()
+    monkeypatch.setattr(running, "run_test", run.test)
+    return run
+
+
+def test_the_axis_is_named_and_the_verdicts_are_kept(bisect: Any) -> None:
+    code, out, _ = bisect(GOOD, BAD, "--json", "--", "true")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["found"]["axes"] == [{"axis": "torch", "good": "2.11.0+cpu", "bad": "2.13.0+cpu"}]
+    assert answer["found"]["runs"] == len(bisect.made) <= 4
+    assert answer["stops"][0]["verdict"] == "good"
+    assert {each["axis"] for stop in answer["stops"] for each in stop["moved"]} >= {"python", "mpi"}
+    # once more: every verdict is kept, and nothing runs
+    code, out, err = bisect(GOOD, BAD, "--", "true")
+    assert (code, bisect.made) == (0, [])
+    assert "the test turns bad with torch 2.11.0+cpu -> 2.13.0+cpu" in out
+    assert "kept from an earlier run" in err
+    assert "\x1b" not in out + err
+    # another test is another search, and --restart forgets
+    assert bisect(GOOD, BAD, "--", "false")[0] == 0
+    assert bisect.made
+    assert bisect(GOOD, BAD, "--restart", "--", "true")[0] == 0
+    assert bisect.made
+
+
+def test_ends_that_do_not_differ_in_the_test(bisect: Any) -> None:
+    bisect.fails = lambda _: True
+    code, _, err = bisect(GOOD, BAD, "--", "true")
+    assert (code, "GOOD fails the test: exit code 1: last" in err) == (7, True)
+    bisect.fails = lambda _: False
+    code, _, err = bisect(GOOD, BAD, "--restart", "--", "true")
+    assert (code, "BAD passes the test" in err) == (7, True)
+
+
+def test_a_test_that_cannot_judge_stops_the_search_and_is_asked_again(bisect: Any) -> None:
+    bisect.code = 125
+    code, _, err = bisect(GOOD, BAD, "--", "true")
+    assert (code, "cannot judge" in err) == (7, True)
+    bisect.code = 1
+    code, _, _ = bisect(GOOD, BAD, "--", "true")
+    assert code == 0
+    assert not any(versions["python"] == "3.10" and "mpi" not in versions for versions in bisect.made)  # that is GOOD
+
+
+def test_a_dry_run_builds_nothing(bisect: Any) -> None:
+    code, out, _ = bisect(GOOD, BAD, "--dry-run", "--json")
+    answer = json.loads(out)
+    assert (code, bisect.made, answer["found"]) == (0, [], None)
+    assert all(stop["verdict"] is None for stop in answer["stops"])
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "says"),
+    [
+        (("nope", BAD), 2, "'nope' is no lock, no stack and no id"),
+        (("\x1b[2J", BAD), 2, "\\x1b[2J"),
+        (("te=", BAD), 2, "'te=' is no axis with a version"),
+        (("what=1", BAD), 2, "'what=1' is no axis"),
+        ((GOOD, GOOD), 2, "the two are one cell"),
+        ((GOOD, BAD, "--"), 2, "no test follows"),
+        ((GOOD, BAD, "--env", "A=1"), 2, "none follows"),
+        ((GOOD, BAD, "--baseline", "x", "--", "true"), 2, "a baseline is of the bench"),
+        (("cuda=cpu te=2.6", BAD), 3, ""),
+    ],
+)
+def test_what_cannot_be_asked(bisect: Any, words: tuple[str, ...], exit_code: int, says: str) -> None:
+    code, _, err = bisect(*words)
+    assert (code, says in err) == (exit_code, True), err
+    assert "Traceback" not in err
+
+
+def test_a_cell_by_its_lock_its_id_a_stack_and_a_record(bisect: Any) -> None:
+    matrix = load_matrix()
+    settings = command_settings()
+    folder = next(iter(sorted((data_dir("matrices") / "locks").glob("*/lock.json")))).parent
+    by_lock = command._cell(str(folder), "GOOD", matrix, settings)
+    assert command._cell(str(folder / "lock.json"), "GOOD", matrix, settings) == by_lock
+    assert command._cell(by_lock.id, "GOOD", matrix, settings).id == by_lock.id
+    by_stack = command._cell("llama3-70b", "GOOD", matrix, settings)
+    assert by_stack == command._cell("stack=llama3-70b", "GOOD", matrix, settings)
+
+
+def command_settings() -> Any:
+    from envbuild.settings import load_settings
+
+    return load_settings()
