@@ -42,6 +42,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "render": ("render", "Print the build as a Dockerfile, bake file, Apptainer file or script"),
         "pull": ("pull", "Pull a prebuilt image and show who confirmed its digest"),
         "catalog": ("catalog", "List prebuilt images by their versions; publish and sign them"),
+        "bundle": ("bundle", "Put an image, all its inputs and envbuild into one file, for a host without a network"),
+        "unbundle": ("bundle", "Check such a file on that host, unpack it and load the image"),
         "patch": ("patch", "List patches; check, apply or undo them in a source tree"),
     },
     "Prove": {

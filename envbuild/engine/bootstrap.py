@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,8 @@ _LEFTOVERS = (
 
 # Bytes of mmdebstrap's output, from its end, that are searched for what went wrong.
 _LOG_END = 2**20
+# Bytes of one package's control file; the largest of bookworm has 20 KiB.
+_CONTROL = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def bootstrap_root(
 ) -> RootFS:
     """Make the Debian root of `suite` with the essential packages, its archive's base packages and `packages` in it.
 
-    Two runs over the same archive state give the same files, on any host and as any user; with the same tar, the same bytes.
+    Where the settings' folder `debs` holds every package that is locked, no archive is asked. Two runs over the same archive state give the same files, on any host and as any user; with the same tar, the same bytes.
 
     Args:
         settings: the archive to fetch from, and how to reach it; the root itself always names the public one.
@@ -116,7 +118,9 @@ def bootstrap_root(
         raise HostError(f"envbuild bootstraps Debian roots only, not {suite}", hint="use --os debian12 or debian13")
     if shutil.which("mmdebstrap") is None:
         raise HostError("mmdebstrap is missing, which makes the Debian root", hint="run scripts/install-engine")
-    if not archive.keyring.is_file():
+    locked = None if locked is None else tuple(locked)
+    debs = locked_debs(settings.debs, locked) if settings.debs and locked else None
+    if debs is None and not archive.keyring.is_file():
         raise no_keyring(archive)
     mirror, security_mirror = mirrors_of(settings, suite)
     dest.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +143,9 @@ def bootstrap_root(
         mirrors = folder / "mirrors"
         mirrors.touch(mode=0o600)
         lines = archive.sources(suite, mirror=mirror, security_mirror=security_mirror)
+        if debs is not None:  # by the hashes of the lock, which say more than an archive's signature
+            write_archive(debs, folder / "debs")
+            lines = [f"deb [trusted=yes] copy:{quote.apt_source(str(folder / 'debs'))} ./"]
         mirrors.write_text("\n".join(lines) + "\n", encoding="utf-8")
         command = [
             "mmdebstrap",
@@ -195,6 +202,46 @@ def bootstrap_root(
         stated.replace(checksum_of(dest))
         part.replace(dest)
     return RootFS(path=dest, sha256=digest, packages=installed)
+
+
+def locked_debs(folder: Path, locked: Iterable[OsPackage]) -> dict[str, Path] | None:
+    """Return the files of the locked packages in a folder, by their sha256; None where it does not hold them all.
+
+    Raises:
+        OSError: a file of it cannot be read.
+
+    """
+    wanted = {package.sha256 for package in locked}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.deb")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest in wanted:
+                found[digest] = path
+    return found if found.keys() == wanted else None
+
+
+def write_archive(debs: Mapping[str, Path], folder: Path) -> None:
+    """Write a package archive of these files, by their sha256, into a new folder: copies, and the list that apt reads.
+
+    Raises:
+        LockError: a file is no package.
+
+    """
+    folder.mkdir(mode=0o755)
+    with (folder / "Packages").open("wb") as packages:
+        for digest, path in debs.items():
+            place = folder / f"{digest}.deb"
+            shutil.copyfile(path, place)
+            place.chmod(0o644)
+            ran = bounded(["dpkg-deb", "--field", str(place)], seconds=60.0, limit=_CONTROL)
+            if ran.code or ran.fault:
+                raise LockError(
+                    f"{path.name} is not a Debian package", where=str(path), hint="put the right file there"
+                )
+            lines = f"Filename: {place.name}\nSize: {place.stat().st_size}\nSHA256: {digest}\n\n"
+            packages.write(ran.out.rstrip(b"\n") + b"\n" + lines.encode())
 
 
 def checksum_of(root: Path) -> Path:

@@ -168,13 +168,13 @@ class Builder:
         """
         self.folder, self._private = folder, private
         self._watch = Watch(log=output, on_change=self.on_change, details=self.details)
-        self.secrets = secrets(self.settings, self.plan, private)
         if self.plan.lock.root and "base" not in self.substitutes:
             self._have_root(self.plan.lock.root)
         kept = {name for c in self.plan.components if self._kept_wheel(c.axis) for name in (c.axis, *c.downloads)}
-        self.contexts = contexts_of(
+        self.contexts, whole = contexts_of(
             self.settings, self.plan, folder, kept=kept, substitutes=self.substitutes, note=self.note
         )
+        self.secrets = secrets(self.settings, self.plan, private, offline=whole)
         if self.plan.components:
             self._count_jobs(self._machine())
 

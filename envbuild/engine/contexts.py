@@ -11,6 +11,7 @@ from envbuild.lock.model import PythonSet
 from envbuild.lock.python import local_wheel
 from envbuild.lock.released import released_file
 from envbuild.lock.sources import SourceStore
+from envbuild.lock.wheels import wheels_in_folders
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -23,8 +24,10 @@ def contexts_of(
     kept: Collection[str],
     substitutes: Mapping[str, str],
     note: Callable[[str], object],
-) -> dict[str, str]:
+) -> tuple[dict[str, str], bool]:
     """Download every external input of `plan` but the Debian root; return where each is, by the name of its context.
+
+    The second part of the answer is whether every locked wheel is among them, so that no index need be asked.
 
     Args:
         settings: where the cache, clones and wheels of the user are.
@@ -44,9 +47,10 @@ def contexts_of(
     found = {"uv-wheel": _folder_of(folder, "uv-wheel", {"uv.whl": uv})}
     if settings.debs:
         found["debs"] = settings.debs
-    wheels = _local_wheels(settings, plan.lock.python)
-    if wheels:
-        found["wheels"] = _folder_of(folder, "wheels", wheels)
+    wheels, whole = wheels_here(settings, plan)
+    given = {**wheels, **_local_wheels(settings, plan.lock.python, wheels)}
+    if given:
+        found["wheels"] = _folder_of(folder, "wheels", given)
     store = SourceStore(settings=settings, note=note)
     for source in plan.lock.sources:
         if source.name not in kept and f"src-{source.name}" not in substitutes:
@@ -56,12 +60,25 @@ def contexts_of(
         if file.name not in kept and f"src-{file.name}" not in substitutes:
             path = released_file(settings, file, files)
             found[f"src-{file.name}"] = _folder_of(folder, f"src-{file.name}", {path.name: path})
-    return {name: str(place) for name, place in found.items()} | dict(substitutes)
+    return {name: str(place) for name, place in found.items()} | dict(substitutes), whole
 
 
-def _local_wheels(settings: Settings, sets: tuple[PythonSet, ...]) -> dict[str, Path]:
+def wheels_here(settings: Settings, plan: Plan) -> tuple[dict[str, Path], bool]:
+    """Return the plan's wheels that folders of the settings hold, by file name, and whether these are all that it needs."""
+    if not any("://" not in place for place in settings.find_links) or not plan.lock.complete:
+        return {}, False
+    pylocks: dict[str, str] = {s.name: plan.lists[f"lock/pylock.{s.name}.toml"] for s in plan.lock.python if s.packages}
+    try:
+        found, missing = wheels_in_folders(settings, plan.lock, pylocks)
+    except LockError:  # a package without a wheel that fits: the indexes are asked, and uv says what is wrong
+        return {}, False
+    return found, not missing
+
+
+def _local_wheels(settings: Settings, sets: tuple[PythonSet, ...], seen: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the wheels that the lock has from a folder and that are not among those `seen`, which were hashed."""
     found: dict[str, Path] = {}
-    for name in (w for s in sets for w in s.local_wheels):
+    for name in (w for s in sets for w in s.local_wheels if w not in seen):
         path = local_wheel(settings, name)
         if path is None:
             raise LockError(

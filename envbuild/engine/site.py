@@ -13,10 +13,10 @@ from envbuild.util import quote
 _CA = "/run/envbuild/site/ca.crt"
 
 
-def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
+def secrets(settings: Settings, plan: Plan, folder: Path, *, offline: bool = False) -> dict[str, Path]:
     """Write the secrets that `plan`'s build may mount to `folder`; return them by id.
 
-    `env` is a shell fragment, `ca` the CA bundle, `apt` a sources.list, `jobs-<component>` a number. They are no part of
+    With `offline`, no index is asked: the build gets every wheel of the lock as files. `env` is a shell fragment, `ca` the CA bundle, `apt` a sources.list, `jobs-<component>` a number. They are no part of
     any stage's cache key, so the same plan builds the same image at every site.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -26,7 +26,9 @@ def secrets(settings: Settings, plan: Plan, folder: Path) -> dict[str, Path]:
         found["ca"] = settings.ca_bundle
         environment["SSL_CERT_FILE"] = _CA
     pages = [link for link in settings.find_links if link.startswith("http")]  # folders go in as a context
-    if pages:
+    if offline:
+        environment["UV_OFFLINE"] = "1"
+    elif pages:
         environment["ENVBUILD_PAGES"] = " ".join(pages)
     if not settings.torch_index.startswith(PYTORCH):
         environment["ENVBUILD_TORCH_INDEX"] = settings.torch_index

@@ -295,6 +295,19 @@ def packages_of(text: str, machine: str = X86_64) -> tuple[PythonPackage, ...]:
     return tuple(sorted(found, key=lambda p: p.name))
 
 
+def named_wheels(text: str, machine: str = X86_64) -> tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]:
+    """Return name, version and wheels (file name, sha256) of each package of a pylock, for Linux on `machine`.
+
+    Raises:
+        LockError: it is no pylock, or a package of it has no such wheel.
+
+    """
+    return tuple(
+        (canonicalize_name(package.name), package.version, tuple((name, digest) for name, digest, _ in wheels))
+        for package, wheels in _packages(text, machine)
+    )
+
+
 def _read(group: PythonGroup, text: str, machine: str) -> tuple[str, PythonSet]:
     """Return what uv wrote, its local wheels named by their place in a lock, and the same as a set."""
     local: list[str] = []

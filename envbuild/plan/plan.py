@@ -90,9 +90,7 @@ class Plan(Frozen):
     @property
     def tag(self) -> str:
         """The image's own name; a stack's image, and one that keeps the compiler, is another than the bare cell's."""
-        parts = [self.cell.id, *([self.stack.name.replace("@", "-")] if self.stack else [])]
-        parts += ["devel"] if self.lock.flavor == "devel" else []
-        return "envbuild:" + "-".join([*parts, *(["compat"] if self.compat else [])])
+        return tag_of(self.lock)
 
     @property
     def platform(self) -> str | None:
@@ -141,6 +139,13 @@ class Plan(Frozen):
         """Return the index that the Python set `name` needs besides PyPI."""
         found = self.lock.python_set(name)
         return found.index if found else None
+
+
+def tag_of(lock: Lock) -> str:
+    """Return the name of the image that a lock makes."""
+    parts = [lock.as_cell.id, *([lock.stack.replace("@", "-")] if lock.stack else [])]
+    parts += ["devel"] if lock.flavor == "devel" else []
+    return "envbuild:" + "-".join([*parts, *([] if lock.source(COMPAT) is None else ["compat"])])
 
 
 def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:

@@ -97,7 +97,7 @@ class Settings(BaseModel):
     )
     debs: ExistingFolder | None = Field(
         None,
-        description="Folder of `.deb` files, for a site without a package mirror; where it has every package that a lock names and a stage needs, no archive is asked.",
+        description="Folder of `.deb` files, for a site without a package mirror; where it has every package that a lock names and a stage or a Debian root needs, no archive is asked.",
     )
     jobs: int | None = Field(
         None,

@@ -102,6 +102,11 @@ def entry_of(level: str) -> str:
     return "train.py" if level == Level.TRAIN else "run.py"
 
 
+def pytest_pins(python: tuple[int, int]) -> Path:
+    """Return the list of the pytest that is mounted for an interpreter of this version: a line each, by hash."""
+    return data_dir("smoke_tests") / ("pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt")
+
+
 def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
     """Return the folder of the pytest that is mounted for an interpreter of this version; fetched once, hash-checked.
 
@@ -114,8 +119,7 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
     from envbuild.util.processes import bounded
     from envbuild.util.scratch import scratch
 
-    name = "pytest-py310.txt" if python >= (3, 10) else "pytest-py38.txt"
-    pins = data_dir("smoke_tests") / name
+    pins = pytest_pins(python)
     # The interpreter's version decides only between markers and wheels, and all of these wheels are pure Python.
     folder = settings.cache_dir / "pytest" / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
     if folder.is_dir():
@@ -125,9 +129,14 @@ def pinned_pytest(python: tuple[int, int], settings: "Settings") -> Path:
     with scratch("suite", folder.parent) as own:
         flat = own / "flat"
         command = [uv_executable(), "pip", "install", "--quiet", "--no-config", "--target", str(flat), "--no-deps"]
-        command += ["--python", sys.executable, "--python-version", "3.10" if name.endswith("310.txt") else "3.8"]
+        command += ["--python", sys.executable, "--python-version", "3.10" if pins.name.endswith("310.txt") else "3.8"]
         command += ["--require-hashes", "--only-binary", ":all:", *links, "--requirement", str(pins)]
-        ran = bounded(command, env=uv_environment_here(settings), seconds=600.0, limit=1 << 20)
+        env = uv_environment_here(settings)
+        # folders alone first: a host without a network may have them all
+        for alone in (["--offline"], []) if links else ([],):
+            ran = bounded([*command, *alone], env=env, seconds=600.0, limit=1 << 20)
+            if not ran.code and not ran.fault:
+                break
         if ran.code or ran.fault:
             output = ran.err.decode("utf-8", "replace").strip().splitlines()
             why = f"uv {ran.fault}" if ran.fault else output[-1] if output else "uv gave no reason"

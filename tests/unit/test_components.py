@@ -20,6 +20,7 @@ PACKAGE = Path(envbuild.__file__).parent
 NAMED = {
     "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
     "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
+    "run/launch/containers.py": ({"deepspeed"}, "the launcher of that name"),
     "run/launch/commands.py": ({"deepspeed"}, "the launcher of that name"),
     "run/launch/job.py": ({"deepspeed"}, "the launcher of that name"),
     "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
@@ -52,6 +53,8 @@ NAMED = {
     "plan/compiled_dockerfile.py": ({"mpi", "torch"}, "the same, as the template names them"),
     "plan/shell.py": ({"mpi", "torch"}, "the stage and set torch; a host may have both"),
     "stacks/model.py": ({"deepspeed"}, "the launcher of that name"),
+    "supply/inventory.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel"),
+    "supply/owners.py": ({"mpi"}, "MPI is no wheel: its files are those of a prefix"),
     "verify/audit.py": ({"torch"}, "the set of Python packages"),
     "verify/contents.py": ({"torch"}, "the set of Python packages"),
     "verify/judge.py": ({"te", "torch"}, "headers that TE reads as it runs; torch's own libraries"),

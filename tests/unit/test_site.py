@@ -1,11 +1,15 @@
 """What a site gives its builds, and how many compile jobs a machine takes."""
 
+import hashlib
 import os
+import re
+import subprocess
 
 import pytest
 from cell_inputs import plan_for
 
-from envbuild.engine.bootstrap import bootstrap_root, end_of
+from envbuild.engine.bootstrap import bootstrap_root, end_of, locked_debs, write_archive
+from envbuild.engine.contexts import wheels_here
 from envbuild.engine.site import jobs, secrets
 from envbuild.errors import BuildError, HostError, LockError
 from envbuild.lock.apt import _IsolatedApt, resolve_os_packages
@@ -13,6 +17,7 @@ from envbuild.lock.apt_answers import parse_stanzas as _parse_stanzas
 from envbuild.lock.archives import apt_environment as _environment
 from envbuild.lock.archives import apt_options as _apt_options
 from envbuild.lock.archives import archive_of
+from envbuild.lock.model import OsPackage
 from envbuild.settings import load_settings
 
 
@@ -86,7 +91,9 @@ def test_no_secret_enters_the_dockerfile(tmp_path):
     from envbuild.plan.dockerfile import dockerfile
 
     text = dockerfile(plan_for(cuda="cpu"))
-    assert "UV_DEFAULT_INDEX" not in text
+    # The image's own `pip` reads the variable where the image runs; no build sets it.
+    assert not re.search(r"^(ENV|ARG) .*UV_(DEFAULT_)?INDEX", text, re.MULTILINE)
+    assert not re.search(r"https?://[^/ ]*@", text)
     assert text.count("--mount=type=secret,id=ca") >= 2
 
 
@@ -180,3 +187,80 @@ def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
 def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
     with pytest.raises(LockError, match="describes bash in an unknown way: version"):
         _parse_stanzas("Package: bash\nArchitecture: amd64\n")
+
+
+def carried_wheels(plan, folder):
+    """Write the wheels of a made-up plan into a folder: the content of each is what its hash is of."""
+    folder.mkdir()
+    for python_set in plan.lock.python:
+        for package in python_set.packages:
+            name = f"{package.name}-{package.version}-py3-none-any.whl"
+            (folder / name).write_text(f"{package.name}=={package.version}")
+    return sorted(folder.iterdir())
+
+
+def test_a_folder_with_every_wheel_takes_the_place_of_the_index(tmp_path):
+    plan, folder = plan_for(cuda="cpu"), tmp_path / "wheels"
+    names = carried_wheels(plan, folder)
+    settings = settings_of(tmp_path, ENVBUILD_FIND_LINKS=f"{folder} https://wheels.example.org/cpu")
+    found, whole = wheels_here(settings, plan)
+    assert whole
+    assert sorted(found.values()) == names
+    env = secrets(settings, plan, tmp_path / "secrets", offline=whole)["env"].read_text()
+    assert "export UV_OFFLINE=1\n" in env
+    assert "ENVBUILD_PAGES" not in env
+
+
+@pytest.mark.parametrize("fault", ["missing", "another"])
+def test_a_folder_without_one_wheel_leaves_the_index(tmp_path, fault):
+    plan, folder = plan_for(cuda="cpu"), tmp_path / "wheels"
+    first, *others = carried_wheels(plan, folder)
+    if fault == "missing":
+        first.unlink()
+    else:
+        first.write_text("another wheel of this name")
+    settings = settings_of(tmp_path, ENVBUILD_FIND_LINKS=str(folder))
+    found, whole = wheels_here(settings, plan)
+    assert not whole
+    assert sorted(found.values()) == others
+    assert "UV_OFFLINE" not in secrets(settings, plan, tmp_path / "secrets")["env"].read_text()
+
+
+def test_without_a_folder_nothing_is_looked_for(tmp_path):
+    settings = settings_of(tmp_path, ENVBUILD_FIND_LINKS="https://wheels.example.org/cpu")
+    assert wheels_here(settings, plan_for(cuda="cpu")) == ({}, False)
+
+
+def test_a_root_comes_from_a_folder_only_where_that_has_every_package(tmp_path):
+    (tmp_path / "inner").mkdir()
+    first, second = tmp_path / "one.deb", tmp_path / "inner" / "two.deb"
+    locked = []
+    for path in (first, second):
+        path.write_text(path.name)
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        locked.append(OsPackage(name=path.stem, version="1.0", sha256=sha256, filename=f"pool/{path.name}"))
+    assert locked_debs(tmp_path, locked) == {locked[0].sha256: first, locked[1].sha256: second}
+    second.write_text("another content")
+    assert locked_debs(tmp_path, locked) is None
+    assert locked_debs(tmp_path, locked[:1]) == {locked[0].sha256: first}
+
+
+def test_what_is_no_package_makes_no_archive(tmp_path):
+    (tmp_path / "one.deb").write_text("no package")
+    with pytest.raises(LockError, match="is not a Debian package"):
+        write_archive({"0" * 64: tmp_path / "one.deb"}, tmp_path / "archive")
+
+
+def test_an_archive_of_packages_is_one_that_apt_reads(tmp_path):
+    control = tmp_path / "tree" / "DEBIAN"
+    control.mkdir(parents=True)
+    fields = "Package: one\nVersion: 1.0\nArchitecture: all\nMaintainer: x\nDescription: y\n"
+    (control / "control").write_text(fields)
+    subprocess.run(
+        ["dpkg-deb", "--build", str(tmp_path / "tree"), str(tmp_path / "one.deb")], check=True, capture_output=True
+    )
+    digest = hashlib.sha256((tmp_path / "one.deb").read_bytes()).hexdigest()
+    write_archive({digest: tmp_path / "one.deb"}, tmp_path / "archive")
+    (found,) = _parse_stanzas((tmp_path / "archive" / "Packages").read_text())
+    assert (found.name, found.version, found.sha256, found.filename) == ("one", "1.0", digest, f"{digest}.deb")
+    assert (tmp_path / "archive" / f"{digest}.deb").is_file()
