@@ -36,11 +36,13 @@ def _page(name: str, about: str, usage: str, body: str, also: list[str]) -> str:
 
 def _options(command: click.Command, context: click.Context) -> str:
     rows = []
-    for param in command.get_params(context):
+    for param in command.params:
         record = param.get_help_record(context) if isinstance(param, click.Option) else None
         if record is not None:
             rows.append(f".TP\n.B {roff(record[0])}\n{roff(' '.join(record[1].split()))}\n")
-    return ".SH OPTIONS\n" + "".join(rows) if rows else ""
+    # Without click's own row: click keeps the first that was asked for, which knows `-h` only below the whole command line.
+    rows.append(f".TP\n.B {roff('-h, --help')}\nShow this help and exit.\n")
+    return ".SH OPTIONS\n" + "".join(rows)
 
 
 def man_pages(

@@ -272,7 +272,7 @@ def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[Private
                     where=where,
                     hint="find out who changed it; nothing was published",
                 )
-            if held and (own or not seen.version):  # who has seen it may renew the date of an old one, and nobody else
+            if held and (own or not seen.version):  # only a machine that has seen the catalogue may renew an old date
                 _check_age(current, settings, now())
             elif held:
                 _check_age(current, settings, min(now(), current.created + _AHEAD))

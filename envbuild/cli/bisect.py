@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,9 @@ def _cell(text: str, name: str, matrix: "Matrix", settings: "Settings") -> "Cell
     from envbuild.util.names import shown
 
     flags: dict[str, Any] | None = None
-    if "=" in text and not Path(text).exists():
+    # not Path.exists, which raises where the text is longer than a name can be
+    is_there = os.path.exists(text)  # noqa: PTH110
+    if "=" in text and not is_there:
         flags = _flags(text, name)
     elif text.partition("@")[0] in stack_names() or text.endswith(".toml"):
         flags = {"stack": text}
@@ -148,7 +151,7 @@ def _cell(text: str, name: str, matrix: "Matrix", settings: "Settings") -> "Cell
         hosts = {"driver", "board"} | ({"flavor"} if solved.versions.get("flavor") == "runtime" else set())
         kept = {axis: version for axis, version in solved.versions.items() if axis not in hosts}
         return _without_default_arch(Cell(versions=kept, commits=solved.commits))
-    if Path(text).exists():
+    if is_there:
         lock = read_lock(Path(text)).lock
         more = {"flavor": lock.flavor} if lock.flavor != "runtime" else {}
         return Cell(versions={**lock.cell, **more}, commits=lock.commits)
@@ -296,7 +299,7 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
         expected = seen.expected or {}
         request = SmokeRequest(target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s)
         report = run_smoke(request, settings, seen=seen)
-        if report.verdict in {"host", "interrupted"}:
+        if report.verdict in {"host", "hung", "interrupted"}:  # it is no verdict on the cell
             report.raise_for_verdict()
         if report.verdict != "passed":
             return False, report.reason

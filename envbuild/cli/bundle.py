@@ -84,7 +84,9 @@ def unbundle(file: Path, folder: Path, sha256: str | None, load: bool, as_json: 
     as `trusted_signatures` says must have signed it.
 
     FOLDER/image is an OCI layout, which Apptainer runs. FOLDER/config.toml has settings with which a build takes
-    everything from FOLDER: ENVBUILD_CONFIG=FOLDER/config.toml envbuild reproduce TAG.
+    everything from FOLDER: ENVBUILD_CONFIG=FOLDER/config.toml envbuild reproduce TAG. Where neither a trusted key nor
+    --sha256 confirms who made the bundle, FOLDER/config.toml leaves out its OS packages, whose scripts would run on
+    this host. The answer says so.
 
     Exits with 4 when the bundle is not right.
     """
@@ -116,6 +118,7 @@ def unbundle(file: Path, folder: Path, sha256: str | None, load: bool, as_json: 
         "loaded": load,
         "missing": list(found.bundle.missing),
         "signers": list(found.signers),
+        "left_out": list(opened.left_out),
         "config": str(opened.folder / CONFIG),
     }
     emit(answer, as_json=as_json, human=lambda: _text(opened, load=load, named=sha256 is not None))
@@ -128,7 +131,7 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
     elif named:
         trust = "it has the sha256 that --sha256 names"
     else:
-        trust = f"nobody confirms who made it; its sha256 is {opened.unpacked.sha256}"
+        trust = f"no trusted key signed it; its sha256 is {opened.unpacked.sha256}"
     image = opened.tag if load else f"{opened.folder}/image"
     config = opened.folder / "config.toml"
     lines = [
@@ -138,6 +141,7 @@ def _text(opened: "Opened", *, load: bool, named: bool) -> str:
         f"  image   {opened.tag} {bundle.image}",
         f"  lock    {bundle.lock}",
         *(f"  missing {each}" for each in bundle.missing),
+        *(f"  left out  {each}" for each in opened.left_out),
         "use it",
         f"  export ENVBUILD_CONFIG={config}",
         f"  envbuild smoke {image}",

@@ -143,7 +143,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
 
     The keys of the setting `signing_keys` sign the catalogue's next version, and, where this machine built the image, that
     it did. The image's SBOM, and its provenance where this machine built it, are attached to it in the registry and signed;
-    its digest stays. Only a digest that somebody confirms is published: this machine built the image from its lock, committed evidence names it, or you do with --digest.
+    its digest stays. A digest is published only if this machine built the image from its lock, if committed evidence names it, or if you name it with --digest.
 
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
     not to be trusted; then nothing is published.
@@ -152,8 +152,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     from envbuild.engine.built import Built
     from envbuild.engine.client import engine_client
     from envbuild.matrix.load import load_matrix
-    from envbuild.pipeline.cataloged import documents_of, publish_image, require_publishable
-    from envbuild.pipeline.prebuilt import push_image
+    from envbuild.pipeline.cataloged import documents_of, push_and_publish, require_publishable
     from envbuild.settings import load_settings
 
     named = parse_digest(digest)
@@ -167,10 +166,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     locked, built = require_publishable(client, matrix, found, named, stack_file)
     doing("reading the image's files")
     documents = documents_of(settings, matrix, locked, found, keys, stack_file=stack_file, note=note)
-    doing("pushing the image")
-    reference = push_image(client, locked.lock, Built(tag=image, digest=found, size=held.size))
-    doing("signing the catalogue")
-    read = publish_image(settings, locked, found, keys, built=built, documents=documents)
+    local = Built(tag=image, digest=found, size=held.size)
+    reference, read = push_and_publish(client, local, locked, keys, built=built, documents=documents, doing=doing)
     answer = {
         "reference": reference,
         "digest": found,

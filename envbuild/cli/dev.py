@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from envbuild.cli.output import emit, note, show_notices
-from envbuild.cli.run import ContainerRequest, container_options
+from envbuild.cli.run import ContainerRequest, container_options, user_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class DevRequest(ContainerRequest):
 @click.argument("tree", metavar="TREE", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
 @click.option("--stack", metavar="FILE", help="Take the stack of the image from this file, where it is your own.")
+@user_option
 @container_options
 def dev(**options: Any) -> None:
     """Run CMD in a container of the stack's image TAG, with TREE mounted over the stack's repository.
@@ -46,7 +47,7 @@ def dev(**options: Any) -> None:
     from envbuild.run.container import Mount
     from envbuild.run.dev.helpers import prepare
     from envbuild.run.dev.state import lock_of_image, state_of
-    from envbuild.run.docker import DockerRuntime
+    from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
     from envbuild.stacks.load import stack_of_lock
 
@@ -55,7 +56,7 @@ def dev(**options: Any) -> None:
     container = asked.container()
     if is_path(asked.image):
         raise UsageError("dev runs images of the engine", where=asked.image, hint="name a tag")
-    runtime = DockerRuntime(settings)
+    runtime = runtime_for(settings, asked.image)
     image = runtime.look_up(asked.image)
     lock = lock_of_image(settings, image)
     if lock.stack is None:

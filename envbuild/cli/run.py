@@ -57,6 +57,14 @@ def container_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+user_option = click.option(
+    "--user",
+    metavar="UID[:GID]",
+    help="Run as this user, who need not exist in the image: HOME is then /tmp. [default: the image's, root]",
+)
+"""The option of the commands that run one container on this machine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContainerRequest:
     """What the flags of both commands ask for, as they were written."""
@@ -127,11 +135,7 @@ class LaunchRequest(ContainerRequest):
 @click.command
 @click.argument("image", metavar="TAG")
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--user",
-    metavar="UID[:GID]",
-    help="Run as this user, who need not exist in the image: HOME is then /tmp. [default: the image's, root]",
-)
+@user_option
 @container_options
 def run(**options: Any) -> None:
     """Run CMD in a container of the image TAG, with the GPUs, memory, network and mounts that training needs.

@@ -132,4 +132,9 @@ def _write(answer: dict[str, Any], body: bytes, output: Path | None, *, as_json:
             raise UsageError(f"the file cannot be written: {error.strerror}", where=str(output)) from None
         emit(answer | {"output": str(output), "bytes": len(body)}, as_json=as_json, human=lambda: str(output))
         return
-    emit(answer | {"document": json.loads(body)} if as_json else {}, as_json=as_json, human=body.decode().rstrip)
+    emit(
+        answer | {"document": json.loads(body)} if as_json else {},
+        as_json=as_json,
+        human=body.decode().rstrip,
+        exact=True,
+    )

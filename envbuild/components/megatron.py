@@ -12,6 +12,12 @@ class MegatronFacts(Model):
     """Distributions that it imports and does not ask for."""
 
 
+_IMPORTS = ("psutil",)
+"""What every release imports, none asks for, and a distributed checkpoint needs: without psutil the processes that write it
+die, and the save waits for them for ever. Source: megatron/core/dist_checkpointing/strategies/filesystem_async.py of
+core_v0.8.0 to core_v0.19.0."""
+
+
 class Megatron(Component):
     """Megatron-core."""
 
@@ -30,7 +36,7 @@ class Megatron(Component):
         if view.repository:
             return ()
         release = view.release("megatron")
-        return (f"megatron-core=={release.facts.pypi or release.version}", *release.facts.imports)
+        return (f"megatron-core=={release.facts.pypi or release.version}", *_IMPORTS, *release.facts.imports)
 
     def expected(self, view: View) -> dict[str, Any] | None:
         if view.repository:

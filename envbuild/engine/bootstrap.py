@@ -38,6 +38,8 @@ _EXCLUDED = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 
 # What a bootstrap leaves that a second one would write otherwise, or that belongs to the machine it ran on.
+# Where apt puts what it loads: its own user's, except where that user cannot enter the temporary folder on the host.
+_APT_OWN = ("/var/cache/apt/archives/partial", "/var/lib/apt/lists/partial")
 _LEFTOVERS = (
     "etc/.pwd.lock",
     "etc/apt/apt.conf.d/99mmdebstrap",
@@ -170,7 +172,7 @@ def bootstrap_root(
         with log.open("wb") as output, mirrors.open("rb") as asked:
             # Its own session: an mmdebstrap that fails hangs up its whole process group, the caller's make included.
             process = subprocess.Popen(
-                guarded([*_own_mounts(), *command], patience=15.0),
+                guarded([*_own_mounts(), command[0], *_own_processes(debs), *command[1:]], patience=15.0),
                 stdin=asked,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -288,6 +290,16 @@ def _own_mounts() -> list[str]:
     return prefix if may else []
 
 
+def _own_processes(debs: object) -> list[str]:
+    """Return the options with which, as root, scripts of packages out of a folder see no process of this machine.
+
+    No archive signed those packages. In mmdebstrap's mode `unshare` root gets separate processes, and the same bytes.
+    The scripts are root's all the same, so this is no wall. Without root, mmdebstrap chooses that mode itself, with user
+    ids that own nothing here. In a container that may mount nothing, that mode fails.
+    """
+    return ["--mode=unshare"] if debs is not None and _own_mounts() else []
+
+
 def _hooks(folder: Path, epoch: int) -> list[str]:
     """Return the options that record what is installed, put our files in, and take away what differs between runs."""
     place = quote.shell(str(folder))  # mmdebstrap reads its hooks as a shell does
@@ -303,6 +315,8 @@ def _hooks(folder: Path, epoch: int) -> list[str]:
         'rm -f "$1"/etc/dpkg/dpkg.cfg.d/99mmdebstrap',
         f"upload {place}/99envbuild /etc/dpkg/dpkg.cfg.d/99envbuild",
         'chmod 644 "$1/etc/dpkg/dpkg.cfg.d/99envbuild"; find "$1/var/log" "$1/var/lib/apt/lists" -type f -delete',
+        # apt gives both to its own user, but only where that user can enter the temporary folder on the host.
+        f'chroot "$1" chown _apt:root {" ".join(_APT_OWN)}',
         # The day on which each account's password was last set is the day of the bootstrap; trixie has no shadow file yet.
         f'[ ! -e "$1/etc/shadow" ] || sed -i -E \'s/^([^:]*:[^:]*):[0-9]+:/\\1:{epoch // 86400}:/\' "$1/etc/shadow"',
     ]

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
-from envbuild.engine.built import Built, OwnBuild, find_built, layers_of, remember_built
+from envbuild.engine.built import Built, find_built, layers_of, note_of, remember_built
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
@@ -35,7 +35,6 @@ from envbuild.engine.kept import (
     remember_compiled,
     root_state,
     wheel_fault,
-    wheels_from,
 )
 from envbuild.engine.leftovers import clear
 from envbuild.engine.machine import Machine
@@ -132,8 +131,7 @@ class Builder:
                     self._have_wheel(component.axis)
                 built = self._make_image(tag)
             if not self.substitutes:
-                steps, wheels = self.settings.cache_from if self.cache else None, wheels_from(self.settings, self.plan)
-                own = OwnBuild(digest=built.digest, steps_from=steps, wheels_from=wheels)
+                own = note_of(self.settings, self.plan, built.digest, cache=self.cache)
                 remember_built(self.settings, self.plan, replace(own, layers=layers_of(self.client, built.digest)))
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return replace(

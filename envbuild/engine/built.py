@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.engine.client import EngineClient
+from envbuild.engine.kept import unsigned_wheels_from, wheels_from
 from envbuild.engine.progress import StageTime
 from envbuild.engine.shared_wheels import Taken
 from envbuild.plan.plan import Plan
@@ -57,8 +58,8 @@ class OwnBuild:
 
     Attributes:
         digest: `sha256:…` of the image.
-        steps_from: the repository that finished steps of the build may have come from, which nobody signs; None when
-            this machine's builder ran every step.
+        steps_from: the repository that finished steps of the build may have come from, which nobody signs, or the bundle
+            without a trusted signature that a compiled wheel came from; None when this machine's builder ran every step.
         wheels_from: where a compiled wheel of it came from, signed by a trusted key; None when all were compiled here.
         layers: the digests of its layers, uncompressed, the lowest first: what follows from the lock, whoever compresses
             them. Empty in a note of an earlier release.
@@ -74,6 +75,20 @@ class OwnBuild:
     def alone(self) -> bool:
         """Whether this machine ran every step and compiled every wheel: what it may sign as built here."""
         return self.steps_from is None and self.wheels_from is None
+
+
+def note_of(settings: Settings, plan: Plan, digest: str, *, cache: bool) -> OwnBuild:
+    """Return the note on an image that was just built, by where its steps and its compiled wheels came from.
+
+    Args:
+        settings: name the cache, and the repository of finished steps.
+        plan: what was built.
+        digest: the image's.
+        cache: whether finished steps were used.
+
+    """
+    steps = (settings.cache_from if cache else None) or unsigned_wheels_from(settings, plan)
+    return OwnBuild(digest=digest, steps_from=steps, wheels_from=wheels_from(settings, plan))
 
 
 def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.engine.bootstrap import checksum_of
@@ -16,6 +17,8 @@ from envbuild.util.scratch import scratch
 
 # Bytes of a wheel's record and of a root's checksum that are read; each has fewer.
 _RECORD_BYTES = 2**20
+# The start of a note on a wheel that no trusted key signed.
+_UNSIGNED = "unsigned "
 
 
 def place_of_wheel(settings: Settings, plan: Plan, axis: str) -> Path:
@@ -141,15 +144,32 @@ def taken_from(settings: Settings, sha256: str) -> str | None:
         return None
 
 
+def unsigned_origin(origin: str) -> str:
+    """Return the origin of a wheel, for `remember_taken`, as that of one that no trusted key signed."""
+    return f"{_UNSIGNED}{origin}"
+
+
 def wheels_from(settings: Settings, plan: Plan) -> str | None:
-    """Return where the first kept wheel of a plan came from that was not compiled here; None where all were."""
+    """Return where the first kept wheel of a plan came from that a trusted key signed; None where none did."""
+    return next((_in_one_word(origin) for origin in _origins(settings, plan) if not origin.startswith(_UNSIGNED)), None)
+
+
+def unsigned_wheels_from(settings: Settings, plan: Plan) -> str | None:
+    """Return where the first kept wheel of a plan came from that was not compiled here and that no trusted key signed."""
+    return next((_in_one_word(origin) for origin in _origins(settings, plan) if origin.startswith(_UNSIGNED)), None)
+
+
+def _origins(settings: Settings, plan: Plan) -> Iterator[str]:
     for component in plan.components:
         folder = place_of_wheel(settings, plan, component.axis)
         if wheel_fault(folder) is None:
             origin = taken_from(settings, json.loads((folder / "record.json").read_bytes())["sha256"])
             if origin is not None:
-                return re.sub(r"[^!-~]", "", origin)[:500] or "elsewhere"
-    return None
+                yield origin
+
+
+def _in_one_word(origin: str) -> str:
+    return re.sub(r"[^!-~]", "", origin.replace(" ", "-"))[:500] or "elsewhere"
 
 
 def sha256_of(file: Path) -> str | None:

@@ -133,6 +133,37 @@ def expected_digests(
     return Expected(by="evidence", records=dict(found)) if found else None
 
 
+def require_own_layers(
+    settings: Settings, plan: Plan, verified: Verified, layers: Sequence[str], *, where: str
+) -> None:
+    """Check that an image which the catalogue names has the layers that this machine built from exactly its plan.
+
+    The catalogue's entry says so before the pull (`expected_digests`); this compares the layers of the image itself. Where
+    this machine built none, or not every step, there is nothing to compare with.
+
+    Args:
+        settings: where the notes of builds are.
+        plan: of the image.
+        verified: who named its digest.
+        layers: the digests of the image's own layers, uncompressed.
+        where: of the error: the image.
+
+    Raises:
+        LockError: it has others.
+
+    """
+    own = own_build(settings, plan)
+    if verified.by != "catalog" or own is None or own.steps_from is not None or not own.layers:
+        return
+    if tuple(layers) != own.layers:
+        raise LockError(
+            "the registry's image has other layers than this machine built from the lock",
+            where=where,
+            hint="the catalogue's entry states the right ones: ask who publishes there; "
+            "`envbuild image --no-pull` builds the image here",
+        )
+
+
 def verified_build(digest: str, steps_from: str | None) -> Verified:
     """Return what is known of an image that this machine built, with finished steps from a repository or without."""
     return Verified(by="steps" if steps_from else "build", digest=digest, record=steps_from)

@@ -51,7 +51,7 @@ class Evidence(Model):
     schema_version: Literal[1] = 1
     date: datetime
     cell_id: str
-    cell: dict[str, Any]
+    cell: dict[str, str | None]
     lock_digest: str | None
     target: dict[str, Any]
     """`{"kind": "image", "digest", "digest_from", "runtime"}` or `{"kind": "host", "os", "python"}`. `digest_from` says what the

@@ -1,5 +1,6 @@
 """The wheels that a lock's Python can install, by name and hash, and those of them that lie in folders of the settings."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,13 @@ from envbuild.errors import LockError
 from envbuild.lock.model import Lock
 from envbuild.lock.python import local_wheel, named_wheels
 from envbuild.settings import Settings
+from envbuild.util.names import shown
 
 # PEP 600: the older names of three of its platforms, and the oldest glibc of each architecture.
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _OLDEST = {"x86_64": 5, "aarch64": 17}
+# Two digits each: a lock may come from anybody, and there is a tag for every version up to this one.
+_VERSION = re.compile(r"(\d{1,2})\.(\d{1,2})(?!\d)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +42,16 @@ def compatible_wheels(lock: Lock, pylocks: Mapping[str, str]) -> tuple[LockedWhe
         pylocks: its pylock files, by the name of their set.
 
     Raises:
-        LockError: a pylock cannot be read, or no wheel of a package fits.
+        LockError: a pylock or the cell's versions cannot be read, or no wheel of a package fits.
 
     """
     cell = lock.as_cell
-    tags = frozenset(tags_of(cell.versions["python"], cell.versions["glibc"], cell.arch))
+    python, glibc = cell.versions["python"], cell.versions["glibc"]
+    try:
+        tags = frozenset(tags_of(python, glibc, cell.arch))
+    except ValueError:
+        what = f"the cell's Python {shown(python)} or glibc {shown(glibc)} is no version"
+        raise LockError(what, where="lock.json", hint="lock again") from None
     found: list[LockedWheel] = []
     for python_set in lock.python:
         for project, version, files in named_wheels(pylocks[python_set.name], cell.arch) if python_set.packages else ():
@@ -69,9 +78,14 @@ def tags_of(python: str, glibc: str, machine: str) -> Iterator[Tag]:
         glibc: the OS' glibc, such as 2.36.
         machine: x86_64 or aarch64.
 
+    Raises:
+        ValueError: one of them is no version.
+
     """
-    major, minor = (int(part) for part in python.split(".")[:2])
-    newest = int(glibc.split(".")[1])
+    versions = _VERSION.match(python), _VERSION.match(glibc)
+    if versions[0] is None or versions[1] is None:
+        raise ValueError("no version of Python or glibc")
+    (major, minor), newest = (int(part) for part in versions[0].groups()), int(versions[1][2])
     platforms = []
     for each in range(newest, _OLDEST[machine] - 1, -1):
         platforms.append(f"manylinux_2_{each}_{machine}")

@@ -37,10 +37,13 @@ def names_fleet(text: str) -> bool:
     return len(pieces(text)) > 1
 
 
-def gpus_in(versions: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the releases of the axis gpu that a cell is for, the oldest architecture first; none where it has no GPU."""
+def gpus_in(versions: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the releases of the axis gpu that a cell is for, the oldest architecture first; none where it has no GPU.
+
+    A cell that an image or a record states may have anything there: what is no text is no GPU.
+    """
     gpu = versions.get(GPU)
-    return tuple(gpu.split(JOIN)) if gpu else ()
+    return tuple(gpu.split(JOIN)) if gpu and isinstance(gpu, str) else ()
 
 
 def label_of(version: str) -> str:

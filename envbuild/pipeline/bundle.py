@@ -8,8 +8,9 @@ from pathlib import Path
 from envbuild import __version__
 from envbuild.engine import unpacked
 from envbuild.engine.client import EngineClient
-from envbuild.engine.kept import inputs_file, kept_wheel, place_of_wheel
+from envbuild.engine.kept import inputs_file, kept_wheel
 from envbuild.engine.reproduce import carried_lock
+from envbuild.engine.wheels import read_kept
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, read_lock, write_lock
 from envbuild.lock.model import GitSource
@@ -205,8 +206,12 @@ def _compiled(settings: Settings, plan: Plan) -> Mapping[str, Path]:
         folder = kept_wheel(settings, plan, component.axis)
         if folder is None:
             continue
-        place = f"cache/wheels/{place_of_wheel(settings, plan, component.axis).name}"
-        found |= {f"{place}/{path.name}": path for path in folder.iterdir() if path.suffix in {".whl", ".json"}}
+        place = f"cache/wheels/{folder.name}"
+        try:
+            wheel = read_kept(folder).path
+        except ValueError:  # `unbundle` would refuse it; the other host compiles it again
+            continue
+        found |= {f"{place}/{path.name}": path for path in (folder / "record.json", wheel)}
         if inputs_file(folder).is_file():
             found[f"{place}.json"] = inputs_file(folder)
     return found

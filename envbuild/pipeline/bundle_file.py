@@ -35,11 +35,13 @@ SIGNATURES = "signatures.json"
 FOLDERS = ("cache", "debs", "image", "lock", "packages", "sources", "tool")
 """What a bundle has, as it lies on the disk: what a cache holds, OS packages, the image, its lock, Python packages, …"""
 _MOST = 50_000
-_LISTING_BYTES = 32 << 20
+_LISTING_BYTES = 12 << 20
 _SIGNATURES_BYTES = 1 << 20
 _MOST_SIGNATURES = 50
 _PIECE = 1 << 20
 _SIGNED_AS = "bundle"
+# Parts of a path; the deepest that `envbuild bundle` writes has four.
+_DEEPEST = 12
 
 
 class BundleError(LockError):
@@ -49,6 +51,8 @@ class BundleError(LockError):
 def _below_known(value: str) -> str:
     if value.partition("/")[0] not in FOLDERS or "/" not in value:
         raise ValueError(f"{shown(value, 80)!r} is in none of the folders of a bundle")
+    if value.count("/") >= _DEEPEST:
+        raise ValueError(f"{shown(value, 80)!r} has more than {_DEEPEST} parts")
     return value
 
 
@@ -142,6 +146,8 @@ def write_bundle(output: Path, files: Mapping[str, Path], keys: Sequence[Private
     except ValidationError as error:
         raise _shape(error, str(output)) from None
     body = (bundle.model_dump_json(indent=1) + "\n").encode()
+    if len(body) > _LISTING_BYTES:
+        raise BundleError(f"its list would have {len(body)} bytes, and may have {_LISTING_BYTES}", where=str(output))
     with output.open("xb") as raw:
         hashed = _Hashed(raw)
         with tarfile.open(fileobj=cast("IO[bytes]", hashed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -263,18 +269,20 @@ def _head(
     if listing is None or listing.path != LISTING:
         raise BundleError(f"this is not a bundle: it does not begin with {LISTING}", where=where, hint=_DROP)
     body = _text(listing, _LISTING_BYTES, where)
+    first = next(members, None)
+    signatures: list[Signature] = []
+    if first is not None and first.path == SIGNATURES:
+        signatures = _read_signatures(_text(first, _SIGNATURES_BYTES, where), where)
+        first = next(members, None)
+    # Before the list is read: what the wrong people signed takes no time and no memory.
+    signers = _signers(signatures, _digest(body), policy, where)
     try:
         bundle = Bundle.model_validate(parse_json(body, limit=_LISTING_BYTES))
     except ValidationError as error:
         raise _shape(error, where) from None
     except ValueError as error:
         raise BundleError(f"{LISTING} cannot be read: {error}", where=where, hint=_DROP) from None
-    first = next(members, None)
-    signatures: list[Signature] = []
-    if first is not None and first.path == SIGNATURES:
-        signatures = _read_signatures(_text(first, _SIGNATURES_BYTES, where), where)
-        first = next(members, None)
-    return bundle, _signers(signatures, _digest(body), policy, where), first
+    return bundle, signers, first
 
 
 def _text(member: Member, limit: int, where: str) -> bytes:

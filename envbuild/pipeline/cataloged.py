@@ -1,7 +1,7 @@
 """The registry's catalogue at work: the best published image for a request, and an image's entry."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from envbuild.catalog.store import (
     signed_entries,
 )
 from envbuild.doctor.reach import gpu_release
-from envbuild.engine.built import own_build
+from envbuild.engine.built import Built, own_build
 from envbuild.engine.client import EngineClient
 from envbuild.engine.reproduce import carried_lock
 from envbuild.errors import LockError, UsageError
@@ -34,7 +34,7 @@ from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.locked import Note
-from envbuild.pipeline.prebuilt import expected_of, require_fit
+from envbuild.pipeline.prebuilt import expected_of, push_image, require_fit
 from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import PrivateKey, read_private_key
 from envbuild.registry.manifests import Descriptor, bare
@@ -103,10 +103,21 @@ def find_published(settings: Settings, matrix: Matrix, wanted: Wanted, *, note: 
     return Published(offer=best, folder=keep_lock(settings, locked), signers=read.signers)
 
 
-def _require_documents(repository: Repository, image: str, lock: str, settings: Settings, policy: Policy) -> None:
-    """Raise LockError unless an image has the documents that the settings ask for, signed and about this image and lock."""
+def _require_documents(
+    repository: Repository,
+    image: str,
+    lock: str,
+    settings: Settings,
+    policy: Policy,
+    coming: Collection[Document] = (),
+) -> None:
+    """Raise LockError unless an image has the documents that the settings ask for, signed and about this image and lock.
+
+    Those of `coming` are not there yet.
+    """
     for document in settings.trusted_documents:
-        require_attached(repository, image, lock, document, policy)
+        if document not in coming:
+            require_attached(repository, image, lock, document, policy)
 
 
 def _require_entry(entry: Entry, locked: Locked) -> None:
@@ -203,6 +214,43 @@ def require_publishable(
     return locked, verified.by == "build" and own is not None and own.alone
 
 
+def push_and_publish(
+    client: EngineClient,
+    held: Built,
+    locked: Locked,
+    keys: Sequence[PrivateKey],
+    *,
+    built: bool,
+    documents: Mapping[Document, bytes],
+    doing: Callable[[str], object],
+) -> tuple[str, Read]:
+    """Push an image of the engine and publish it; return `reference@digest` and the catalogue.
+
+    The documents that the settings ask for and this machine cannot write must be in the registry before anything is pushed.
+
+    Args:
+        client: the engine; its settings say which registry.
+        held: the image.
+        locked: the lock that makes it.
+        keys: sign the catalogue.
+        built: whether this machine built the image.
+        documents: those of the image that this machine can write.
+        doing: called with what is done now.
+
+    Raises:
+        UsageError, DataError, HostError, LockError: as `push_image` and `publish_image`.
+
+    """
+    settings = client.settings
+    with Repository(repository_name(settings), settings) as repository:
+        policy = policy_of(settings, keys)
+        _require_documents(repository, held.digest, locked.lock.digest, settings, policy, documents)
+    doing("pushing the image")
+    reference = push_image(client, locked.lock, held)
+    doing("signing the catalogue")
+    return reference, publish_image(settings, locked, held.digest, keys, built=built, documents=documents)
+
+
 def publish_image(
     settings: Settings,
     locked: Locked,
@@ -227,6 +275,7 @@ def publish_image(
             the settings ask for a document of it that it does not have.
 
     """
+    policy = policy_of(settings, keys)
     with Repository(repository_name(settings), settings) as repository:
         manifest = repository.manifest(digest)
         if manifest is None:
@@ -235,13 +284,14 @@ def publish_image(
             )
         size = _size_of(manifest.body, f"{repository.name}@{digest}")
         layers = _layers_of(repository, manifest)
+        # as those who pull do: nobody publishes what they would refuse, and nothing is signed for it
+        _require_documents(repository, digest, locked.lock.digest, settings, policy, documents or ())
         lock_artifact = push_lock(repository, locked).digest
         if built:
             sign_built(repository, digest, keys)
         for document, body in (documents or {}).items():
             attach(repository, bare(manifest.descriptor), document, body, keys)
-        # as those who pull do: nobody publishes what they would refuse
-        _require_documents(repository, digest, locked.lock.digest, settings, policy_of(settings, keys))
+        _require_documents(repository, digest, locked.lock.digest, settings, policy)
     records = (record.id for record in committed_evidence() if record.passed and record.target.get("digest") == digest)
     entry = Entry.model_validate(
         {

@@ -8,7 +8,7 @@ from envbuild.errors import LockError
 from envbuild.lock.archives import mirrors_of
 from envbuild.lock.index import files_of
 from envbuild.lock.model import Lock, OsPackage, os_packages
-from envbuild.lock.python import local_wheel, torch_index
+from envbuild.lock.python import PYTORCH, local_wheel, torch_index
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.net.download import download
 from envbuild.settings import Settings
@@ -28,14 +28,14 @@ def fetch_wheel(
 ) -> Path:
     """Return a wheel with this name (any where it is None) and hash, from a folder of the settings or from their indexes.
 
-    No address in a lock is asked: a lock may come from anybody.
+    No address in a lock is asked, but PyTorch's indexes or the site's copy of them: a lock may come from anybody.
 
     Args:
         settings: the folders and indexes.
         project: the distribution.
         filename: the wheel's name.
         sha256: its hash.
-        index: a further index that the lock's set needs.
+        index: a further index that the lock's set needs. Only one of PyTorch's is asked.
         folder: keeps downloads, by hash.
         note: takes a line about what is fetched.
 
@@ -47,7 +47,7 @@ def fetch_wheel(
     local = local_wheel(settings, filename) if filename else None
     if local is not None and sha256_of(local) == sha256:
         return local
-    further = (torch_index(settings, index),) if index else ()
+    further = (torch_index(settings, index),) if index and index.startswith(f"{PYTORCH}/") else ()
     for place in (*further, settings.index_url, *settings.extra_index_urls):
         try:
             listed = files_of(settings, project, index=place)

@@ -6,7 +6,7 @@ from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.reproduce import carried_lock
-from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled
+from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_layers
 from envbuild.errors import DataError, LockError
 from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
@@ -53,7 +53,8 @@ def pull_prebuilt(
     """Pull the image that the registry holds for the lock of `plan`, by digest, or return None when it holds none.
 
     The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
-    the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. The image is
+    the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. Where this
+    machine built the lock's image and the catalogue names another digest, the layers must be the same. The image is
     remembered as pulled, never as built.
 
     Args:
@@ -63,8 +64,8 @@ def pull_prebuilt(
         expected: the digests that somebody else than the registry named.
 
     Raises:
-        LockError: the registry holds another digest than the expected one, something else than this lock's image, or
-            something damaged.
+        LockError: the registry holds another digest than the expected one, something else than this lock's image, other
+            layers than this machine built from the lock, or something damaged.
         HostError: the registry cannot be reached or refuses.
 
     """
@@ -83,7 +84,12 @@ def pull_prebuilt(
         if expected is None
         else expected.verify(digest, where=where, what="the registry's image")
     )
-    pinned = pull_verified(client, reference, digest, check=lambda name: require_fit(client, name, plan))
+
+    def check(name: str) -> None:
+        require_own_layers(settings, plan, verified, client.image(name).layers, where=where)
+        require_fit(client, name, plan)
+
+    pinned = pull_verified(client, reference, digest, check=check)
     image = client.image(pinned)
     client.tag(pinned, tag)
     pulled = Pulled(verified=verified, reference=where)

@@ -17,10 +17,10 @@ from envbuild.engine import unpacked
 from envbuild.engine.archive import ImageError, Layout
 from envbuild.engine.client import EngineClient
 from envbuild.engine.image import StoredManifest
-from envbuild.engine.kept import remember_taken
+from envbuild.engine.kept import remember_taken, unsigned_origin
 from envbuild.engine.stored import write_listing
 from envbuild.engine.wheels import kept_wheels
-from envbuild.errors import DataError, HostError, UsageError
+from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.model import os_packages
 from envbuild.lock.sources import SourceStore
@@ -38,12 +38,16 @@ _CONFIG_TEXT = """\
 # Written by `envbuild unbundle`. ENVBUILD_CONFIG names this file to envbuild: a build then takes everything from here.
 cache_dir = "cache"
 find_links = ["packages", "tool"]
-debs = "debs"
 """
+_DEBS_TEXT = 'debs = "debs"\n'
 _SOURCES_TEXT = 'sources = "sources"\n'
+_NO_DEBS = (
+    "the setting `debs`: nobody confirms who made the bundle, and to make a root from its OS packages runs their "
+    "scripts on this host; a rebuild asks Debian's archive. "
+    "Unpack it with --sha256, or with a key of its maker in `trusted_keys`"
+)
 _DROP = "do not use it; ask who made it"
 _TOOL = re.compile(r"tool/[A-Za-z0-9_.+-]+\.whl", re.ASCII)
-_COMPILED = re.compile(r"cache/wheels/[a-z0-9-]+-[0-9a-f]{32}(\.json|/record\.json|/[A-Za-z0-9_.+-]+\.whl)", re.ASCII)
 _LAYOUT = {"image/oci-layout", "image/index.json"}
 
 
@@ -54,6 +58,8 @@ class Opened:
     folder: Path
     unpacked: Unpacked
     locked: Locked
+    left_out: tuple[str, ...] = ()
+    """What its settings do not name, and why, in words."""
 
     @property
     def tag(self) -> str:
@@ -100,10 +106,12 @@ def open_bundle(
         note("comparing with the lock")
         check_contents(part, found.bundle, locked)
         _check_image(part, found.bundle, locked)
-        _settle(part, found, locked, note)
+        confirmed = bool(found.signers) or sha256 is not None
+        _settle(part, found, locked, confirmed, note)
         part.chmod(0o755)
         part.rename(folder)
-    return Opened(folder=folder, unpacked=found, locked=locked)
+    left_out = () if confirmed or not os_packages(locked.lock.root, locked.lock.os) else (_NO_DEBS,)
+    return Opened(folder=folder, unpacked=found, locked=locked, left_out=left_out)
 
 
 def _lock_of(folder: Path, bundle: Bundle) -> Locked:
@@ -134,7 +142,10 @@ def check_contents(folder: Path, bundle: Bundle, locked: Locked) -> None:
     named |= {f"packages/{w.filename}": w.sha256 for w in compatible_wheels(lock, locked.pylocks)}
     named |= {f"debs/{p.sha256}.deb": p.sha256 for p in os_packages(lock.root, lock.os)}
     for file in (lock.uv, *lock.files):
-        named[f"cache/files/{file.sha256}/{file_name(file.url)}"] = file.sha256
+        try:
+            named[f"cache/files/{file.sha256}/{file_name(file.url)}"] = file.sha256
+        except ValueError as error:
+            raise BundleError(f"its lock names no file: {shown(str(error))}", where="lock", hint=_DROP) from None
     named |= dict.fromkeys(f"sources/{source_name(source)}" for source in lock.sources)
     blobs = {d.digest: d for d in _blobs(folder)}
     named |= {f"image/blobs/sha256/{digest[7:]}": digest[7:] for digest in blobs}
@@ -143,15 +154,19 @@ def check_contents(folder: Path, bundle: Bundle, locked: Locked) -> None:
             raise BundleError(f"{path} is missing, and its lock or its image names it", hint=_DROP)
         if sha256 is not None and listed[path] != sha256:
             raise BundleError(f"{path} has the sha256 {listed[path]}, and {sha256} is locked", hint=_DROP)
-    for path in listed.keys() - named.keys():
-        if not _TOOL.fullmatch(path) and not _COMPILED.fullmatch(path):
-            raise BundleError(f"neither its lock nor its image names {path}", hint=_DROP)
     wheels, faults = kept_wheels(Settings(cache_dir=folder / "cache"))
     for name, why in faults.items():
         raise BundleError(f"the compiled wheel {shown(name)} is not right: {why}", hint=_DROP)
+    known = set(named)
     for wheel in wheels:
         if wheel.record.component not in lock.components:
             raise BundleError(f"its lock compiles no {wheel.record.component}", hint=_DROP)
+        # A build installs every wheel of the folder, so the one that its record names is the only one.
+        place = f"cache/wheels/{wheel.folder.name}"
+        known |= {f"{place}.json", f"{place}/record.json", f"{place}/{wheel.record.wheel}"}
+    for path in sorted(listed.keys() - known):
+        if not _TOOL.fullmatch(path):
+            raise BundleError(f"neither its lock nor its image names {path}", hint=_DROP)
 
 
 def _blobs(folder: Path) -> list[Any]:
@@ -175,12 +190,16 @@ def _check_image(folder: Path, bundle: Bundle, locked: Locked) -> None:
         raise ImageError(f"the image is of another lock: {shown(str(stated))}", where="image", hint=_DROP)
 
 
-def _settle(folder: Path, found: Unpacked, locked: Locked, note: Callable[[str], object]) -> None:
-    """Write the settings, compare the source trees with their ids, and note where the compiled wheels came from."""
+def _settle(folder: Path, found: Unpacked, locked: Locked, confirmed: bool, note: Callable[[str], object]) -> None:
+    """Write the settings, compare the source trees with their ids, and note where the compiled wheels came from.
+
+    A root is made on this host, and scripts of its packages run, as root for root. The lock's hashes do not say whose
+    they are: who made the bundle wrote the lock. So `debs` is set only where somebody confirms the bundle.
+    """
     for name in ("cache", "packages", "debs", "tool"):
         (folder / name).mkdir(exist_ok=True)
     sources = folder / "sources"
-    text = _CONFIG_TEXT + (_SOURCES_TEXT if sources.is_dir() else "")
+    text = _CONFIG_TEXT + (_DEBS_TEXT if confirmed else "") + (_SOURCES_TEXT if sources.is_dir() else "")
     (folder / CONFIG).write_text(text, encoding="utf-8")
     own = Settings(cache_dir=folder / "cache", sources=sources if sources.is_dir() else None)
     store = SourceStore(settings=own, note=note)
@@ -190,7 +209,8 @@ def _settle(folder: Path, found: Unpacked, locked: Locked, note: Callable[[str],
             raise BundleError(f"the source of {source.name} is missing", hint=_DROP)
     for file in found.bundle.files:
         if file.path.startswith("cache/wheels/") and file.path.endswith(".whl"):
-            remember_taken(own, file.sha256, f"bundle {found.sha256[:16]}")
+            origin = f"bundle {found.sha256[:16]}"
+            remember_taken(own, file.sha256, origin if found.signers else unsigned_origin(origin))
 
 
 def load_image(client: EngineClient, opened: Opened) -> str:
@@ -200,12 +220,20 @@ def load_image(client: EngineClient, opened: Opened) -> str:
 
     Raises:
         HostError: the engine does not take it.
-        LockError: a blob is not what its digest says.
+        LockError: a blob is not what its digest says, or another image has the name.
 
     """
     layout = unpacked.open_image(opened.folder / "image", "layout")
     assert isinstance(layout, Layout)  # noqa: S101
     last = layout.image().listing[-1]
+    held = client.find_image(opened.tag)
+    if held is not None and held.id != last.digest:  # the tag is of the cell, and a cell may have several locks
+        raise LockError(
+            f"the engine has another image under {opened.tag}: {held.id}, and the bundle's is {last.digest}",
+            where=shown(str(opened.folder)),
+            hint="give that one another name, or remove it; the bundle is unpacked, and its image is "
+            "in the folder `image`",
+        )
     with scratch("image", opened.folder) as own:
         archive = own / "image.tar"
         manifest = StoredManifest(media_type=last.media_type, digest=last.digest, size=last.size)

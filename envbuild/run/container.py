@@ -22,6 +22,7 @@ READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+_GPUS = re.compile(r"auto|all|none|[0-9]{1,6}(,[0-9]{1,6})*")
 _USER = re.compile(r"([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31})(:([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31}))?")
 _LARGEST_ID = 2**32 - 2
 
@@ -99,9 +100,13 @@ def parse_user(text: str) -> str:
 
     """
     hint = "write UID or UID:GID, such as 1000:1000; OpenShift's users are like 1000780000:0"
-    numbers = [int(part) for part in text.split(":") if part.isdecimal() and part.isascii()]
-    fits = all(number <= _LARGEST_ID for number in numbers)
-    return _checked(text, lambda user: fits and _USER.fullmatch(user), "is not a user", where="--user", hint=hint)
+
+    def is_user(user: str) -> bool:
+        # in this order: the pattern bounds the digits, and Python reads no number of more than 4300
+        numbers = [part for part in user.split(":") if part.isdecimal()] if _USER.fullmatch(user) else None
+        return numbers is not None and all(int(number) <= _LARGEST_ID for number in numbers)
+
+    return _checked(text, is_user, "is not a user", where="--user", hint=hint)
 
 
 def parse_environment(text: str) -> str:
@@ -145,6 +150,12 @@ def _fixes(host: HostFacts, *areas: str) -> str | None:
     return "; ".join(fixes) or None
 
 
+def require_names_gpus(gpus: Access) -> None:
+    """Raise UsageError where `gpus` is neither `auto`, `all`, `none` nor numbers; whether there are so many is not asked."""
+    hint = "write all, none, auto, or numbers: 0,1"
+    _checked(gpus, _GPUS.fullmatch, "names no GPUs", where="--gpus", hint=hint)
+
+
 def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     """Return which of the machine's GPUs a container gets, `all` or numbers; None for none.
 
@@ -158,8 +169,7 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     if not host.gpus:
         raise HostError("no GPU of this machine answers", where=f"--gpus {gpus}", hint=_fixes(host, "gpu"))
     wanted = "all" if gpus == "auto" else gpus
-    if wanted != "all" and not re.match(r"^\d+(,\d+)*$", wanted):
-        raise UsageError(f"{wanted!r} names no GPUs", where="--gpus", hint="write all, none, auto, or numbers: 0,1")
+    require_names_gpus(wanted)
     if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
         raise HostError(
             f"this machine has {len(host.gpus)} GPUs, numbered from 0",

@@ -40,7 +40,7 @@ def after_run(cell: Mapping[str, Any], gpus: Iterable[Mapping[str, Any]]) -> str
         gpus: `name` and `sm` of each GPU that the run saw.
 
     """
-    numbers = [name.removeprefix("sm_") for name in gpus_in(cell)] if isinstance(cell.get("gpu", ""), str) else []
+    numbers = [name.removeprefix("sm_") for name in gpus_in(cell)]
     sms = [int(number) for number in numbers if number.isdecimal() and len(number) <= 3]
     seen = [(str(gpu.get("name", "")), str(gpu.get("sm", ""))) for gpu in gpus]
     if not seen:

@@ -5,13 +5,15 @@ moved?". A set of axes that has moved is an integer, one bit for each axis in wh
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Cell, Pin
+from envbuild.matrix.fleet import GPU
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import AxisName
+from envbuild.matrix.model import AxisName, Release
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
+from envbuild.solver.masks import union_of
 from envbuild.util.frozen import Frozen
 
 _WHOLE = 12
@@ -35,11 +37,11 @@ def path_between(matrix: Matrix, first: Cell, second: Cell) -> tuple[Stop, ...]:
     can be added between two of the way.
 
     Raises:
-        UsageError: the two are one cell.
+        UsageError: the two are one cell, or for different fleets.
         NoCellError: the matrix does not accept one of them.
 
     """
-    compiled = compile_matrix(matrix).unguarded
+    compiled = compile_matrix(matrix, _fleets(matrix, first, second)).unguarded
     one, other = _values(compiled, first), _values(compiled, second)
     moving = [axis for axis, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
     if not moving:
@@ -66,6 +68,22 @@ def pins_of(matrix: Matrix, cell: Cell) -> tuple[Pin, ...]:
         for name, axis in matrix.axes.items()
         if name in cell.versions or axis.use in {"default", "asked"}
     )
+
+
+def _fleets(matrix: Matrix, *cells: Cell) -> dict[AxisName, Release]:
+    """Return the release of the fleet that cells are for, which no data file lists; none where no cell is for a fleet.
+
+    Raises:
+        UsageError: they are for different fleets.
+
+    """
+    gpus = {cell.versions.get(GPU, "") for cell in cells}
+    fleets = sorted(gpu for gpu in gpus if matrix.has(GPU, gpu) and not matrix.lists(GPU, gpu))
+    if len(fleets) > 1:
+        raise UsageError(
+            f"the two are for different fleets: {' and '.join(fleets)}", hint="write the same gpu=… in both"
+        )
+    return {GPU: matrix.release(GPU, fleets[0])} if fleets else {}
 
 
 def _values(compiled: Clauses, cell: Cell) -> list[int]:
@@ -128,16 +146,8 @@ def _implied(rules: Sequence[tuple[int, int]], count: int) -> list[int]:
         if moved.bit_count() == 1 and stayed.bit_count() == 1:
             after[stayed.bit_length() - 1] |= moved
     for _ in range(count):
-        after = [sum_of(after[each] for each in bits(mask)) for mask in after]
+        after = [union_of(after[each] for each in bits(mask)) for mask in after]
     return after
-
-
-def sum_of(masks: Iterator[int]) -> int:
-    """Return the union of sets."""
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _next(rules: Sequence[tuple[int, int]], implied: Sequence[int], moved: int, whole: int) -> int:
@@ -147,7 +157,7 @@ def _next(rules: Sequence[tuple[int, int]], implied: Sequence[int], moved: int, 
     for size in range(1, len(rest) + 1):
         found = []
         for chosen in itertools.combinations(rest, size):
-            step = sum_of(implied[axis] for axis in chosen) & ~moved
+            step = union_of(implied[axis] for axis in chosen) & ~moved
             if _holds(rules, moved | step):
                 found.append(step)
             tried += 1

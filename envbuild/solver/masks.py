@@ -78,7 +78,7 @@ class AxisMasks:
         return self._with_fleets(found, spec, every=False) if self._fleets else found
 
     def _plain(self, spec: Spec) -> int:
-        return self._text(spec) if isinstance(spec, str) else _union(map(self._text, spec))
+        return self._text(spec) if isinstance(spec, str) else union_of(map(self._text, spec))
 
     def _with_fleets(self, found: int, spec: Spec, *, every: bool) -> int:
         for own, members in self._fleets.items():
@@ -105,7 +105,9 @@ class AxisMasks:
         if self._axis.scheme == "name" or is_commit(text):
             if self._axis.scheme == "name" and not is_commit(text) and not set(text) & set("*?[!"):
                 return self._named.get(text, 0)
-            return _union(1 << i for i, r in enumerate(self._values) if r is not None and matches(self._axis, text, r))
+            return union_of(
+                1 << i for i, r in enumerate(self._values) if r is not None and matches(self._axis, text, r)
+            )
         found = self._named.get(text, 0)
         if "+" in text:
             return found
@@ -179,7 +181,8 @@ class AxisMasks:
         return found
 
 
-def _union(masks: Iterable[int]) -> int:
+def union_of(masks: Iterable[int]) -> int:
+    """Return the union of sets, each a mask of bits."""
     found = 0
     for mask in masks:
         found |= mask

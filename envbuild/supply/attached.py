@@ -107,6 +107,26 @@ def _check(
     builders = {
         slsa.builder_id(each.key) for each in policy.verifiers if isinstance(each, KeyVerifier) and each.name in signers
     }
+    check_document(document, body, image, lock, builders, where=where)
+    return signers
+
+
+def check_document(document: Document, body: bytes, image: str, lock: str, builders: set[str], *, where: str) -> None:
+    """Check what a document states: that it is one, and about just this image and this lock.
+
+    Args:
+        document: which one it is to be.
+        body: of it.
+        image: the digest of the image's manifest.
+        lock: the digest of its lock.
+        builders: the ids of those who signed it.
+        where: of the error.
+
+    Raises:
+        LockError: it states something else, or cannot be read.
+
+    """
+    what = f"the {WORDS[document]}"
     try:
         value: Any = parse_json(body, limit=LARGEST)
         _READERS[document](value, image, lock, builders)
@@ -114,7 +134,6 @@ def _check(
         raise LockError(f"{what} has another form", where=where) from None
     except ValueError as error:
         raise LockError(f"{what} {error}", where=where) from None
-    return signers
 
 
 def _check_sbom(value: Any, image: str, lock: str, builders: set[str]) -> None:

@@ -1,11 +1,13 @@
 """Every input of a lock as one list: what it is, its version, its hash, where it comes from."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild import __version__
 from envbuild.lock.model import COMPAT, FileSource, GitSource, Lock, OsPackage, PythonPackage
+from envbuild.util.names import Sha256, checked
 
 Kind = Literal["os-package", "base-image", "wheel", "compiled-wheel", "source", "file", "envbuild"]
 
@@ -150,7 +152,9 @@ def _of_file(file: FileSource) -> Input:
 
 
 def _of_compiled(lock: Lock, axis: str, record: Mapping[str, Any]) -> Input:
-    sha256 = record.get("sha256")
+    sha256: tuple[str, ...] = ()
+    with contextlib.suppress(ValueError):  # the image's own word: what is no hash stays out
+        sha256 = (checked(Sha256, record.get("sha256")),)
     source = lock.source(axis)
     of: tuple[str, ...] = ()
     if isinstance(source, GitSource):
@@ -161,6 +165,6 @@ def _of_compiled(lock: Lock, axis: str, record: Mapping[str, Any]) -> Input:
         kind="compiled-wheel",
         name=axis,
         version=lock.cell.get(axis, lock.commits.get(axis, "")) or "locked",
-        sha256=(sha256,) if isinstance(sha256, str) else (),
+        sha256=sha256,
         made_from=of,
     )

@@ -25,7 +25,7 @@ from envbuild.verify.installed import CARRIED, OF_THE_ENVIRONMENT, VENV, Install
 
 _LISTS = re.compile(r"var/lib/dpkg/info/(?P<name>[a-z0-9][a-z0-9+.-]*)(?::[a-z0-9]+)?\.list")
 _INFO = re.compile(r"var/lib/dpkg/info/(?P<name>[a-z0-9][a-z0-9+.-]*?)(?::[a-z0-9]+)?\.[a-z0-9]+")
-_LISTS_LIMIT = 256 << 20
+_LISTS_LIMIT = 16 << 20
 """Bytes of all lists of an image; those of our largest have 2 MiB."""
 _PIECE = 1 << 20
 _LINKS = 20
@@ -74,8 +74,8 @@ class Seen:
     """Path of each file, link and device, relative to the root -> bytes of a file."""
     links: dict[str, str] = field(default_factory=dict)
     """Path of each link -> where it leads, as it is written."""
-    lists: dict[str, str] = field(default_factory=dict)
-    """OS package -> the paths that dpkg installed for it, a line each."""
+    lists: list[tuple[str, bytes]] = field(default_factory=list)
+    """OS package, and the paths that dpkg installed for it, a line each; a package of two architectures comes twice."""
     _read: int = 0
 
     def take(self, member: Member) -> Member:
@@ -95,7 +95,7 @@ class Seen:
         if self._read > _LISTS_LIMIT:
             raise TarError(f"dpkg's lists of files have more than {_LISTS_LIMIT:,} bytes")
         text = b"".join(iter(lambda: member.body.read(_PIECE), b""))  # type: ignore[union-attr]  # checked above
-        self.lists[match["name"]] = self.lists.get(match["name"], "") + text.decode("utf-8", "surrogateescape")
+        self.lists.append((match["name"], text))
         return replace(member, body=Body(cast("IO[bytes]", BytesIO(text))))
 
 
@@ -163,10 +163,10 @@ class _Owners:
         return self.refs.get(("os-package", name), self.base)
 
     def add_packages(self) -> None:
-        for name, text in self.seen.lists.items():
+        for name, text in self.seen.lists:
             ref = self.package(name)
-            for line in text.splitlines():
-                self.add(self.place(line), ref)
+            for line in BytesIO(text):  # one at a time: as a list, they take many times the room
+                self.add(self.place(line.rstrip(b"\n").decode("utf-8", "surrogateescape")), ref)
         for path in self.seen.paths:
             if match := _INFO.fullmatch(path):
                 self.add(path, self.package(match["name"]))
@@ -196,6 +196,10 @@ class _Owners:
             folder, _, rest = name.partition("/")
             if folder in {"lock", "tools"} and rest:
                 self.add(f"{CARRIED if folder == 'lock' else 'usr/local/bin'}/{rest}", own)
+        self.add(self.plan.constraints.strip("/"), own)
+        self.add("usr/local/bin/uv", self.refs.get(("file", "uv")))
+        if not self.plan.provided:
+            self.add("usr/local/bin/pip", own)
         for wheel in self.plan.components:
             self.add(f"{CARRIED}/built/{wheel.axis}.json", self.refs.get(("compiled-wheel", wheel.axis)))
         folders: dict[str, str | None] = {}

@@ -44,7 +44,7 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
     """
     from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentScope, ComponentType
+    from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.model.tool import ToolRepository
     from cyclonedx.output.json import JsonV1Dot6
 
@@ -60,14 +60,6 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
         properties=properties,
     )
     components = {each.ref: _component(each, lock) for each in inputs}
-    for path in owned.unowned if owned else ():
-        components[f"none:{path}"] = Component(
-            type=ComponentType.FILE,
-            name=path,
-            bom_ref=f"none:{path}",
-            scope=ComponentScope.REQUIRED,
-            properties=[Property(name=KIND, value="none")],
-        )
     bom = Bom(
         components=components.values(),
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"{lock.digest} {image or ''} {__version__}"),
@@ -90,7 +82,19 @@ def sbom(lock: Lock, inputs: tuple[Input, ...], *, image: str | None = None, own
 
 
 def _add_files(value: dict[str, Any], owned: Owned | None) -> None:
-    """Add the files of each component. The library would take a minute over those of a large image."""
+    """Add the files of each component, and those of none. The library would take minutes over those of a large image."""
+    for path in dict.fromkeys(owned.unowned if owned else ()):
+        ref = f"none:{path}"
+        value["components"].append(
+            {
+                "type": "file",
+                "name": path,
+                "bom-ref": ref,
+                "scope": "required",
+                "properties": [{"name": KIND, "value": "none"}],
+            }
+        )
+        value["dependencies"].append({"ref": ref})
     for component in value["components"]:
         files = owned.files.get(component["bom-ref"], ()) if owned else ()
         if files:
@@ -116,7 +120,7 @@ def _component(each: Input, lock: Lock) -> "Component":
     one = each.sha256 if len(each.sha256) == 1 else ()
     properties += [Property(name="io.envbuild.sha256.any", value=sha256) for sha256 in each.sha256 if not one]
     references = []
-    if "://" in each.uri:
+    if "://" in each.uri and "[" not in each.uri:  # the library writes a host in brackets as what is no address
         kind = ExternalReferenceType.VCS if each.kind == "source" else ExternalReferenceType.DISTRIBUTION
         references.append(ExternalReference(type=kind, url=XsUri(each.uri)))
     return Component(
@@ -148,9 +152,8 @@ def _purl(each: Input, lock: Lock) -> "PackageURL | None":
         name = _DISTRIBUTIONS.get(names[0], names[0]) if names else each.name
         return PackageURL("pypi" if names else "generic", None, name, each.version)
     if each.kind == "source":
-        address = urlsplit(each.uri)
-        if address.hostname == "github.com":
-            owner, _, name = address.path.strip("/").removesuffix(".git").partition("/")
+        owner, name = _of_github(each.uri)
+        if owner and name:
             return PackageURL("github", owner, name, each.commit)
         return PackageURL("generic", None, each.name, each.commit, {"vcs_url": f"git+{each.uri}@{each.commit}"})
     if each.kind == "base-image":
@@ -158,3 +161,15 @@ def _purl(each: Input, lock: Lock) -> "PackageURL | None":
     if each.kind == "file":
         return PackageURL("generic", None, each.name, each.version, {"download_url": each.uri})
     return None
+
+
+def _of_github(url: str) -> tuple[str, str]:
+    """Return the owner and the name of a repository on GitHub; of any other address, empty ones."""
+    try:
+        address = urlsplit(url)
+    except ValueError:  # a lock may name [::::]
+        return "", ""
+    if address.hostname != "github.com":
+        return "", ""
+    owner, _, name = address.path.strip("/").removesuffix(".git").partition("/")
+    return owner, name.strip("/")

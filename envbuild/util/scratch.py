@@ -30,6 +30,8 @@ _ELSEWHERE_S = 7 * 86400
 def scratch(what: str, place: Path | None = None) -> Iterator[Path]:
     """Make a private folder (mode 0700) for as long as it is needed; what killed runs left in the same place goes first.
 
+    What another user put there and this one may not remove stays, and is no error.
+
     Args:
         what: what it is for, in small letters; a part of its name.
         place: the folder that it is made in; `$TMPDIR` by default. What is renamed to its place in the end is made next
@@ -47,7 +49,9 @@ def scratch(what: str, place: Path | None = None) -> Iterator[Path]:
     finally:
         # The lock goes last: a sweep that finds none in a folder takes the folder for one that is just being made.
         try:
-            _remove(folder)
+            # A container's root may have left a folder that only root can empty. What the caller has is whole without that.
+            with contextlib.suppress(PermissionError):
+                _remove(folder)
         finally:
             os.close(lock)
 

@@ -11,13 +11,16 @@ from envbuild.verify.events import MARK, read_event
 _TESTS = 20_000
 """Tests of one run that are kept; the suite has fewer than 100."""
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|ENOMEM", re.IGNORECASE)
-# What Docker and NVIDIA's hook say when a container with GPUs cannot start.
+# What Docker, podman and NVIDIA's hook say when a container cannot start.
 _ENGINE_SAYS = (
     (r"unsatisfied condition: (cuda|driver)", "the driver is too old for this image"),
     (r"could not select device driver", "containers cannot see this machine's GPUs"),
     (r"nvidia-container-cli: initialization error|nvml error", "the driver does not answer"),
     (r"unresolvable CDI devices|failed to inject CDI", "containers cannot see this machine's GPUs"),
     (r"no space left on device", "the disk is full"),
+    (r"(?:^|\| )(?-i:Error response from daemon|error during connect)", "the engine starts no container"),
+    (r"(?:^|\| )(?-i:Cannot connect to the Docker daemon)", "the engine does not answer"),
+    (r"(?:^|\| )(?-i:Error: (?:OCI runtime|unable to start container))", "the engine starts no container"),
 )
 
 

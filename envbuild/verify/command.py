@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 _HOOK, _OUT = "/envbuild-watch", "/envbuild-watched"
 # The image's own PYTHONPATH stays behind ours; `sh -c` reads it in the container.
 _START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
-_NOT_THERE = re.compile(r"could not select device driver|unresolvable CDI devices|nvidia-container-cli")
+# What Docker's and podman's commands print of a container that does not start.
+_NOT_THERE = re.compile(
+    r"could not select device driver|unresolvable CDI devices|nvidia-container-cli"
+    r"|^Error response from daemon|^Error: (?:OCI runtime|unable to start container)|^Cannot connect to the Docker daemon"
+    r"|^error during connect"
+)
 _TAIL = 20
 
 Verdict = Literal["passed", "failed", "hung", "interrupted"]
@@ -91,7 +96,7 @@ class CommandReport:
 
         Raises:
             SmokeError: the command failed or hung, no rank was seen, or one uses sockets past InfiniBand or EFA.
-            HostError: the container could not get this machine's GPUs.
+            HostError: the container did not start, for want of this machine's GPUs or for another reason of the engine's.
             KeyboardInterrupt: somebody interrupted it.
 
         """
@@ -228,7 +233,7 @@ def _started(
         if request.workdir:
             words = ["sh", "-c", 'cd "$0" && exec "$@"', request.workdir, *words]
         try:
-            return {"kind": "host"}, start_here(words, environment)
+            return {"kind": "host"}, start_here(words, environment, mark="ENVBUILD_WATCH_OUT")
         except FileNotFoundError:
             raise UsageError("this host has no sh", where=request.command[0]) from None
     runtime = runtime_for(settings, request.image)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # What an environment may set for its own tests: with it the suite would run less than it says, or assert nothing.
 _NOT_THE_SUITES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")
+_MARKED_S = 5.0
+"""How long what is killed may take to end, seconds: a process that waits for a device ends late."""
 
 
 @dataclass(kw_only=True)
@@ -55,8 +58,13 @@ def on_host(python: Path, call: Call) -> Started:
     return start_here([str(word) for word in words], {**own, **call.environment, "PYTHONDONTWRITEBYTECODE": "1"})
 
 
-def start_here(command: Sequence[str], environment: Mapping[str, str]) -> Started:
+def start_here(command: Sequence[str], environment: Mapping[str, str], *, mark: str | None = None) -> Started:
     """Start a command as a process of this host, with `environment` and nothing else.
+
+    Args:
+        command: program and arguments.
+        environment: the whole environment of the command.
+        mark: a variable of it whose value no other run has: what inherited it ends with the run, in whatever session it is.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -81,8 +89,25 @@ def start_here(command: Sequence[str], environment: Mapping[str, str]) -> Starte
             end_group(process, first=signal.SIGTERM if ignored else signal.SIGINT, patience=15.0)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # what the suite left behind
             os.killpg(process.pid, signal.SIGKILL)
+        if mark is not None:
+            _end_marked(f"{mark}={environment[mark]}")
 
     return Started(process=process, remove=remove)
+
+
+def _end_marked(variable: str) -> None:
+    """Kill each process of this user that was started with `NAME=VALUE`: torchrun's workers lead sessions and outlive it."""
+    wanted, end = os.fsencode(variable), time.monotonic() + _MARKED_S
+    while time.monotonic() < end:
+        found = False
+        for number in (int(name) for name in os.listdir("/proc") if name.isdecimal()):  # noqa: PTH208 - names alone
+            with contextlib.suppress(OSError):  # it ended, or is another user's
+                if wanted in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+                    os.kill(number, signal.SIGKILL)
+                    found = True
+        if not found:
+            return
+        time.sleep(0.05)  # one that was just being started is there the next time
 
 
 def in_container(

@@ -24,7 +24,9 @@ _LOG = 16 << 20
 _FILE = re.compile(r"process-(\d{1,10})\.json")
 
 _Text = Annotated[str, Field(max_length=4000)]
-_Counts = Annotated[dict[_Text, Annotated[int, Field(ge=0)]], Field(max_length=1000)]
+# The patterns below take the square of a name's length; the hook cuts names off there.
+_Name = Annotated[str, Field(max_length=300)]
+_Counts = Annotated[dict[_Name, Annotated[int, Field(ge=0)]], Field(max_length=1000)]
 
 
 class _Adapter(BaseModel):

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PRINTS_ONLY = frozenset({"run", "launch", "dev"})
+"""Commands that with --json print what they would start, and start nothing."""
 
 
 def installed(folder: Path) -> Path:
@@ -29,6 +31,9 @@ def installed(folder: Path) -> Path:
 
 def run(command: Sequence[str | Path], args: str, output: Path | None) -> int:
     """Run envbuild with the words of `args`, show its answer, and add that to the file of the step's outputs.
+
+    `run`, `launch` and `dev` start what they are asked to start: their output is shown as it comes, and is no answer, as
+    is that of `--version`. Where `args` has --json, they print what they would start, and that is the answer.
 
     Returns:
         The exit code of the command; 2 where `args` is empty or ends within a quote.
@@ -46,6 +51,10 @@ def run(command: Sequence[str | Path], args: str, output: Path | None) -> int:
         return 2
     place = words.index("--") if "--" in words else len(words)
     if "--json" not in words[:place]:
+        name = next((word for word in words[:place] if not word.startswith("-")), None)
+        if name is None or name in PRINTS_ONLY:
+            code = subprocess.run([*command, *words], check=False).returncode
+            return code if code >= 0 else 128 - code
         words.insert(place, "--json")
     done = subprocess.run([*command, *words], stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, end="")

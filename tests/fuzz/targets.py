@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from tests.fuzz import documents
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "docs" / "gpu" / "main"
@@ -519,6 +520,24 @@ def _recipe_seeds() -> list[Seed]:
     return found * 10 + [(f"check {name}", form, body) for name, form, body in found if len(body) < 3000]
 
 
+# -- SBOM and provenance ----------------------------------------------------------------------------------------------
+
+
+def _read_document(kind: str, body: bytes) -> None:
+    if kind in documents.KINDS:
+        documents.read(kind, body)
+    else:
+        documents.write(_parse_lock(body, _pylock))
+
+
+def _document_seeds() -> list[Seed]:
+    lock = _short_lock()
+    short = {**lock, "python": [each for each in lock["python"] if each["name"] == "tools"]}
+    body = json.dumps(short).encode()
+    own = documents.written(_parse_lock(body, _pylock).lock)
+    return [("lock", "json", body), *((kind, "json", each) for kind, each in own.items())]
+
+
 # -- binaries ---------------------------------------------------------------------------------------------------------
 
 
@@ -617,6 +636,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(name="settings", read=_read_settings, seeds=_settings_seeds, share=0.7),
         Target(name="record", read=_read_record, seeds=_record_seeds, share=1),
+        Target(name="documents", read=_read_document, seeds=_document_seeds, share=0.3),
         Target(name="catalogue", read=_read_catalogue, seeds=_catalogue_seeds, share=0.3),
         Target(
             name="binary",

@@ -28,12 +28,30 @@ def answer_of(output: Path) -> str:
     [
         ("resolve --cuda cpu", ["resolve", "--cuda", "cpu", "--json"]),
         ("image --json\n  --te '>=2.6, <2.8'", ["image", "--json", "--te", ">=2.6, <2.8"]),
-        ("run x -- sh -c '$(id); `id` --json'", ["run", "x", "--json", "--", "sh", "-c", "$(id); `id` --json"]),
+        ("smoke x -- sh -c '$(id); `id` --json'", ["smoke", "x", "--json", "--", "sh", "-c", "$(id); `id` --json"]),
+        ("run x --json -- true", ["run", "x", "--json", "--", "true"]),
     ],
 )
 def test_the_words_are_those_of_the_input(tmp_path, args, words):
     assert action.run(SHOW, args, tmp_path / "output") == 0
     assert json.loads(answer_of(tmp_path / "output")) == words
+
+
+@pytest.mark.parametrize(
+    "args", ["run x -- sh --json", "launch x --hostfile h -- a.py", "dev x tree", "--version", "run --dry-run x"]
+)
+def test_what_starts_something_or_has_no_json_gets_no_flag(tmp_path, capfd, args):
+    assert action.run(SHOW, args, tmp_path / "output") == 0
+    assert json.loads(capfd.readouterr().out) == args.split()
+    assert not (tmp_path / "output").exists()
+
+
+def test_the_exit_code_of_what_was_started_is_that_of_the_step(tmp_path, capfd):
+    killed = [sys.executable, "-c", "import os, sys; os.write(1, b'\\xff'); os.kill(os.getpid(), 9)"]
+    assert action.run(killed, "run x", tmp_path / "output") == 137
+    assert action.run([sys.executable, "-c", "raise SystemExit(3)"], "run x", tmp_path / "output") == 3
+    assert action.run([sys.executable, "-m", "envbuild"], "--version", None) == 0
+    assert "envbuild" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("args", ["", "  ", "image 'x"])

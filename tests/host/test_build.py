@@ -10,8 +10,9 @@ import pytest
 from envbuild.engine import build
 from envbuild.engine.bootstrap import checksum_of
 from envbuild.engine.build import Builder
+from envbuild.engine.built import note_of
 from envbuild.engine.client import EngineClient
-from envbuild.engine.kept import keep_wheel, kept_wheel
+from envbuild.engine.kept import keep_wheel, kept_wheel, remember_taken, unsigned_origin
 from envbuild.engine.progress import Watch
 from envbuild.settings import Settings
 
@@ -107,6 +108,20 @@ def test_a_damaged_wheel_is_reported(tmp_path):
     (folder / "x.whl").write_text("changed")
     builder._note_damage("te")
     assert notes == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
+
+
+def test_a_build_with_a_wheel_that_no_trusted_key_signed_is_not_alone(tmp_path):
+    """It is then no build of this machine's own: an image of it is not called verified, and gets no provenance."""
+    key = "0" * 64
+    wheel(tmp_path / "wheels" / f"te-{key[:32]}", "old")
+    settings, plan = Settings(cache_dir=tmp_path), plan_with(key)
+    plan.components = (SimpleNamespace(axis="te"),)
+    remember_taken(settings, hashlib.sha256(b"old").hexdigest(), unsigned_origin("bundle 123"))
+    found = note_of(settings, plan, "sha256:" + "1" * 64, cache=True)
+    assert (found.steps_from, found.wheels_from) == ("unsigned-bundle-123", None)
+    remember_taken(settings, hashlib.sha256(b"old").hexdigest(), "r.example/wheels")
+    found = note_of(settings, plan, "sha256:" + "1" * 64, cache=True)
+    assert (found.steps_from, found.wheels_from) == (None, "r.example/wheels")
 
 
 class Roots:

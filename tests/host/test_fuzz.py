@@ -38,6 +38,7 @@ RUNS = {
     "binary": 400,
     "recipes": 150,
     "catalogue": 500,
+    "documents": 300,
 }
 
 

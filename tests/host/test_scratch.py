@@ -1,10 +1,12 @@
 """Temporary folders: private, and gone when their maker is, however it went."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -234,3 +236,36 @@ def test_a_maker_that_is_quicker_than_a_sweep_keeps_its_folder(tmp_path, monkeyp
     monkeypatch.setattr(Path, "rmdir", late)
     assert sweep(tmp_path) == []
     assert (folder / "work").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave what its maker may not remove")
+def test_what_a_containers_root_left_is_no_error():
+    place = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    place.chmod(0o777)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.setuid(65534)
+            with scratch("watch", place) as folder:
+                (folder / "result").write_text("x")
+                (folder / "kept").mkdir()
+                os.read(read, 1)
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        end = time.monotonic() + 20
+        while not (kept := list(place.glob("*/kept"))):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        (kept[0] / "of-root").mkdir()
+        (kept[0] / "of-root" / "file").write_text("x")
+        os.write(write, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (kept[0] / "of-root" / "file").exists()
+    finally:
+        os.close(read)
+        os.close(write)
+        shutil.rmtree(place)

@@ -70,6 +70,9 @@ def test_the_root_carries_nothing_of_this_machine_or_this_day(debian_root, epoch
         if re.match(r"var/log/.*[^/]$|var/cache/.*\.bin$|.*-old$|dev/.", name) and members[name].isfile()
     ]
     assert members["bin"].linkname == "usr/bin"
+    # Whose they are does not depend on who may enter the temporary folder; nobody else may enter pytest's.
+    for folder in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
+        assert (members[folder].uid, members[folder].gid) == (42, 0), folder
 
 
 def test_the_root_runs_and_installs_on_two_engines_side_by_side(debian_root, engine, second_engine, tmp_path):

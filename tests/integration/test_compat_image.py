@@ -62,11 +62,14 @@ def image(engine, debian_root, tmp_path_factory) -> Iterator[str]:
     base = build_image(root, f"envbuild-test:compat-{uuid.uuid4().hex[:8]}")
     rendered = run("render", "--cuda", "13.0", "--gpu", "h100", "--driver", OLD, "--unlocked")
     assert rendered.code == 0, rendered.err
+    (folder / "uv").mkdir()
+    (folder / "uv/uv").touch()  # the image's uv, which nothing starts here
     (folder / "build").mkdir()
     (folder / "build/Dockerfile").write_text(rendered.out)
     made = build_image(
         folder / "build", f"envbuild-test:compat-{uuid.uuid4().hex[:8]}", "--target", "image", "--load",
         "--build-context", f"env=docker-image://{base}", "--build-context", f"src-cuda-compat={folder / 'deb'}",
+        "--build-context", f"uv={folder / 'uv'}",
     )  # fmt: skip
     yield made
     for name in (made, base):

@@ -12,10 +12,12 @@ from envbuild.catalog.builders import LAYERS, sign_built
 from envbuild.catalog.choose import Wanted
 from envbuild.catalog.store import read_catalog
 from envbuild.cli.published import keys_of
-from envbuild.errors import DataError, LockError
+from envbuild.engine.built import Built
+from envbuild.engine.client import EngineClient
+from envbuild.errors import DataError, EnvbuildError, LockError
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
-from envbuild.pipeline.cataloged import Published, find_published, publish_image, refresh_catalog
+from envbuild.pipeline.cataloged import Published, find_published, publish_image, push_and_publish, refresh_catalog
 from envbuild.registry.manifests import artifact_of, bare
 from envbuild.registry.signatures import CONFIG_TYPE, sign, signature_tag
 from envbuild.supply.attached import TYPES, attach, claims_of
@@ -206,6 +208,55 @@ def test_nobody_publishes_what_those_who_pull_would_refuse(site):
     with pytest.raises(LockError, match="has no SBOM"):
         publish_image(site.settings(**ASKED), locked, image.manifest, [site.key])
     assert read_catalog(site.settings()) is None
+
+
+def test_nothing_is_signed_where_a_document_is_missing_that_this_machine_cannot_write(site):
+    locked, image = site.push(CPU)
+    own = documents(CPU, image.manifest, site.key)
+    settings = site.settings(**ASKED)
+    only = {"sbom": own["sbom"]}
+    with pytest.raises(LockError, match="has no provenance"):
+        publish_image(settings, locked, image.manifest, [site.key], built=True, documents=only)
+    with site.repository() as repo:
+        assert repo.referrers(image.manifest) == ()
+        assert repo.manifest(signature_tag(image.manifest)) is None
+    # where the builder attached its own, this machine's SBOM is enough
+    put(site, image, "provenance", own["provenance"], site.key)
+    read = publish_image(settings, locked, image.manifest, [site.key], built=True, documents=only)
+    assert [entry.image for entry in read.catalog.entries] == [image.manifest]
+
+
+def test_nothing_is_pushed_where_a_document_is_missing_that_this_machine_cannot_write(site, tmp_path, monkeypatch):
+    """The engine is not even asked."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexit 1\n')
+    program.chmod(0o755)
+    image, locked = "sha256:" + "1" * 64, lock_of(CPU)
+    own = documents(CPU, image, site.key)
+    steps: list[str] = []
+
+    def publish_it(**values: str) -> None:
+        push_and_publish(
+            EngineClient(site.settings(**values)),
+            Built(tag="mine:1", digest=image, size=1),
+            locked,
+            [site.key],
+            built=False,
+            documents={"sbom": own["sbom"]},
+            doing=steps.append,
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        with pytest.raises(LockError, match="has no provenance"):
+            publish_it(**ASKED)
+        assert not steps
+        assert not (tmp_path / "asked").exists()
+        with pytest.raises(EnvbuildError):  # that engine takes nothing
+            publish_it(ENVBUILD_TRUSTED_DOCUMENTS="sbom")
+        assert steps == ["pushing the image"]
+        assert (tmp_path / "asked").exists()
 
 
 def test_a_builder_of_the_same_layers_counts(site):

@@ -157,6 +157,20 @@ def test_an_axis_that_only_one_cell_has():
     assert stops[-1].cell.versions["apex"] == "25.08"
 
 
+def test_cells_for_a_mixed_fleet():
+    matrix = load_matrix()
+    first, second = (cell_of(matrix, cuda="13.0", python=python, gpu="a100,h100") for python in ("3.11", "3.12"))
+    assert first.versions["gpu"] == "sm_80+sm_90"
+    assert {stop.cell.versions["gpu"] for stop in check_way(matrix, first, second)} == {"sm_80+sm_90"}
+    # from one GPU to the fleet
+    alone = cell_of(matrix, cuda="13.0", python="3.11", gpu="h100")
+    assert "gpu" in {axis for stop in check_way(matrix, alone, second) for axis in stop.moved}
+    with pytest.raises(UsageError, match=r"different fleets: sm_80\+sm_90 and sm_90\+sm_100"):
+        path_between(matrix, first, cell_of(matrix, cuda="13.0", gpu="h100,b200"))
+    with pytest.raises(NoCellError, match="no gpu sm_90"):
+        path_between(matrix, first, Cell(versions={**first.versions, "gpu": "sm_90+sm_80"}))
+
+
 def test_one_cell_twice_and_a_cell_that_the_matrix_refuses():
     matrix = small_matrix()
     cell = cell_of(matrix)

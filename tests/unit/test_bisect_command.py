@@ -4,16 +4,23 @@ The images are the one thing that is not real here: what would be built is taken
 """
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from envbuild.cli import bisect as command
 from envbuild.cli import main
+from envbuild.errors import HostError, SmokeError
+from envbuild.evidence.report import SmokeReport
 from envbuild.matrix.load import load_matrix
 from envbuild.paths import data_dir
+from envbuild.settings import Settings
 from envbuild.verify import command as running
+from envbuild.verify.collected import Collected
+from envbuild.verify.start import start_here
 
 GOOD, BAD = "cuda=cpu python=3.10 torch=2.11.0", "cuda=cpu python=3.12 torch=2.13.0 mpi=mpich"
 
@@ -86,6 +93,89 @@ def test_a_test_that_cannot_judge_stops_the_search_and_is_asked_again(bisect: An
     assert not any(versions["python"] == "3.10" and "mpi" not in versions for versions in bisect.made)  # that is GOOD
 
 
+STARTS_NOT = [
+    "Error response from daemon: failed to create task for container: mkdir /mnt/x: read-only file system",
+    "Error: OCI runtime error: crun: cannot find cgroup",
+    "Error: unable to start container 1234: no such image",
+    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    "error during connect: Get http://x/v1.51/containers/json: EOF",
+]
+
+
+@pytest.mark.parametrize("line", STARTS_NOT)
+def test_an_engine_that_starts_no_container_is_no_verdict(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"PATH": os.environ["PATH"], "LINE": line}
+
+    def started(text: str) -> Any:
+        return start_here(["sh", "-c", text], environment)
+
+    def run(text: str) -> tuple[int, str]:
+        monkeypatch.setattr(running, "start_guest", lambda *_, **__: started(text))
+        return running.run_test("img", ["x"], Settings(cache_dir=tmp_path), timeout_s=20)
+
+    monkeypatch.setattr("envbuild.engine.guest.look_up", lambda *_: SimpleNamespace(id="sha256:" + "1" * 64))
+    with pytest.raises(HostError):
+        run('printf "%s\\n" "$LINE"; echo "failed to start containers: x"; exit 1')
+    # a test that says so in the middle of a line, or passes, is judged
+    assert run('echo "the log has: $LINE"; exit 3')[0] == 3
+    assert run('echo "Error: unable to load the checkpoint"; exit 1')[0] == 1
+    assert run('printf "%s\\n" "$LINE"')[0] == 0
+    # the report of `smoke TAG -- CMD`
+    report = running.CommandReport(
+        command=("x",),
+        where={"kind": "image", "reference": "img"},
+        code=1,
+        verdict="failed",
+        reason="exit code 1",
+        ranks=(),
+        unread=(),
+        tail=(line,),
+        seconds=1.0,
+        log="x",
+    )
+    with pytest.raises(HostError):
+        report.raise_for_verdict()
+    # and the bench
+    suite = Collected(lambda _: None)
+    suite.line(line + "\n")
+    assert suite.judge(1, 60)[0] == "host"
+
+
+@pytest.mark.parametrize(("verdict", "error"), [("hung", SmokeError), ("host", HostError), ("failed", None)])
+def test_a_bench_that_hangs_stops_the_search(
+    verdict: Any, error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = SmokeReport(
+        target={"kind": "image", "reference": "img"},
+        cell_id="x",
+        cell={},
+        lock_digest=None,
+        level="bench",
+        device="cpu",
+        nproc=1,
+        verdict=verdict,
+        reason="why",
+        suite="",
+        seed=None,
+        machine={},
+        launchers=(),
+        tests=(),
+        seconds=1.0,
+        log="x",
+    )
+    monkeypatch.setattr("envbuild.verify.target.look", lambda *_: SimpleNamespace(expected={}))
+    monkeypatch.setattr("envbuild.verify.smoke.run_smoke", lambda *_, **__: report)
+    asked: Any = SimpleNamespace(baseline=None, timeout_s=60.0)
+    test = command._bench_test(Settings(cache_dir=tmp_path), asked, tmp_path)
+    if error is None:
+        assert test("img") == (False, "why")
+        return
+    with pytest.raises(error, match="why"):
+        test("img")
+
+
 def test_a_dry_run_builds_nothing(bisect: Any) -> None:
     code, out, _ = bisect(GOOD, BAD, "--dry-run", "--json")
     answer = json.loads(out)
@@ -98,6 +188,8 @@ def test_a_dry_run_builds_nothing(bisect: Any) -> None:
     [
         (("nope", BAD), 2, "'nope' is no lock, no stack and no id"),
         (("\x1b[2J", BAD), 2, "\\x1b[2J"),
+        (("x" * 300, BAD), 2, "is no lock, no stack and no id"),
+        (("te=" + "9" * 300, BAD), 2, ""),
         (("te=", BAD), 2, "'te=' is no axis with a version"),
         (("what=1", BAD), 2, "'what=1' is no axis"),
         ((GOOD, GOOD), 2, "the two are one cell"),

@@ -3,23 +3,32 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cell_inputs import complete, inputs_for, sha
+from click.testing import CliRunner
 
-from envbuild.engine.kept import taken_from
+from envbuild.cli.bundle import unbundle
+from envbuild.engine.client import EngineClient
+from envbuild.engine.kept import taken_from, unsigned_wheels_from, wheels_from
 from envbuild.engine.wheels import kept_wheels
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
-from envbuild.lock.model import GitSource
+from envbuild.lock.model import FileSource, GitSource
 from envbuild.lock.sources import SourceStore
 from envbuild.lock.trees import tree_id
 from envbuild.lock.wheels import fits, tags_of
-from envbuild.pipeline.bundle import pack_tree, source_name
+from envbuild.pipeline.bundle import _compiled, pack_tree, source_name
 from envbuild.pipeline.bundle_file import SIGNATURES, BundleError, write_bundle
-from envbuild.pipeline.unbundle import open_bundle
+from envbuild.pipeline.fetched import fetch_wheel
+from envbuild.pipeline.unbundle import load_image, open_bundle
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.settings import Settings
 
@@ -55,6 +64,13 @@ class Made:
         self.number += 1
         self.files[path] = self.place / str(self.number)
         self.files[path].write_text(content)
+
+    def compiled(self) -> None:
+        place = f"cache/wheels/te-{'0' * 32}"
+        self.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
+        record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
+        self.add(f"{place}/record.json", json.dumps(record))
+        self.add(f"{place}.json", "{}")
 
     def image(self, lock: str) -> None:
         self.files = {path: file for path, file in self.files.items() if not path.startswith("image/")}
@@ -141,6 +157,7 @@ def test_a_bundle_comes_out_as_it_went_in(made, opened, tmp_path):
     assert found.unpacked.signers == ()
     assert found.tag == f"envbuild:{made.locked.lock.as_cell.id}"
     config = (tmp_path / "out" / "config.toml").read_text()
+    assert found.left_out == ()
     assert 'find_links = ["packages", "tool"]' in config
     assert "sources" not in config  # the setting must name a folder that is there
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
@@ -153,8 +170,7 @@ def test_the_same_files_give_the_same_bytes(made, tmp_path):
 def test_settings_of_the_folder_load_and_name_it(made, opened, tmp_path):
     from envbuild.settings import load_settings
 
-    made.write(tmp_path / "b.tar")
-    opened(tmp_path / "b.tar")
+    opened(tmp_path / "b.tar", made.write(tmp_path / "b.tar").sha256)
     config = str(tmp_path / "out" / "config.toml")
     found = load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_CONFIG": config}, root=tmp_path)
     assert found.find_links == tuple(str(tmp_path / "out" / name) for name in ("packages", "tool"))
@@ -296,6 +312,34 @@ def test_a_list_without_an_end_is_refused(made, opened, tmp_path):
         opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b"[" * 200_000), *m[1:]]))
 
 
+def test_a_list_of_deep_paths_is_refused_in_time(made, opened, tmp_path):
+    made.write(tmp_path / "b.tar")
+
+    def change(value):
+        value["files"] = [
+            {"path": f"debs/{'a/' * 503}{number}", "size": 0, "sha256": "0" * 64} for number in range(2000)
+        ]
+
+    hostile = rewritten(tmp_path / "b.tar", lambda m: listing_changed(m, change))
+    started = time.process_time()
+    with pytest.raises(BundleError, match=r"bundle\.json is not right: .* more than 12 parts"):
+        opened(hostile)
+    assert time.process_time() - started < 3
+
+
+def test_a_list_out_of_bounds_is_refused(made, opened, tmp_path):
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match=r"bundle\.json is no file of at most 12582912 bytes"):
+        opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b" " * (13 << 20)), *m[1:]]))
+
+
+def test_the_signatures_are_looked_at_before_the_list(made, opened, settings, tmp_path, pair):
+    made.write(tmp_path / "b.tar")
+    trusting = settings.model_copy(update={"trusted_keys": pair[1:]})
+    with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
+        opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b"[" * 200_000), *m[1:]]), used=trusting)
+
+
 # -- a bundle that is sound in itself, and not what its lock names
 
 
@@ -341,21 +385,23 @@ def test_an_input_with_another_hash_than_the_locked_one_is_refused(made, opened,
         opened(tmp_path / "b.tar")
 
 
-def test_a_compiled_wheel_of_what_the_lock_does_not_compile_is_refused(made, opened, tmp_path):
+def add_compiled(made, content):
+    """Add a compiled wheel of this content, with the record of one that holds `a wheel`."""
     place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
+    made.add(f"{place}/te-1.0-py3-none-any.whl", content)
     record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
     made.add(f"{place}/record.json", json.dumps(record))
+
+
+def test_a_compiled_wheel_of_what_the_lock_does_not_compile_is_refused(made, opened, tmp_path):
+    add_compiled(made, "a wheel")
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match="compiles no te"):
         opened(tmp_path / "b.tar")
 
 
 def test_a_compiled_wheel_that_is_not_its_record_is_refused(made, opened, tmp_path):
-    place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "another wheel")
-    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
-    made.add(f"{place}/record.json", json.dumps(record))
+    add_compiled(made, "another wheel")
     made.write(tmp_path / "b.tar")
     with pytest.raises(BundleError, match="is not the file of its record"):
         opened(tmp_path / "b.tar")
@@ -397,17 +443,60 @@ def test_an_unreadable_lock_is_refused(made, opened, tmp_path):
 def test_compiled_wheels_come_along_and_are_noted_as_not_compiled_here(opened, tmp_path):
     (tmp_path / "made").mkdir()
     made = Made(tmp_path / "made", components=("te",))
-    place = f"cache/wheels/te-{'0' * 32}"
-    made.add(f"{place}/te-1.0-py3-none-any.whl", "a wheel")
-    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
-    made.add(f"{place}/record.json", json.dumps(record))
-    made.add(f"{place}.json", "{}")
+    made.compiled()
     written = made.write(tmp_path / "b.tar")
     opened(tmp_path / "b.tar")
     own = Settings(cache_dir=tmp_path / "out" / "cache")
     (wheel,), faults = kept_wheels(own)
     assert (wheel.record.component, faults) == ("te", {})
-    assert taken_from(own, sha("a wheel")) == f"bundle {written.sha256[:16]}"
+    assert taken_from(own, sha("a wheel")) == f"unsigned bundle {written.sha256[:16]}"
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    assert unsigned_wheels_from(own, plan) == f"unsigned-bundle-{written.sha256[:16]}"
+    assert wheels_from(own, plan) is None  # which is for what a trusted key signed
+
+
+def test_compiled_wheels_of_a_signed_bundle_are_noted_as_signed(opened, settings, tmp_path, pair):
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", components=("te",))
+    made.compiled()
+    written = made.write(tmp_path / "b.tar", keys=pair[:1])
+    opened(tmp_path / "b.tar", used=settings.model_copy(update={"trusted_keys": pair[1:]}))
+    own = Settings(cache_dir=tmp_path / "out" / "cache")
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    assert wheels_from(own, plan) == f"bundle-{written.sha256[:16]}"
+    assert unsigned_wheels_from(own, plan) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"cache/wheels/te-{'0' * 32}/evil-9.9-py3-none-any.whl",
+        f"cache/wheels/-te-{'0' * 32}/evil-9.9-py3-none-any.whl",
+        f"cache/wheels/-te-{'0' * 32}/record.json",
+        f"cache/wheels/te-{'1' * 32}.json",
+    ],
+)
+def test_only_the_wheel_of_its_record_is_next_to_it(opened, tmp_path, path):
+    """A build installs every wheel of the folder."""
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", components=("te",))
+    made.compiled()
+    made.add(path, "{}")
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match="neither its lock nor its image names"):
+        opened(tmp_path / "b.tar")
+
+
+def test_a_bundle_takes_the_wheel_of_a_record_and_nothing_next_to_it(tmp_path):
+    plan = SimpleNamespace(components=[SimpleNamespace(axis="te")], stage=lambda _: SimpleNamespace(key="0" * 64))
+    folder = tmp_path / "cache" / "wheels" / f"te-{'0' * 32}"
+    folder.mkdir(parents=True)
+    (folder / "te-1.0-py3-none-any.whl").write_text("a wheel")
+    (folder / "more-1.0-py3-none-any.whl").write_text("another")
+    record = {"component": "te", "wheel": "te-1.0-py3-none-any.whl", "sha256": sha("a wheel")}
+    (folder / "record.json").write_text(json.dumps(record))
+    found = _compiled(Settings(cache_dir=tmp_path / "cache"), plan)
+    assert [path.rpartition("/")[2] for path in found] == ["record.json", "te-1.0-py3-none-any.whl"]
 
 
 @pytest.fixture
@@ -463,7 +552,30 @@ def test_a_trusted_key_must_have_signed_where_one_is_named(made, opened, setting
     with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
         opened(tmp_path / "plain.tar", used=trusting)
     made.write(tmp_path / "signed.tar", keys=(private,))
-    assert opened(tmp_path / "signed.tar", used=trusting).unpacked.signers == ("release",)
+    found = opened(tmp_path / "signed.tar", used=trusting)
+    assert found.unpacked.signers == ("release",)
+    assert 'debs = "debs"' in (tmp_path / "out" / "config.toml").read_text()
+    assert found.left_out == ()
+
+
+def test_os_packages_of_a_bundle_that_nobody_confirms_are_not_for_a_root_on_this_host(made, opened, tmp_path, pair):
+    """Their scripts would run here; a key that the settings do not trust confirms nothing."""
+    made.write(tmp_path / "b.tar", keys=pair[:1])
+    found = opened(tmp_path / "b.tar")
+    assert "debs" not in (tmp_path / "out" / "config.toml").read_text()
+    assert list((tmp_path / "out" / "debs").iterdir())  # they are there, for whoever decides otherwise
+    (why,) = found.left_out
+    assert why.startswith("the setting `debs`: nobody confirms who made the bundle")
+
+
+def test_the_answer_says_what_is_left_out_and_why(made, tmp_path, monkeypatch):
+    sha256 = made.write(tmp_path / "b.tar").sha256
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ran = CliRunner().invoke(unbundle, [str(tmp_path / "b.tar"), str(tmp_path / "out")])
+    assert "  left out  the setting `debs`: nobody confirms" in ran.output
+    named = ["--sha256", sha256, "--json"]
+    ran = CliRunner().invoke(unbundle, [str(tmp_path / "b.tar"), str(tmp_path / "named"), *named])
+    assert json.loads(ran.stdout)["left_out"] == []
 
 
 def test_the_signature_of_another_bundle_counts_for_nothing(made, opened, settings, tmp_path, pair):
@@ -488,10 +600,87 @@ def test_signatures_that_are_none_are_refused(made, opened, tmp_path, body):
         opened(rewritten(tmp_path / "b.tar", lambda m: [m[0], (member(SIGNATURES), body), *m[1:]]))
 
 
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("glibc", "2"), ("glibc", "2.999999999"), ("glibc", "x.y"), ("python", "3"), ("python", "3.x")],
+)
+def test_a_cell_of_no_version_is_refused(opened, tmp_path, name, version):
+    """Such a lock can be read; the long one would give a list of tags without an end."""
+    (tmp_path / "made").mkdir()
+    cell = complete(inputs_for(cuda="cpu")).lock.cell
+    made = Made(tmp_path / "made", cell=cell | {name: version})
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(LockError, match="is no version"):
+        opened(tmp_path / "b.tar")
+
+
+@pytest.mark.parametrize("url", ["https://x.example/", "https://x.example/%2e%2e", "https://[::::]/a"])
+def test_a_lock_whose_file_has_no_name_is_refused(opened, tmp_path, url):
+    (tmp_path / "made").mkdir()
+    made = Made(tmp_path / "made", files=(FileSource(name="own", url=url, sha256=sha("own")),))
+    made.write(tmp_path / "b.tar")
+    with pytest.raises(BundleError, match="its lock names no file"):
+        opened(tmp_path / "b.tar")
+
+
 def test_a_name_that_no_bundle_can_hold_ends_the_writing(made, tmp_path):
     made.add("packages/with space.whl", "x")
     with pytest.raises(BundleError, match="is not right"):
         made.write(tmp_path / "b.tar")
+
+
+# -- the engine
+
+
+def test_an_image_of_another_lock_keeps_its_name_in_the_engine(made, opened, tmp_path, monkeypatch):
+    """A bundle's maker chooses the lock, so also a cell that the user has an image of."""
+    made.write(tmp_path / "b.tar")
+    found = opened(tmp_path / "b.tar")
+    (tmp_path / "bin").mkdir()
+    docker = tmp_path / "bin" / "docker"
+    stated = json.dumps([{"Id": "sha256:" + "5" * 64, "Size": 1, "RootFS": {"Layers": []}, "Config": {}}])
+    docker.write_text(
+        f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\ncase $* in 'image inspect '*) echo '{stated}';; esac\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(LockError, match=f"another image under {found.tag}: sha256:5555"):
+        load_image(EngineClient(Settings(cache_dir=tmp_path / "cache")), found)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked
+    assert not [line for line in asked if line.startswith(("load", "image load"))]
+
+
+# -- what goes into one
+
+
+@pytest.mark.parametrize("place", ["http://127.0.0.1:{port}", "https://download.pytorch.org/whl@127.0.0.1:{port}"])
+def test_an_index_that_a_lock_names_is_not_asked(tmp_path, place):
+    """But PyTorch's, or this site's copy of it: a lock may come from anybody."""
+    asked = []
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = f"http://127.0.0.1:{server.server_port}"
+        settings = Settings(cache_dir=tmp_path, index_url=f"{own}/pypi", torch_index=f"{own}/torch")
+
+        def ask(index):
+            asked.clear()
+            with pytest.raises(LockError, match="no index has the wheel"):
+                fetch_wheel(settings, "torch", None, "0" * 64, index, tmp_path, note=lambda _: None)
+            return list(asked)
+
+        assert ask(place.format(port=server.server_port) + "/evil") == ["/pypi/torch/"]
+        assert ask("https://download.pytorch.org/whl/cpu") == ["/torch/cpu/torch/", "/pypi/torch/"]
+        server.shutdown()
 
 
 # -- parts

@@ -90,3 +90,10 @@ def test_megatron_0_8_has_the_setuptools_that_it_imports(matrix):
 
     assert {"megatron-core==0.8.0", "setuptools"} <= set(env("0.8.0"))
     assert "setuptools" not in env("0.9.0")
+
+
+def test_megatron_has_the_psutil_that_a_distributed_checkpoint_needs(matrix):
+    for version in ("0.8.0", "0.12.3", "0.16.1"):
+        inputs = inputs_of(matrix, cell(matrix, {"megatron": version, "python": "3.11"}))
+        env = next(group.requirements for group in inputs.python if group.name == "env")
+        assert "psutil" in env, version

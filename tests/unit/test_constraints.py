@@ -57,6 +57,18 @@ def test_each_distribution_of_the_environment_is_held_and_those_of_the_base_that
     assert "numpy==1.26.4" not in written(environment)
 
 
+def test_a_distribution_without_metadata_is_passed_over(environment):
+    before = written(environment, "numpy")
+    (environment / "base" / "left-1.dist-info").mkdir()
+    site = next((environment / "venv" / "lib").glob("python*/site-packages"))
+    (site / "cut_off-2.dist-info").mkdir()
+    (site / "no_version-1.dist-info").mkdir()
+    (site / "no_version-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: no-version\n")
+    assert written(environment, "numpy") == sorted(
+        [*before, "# no-version: no version"], key=lambda line: line.lstrip("# ")
+    )
+
+
 def test_a_constraints_file_of_the_base_image_stays_in_force(environment):
     own = environment / "own.txt"
     own.write_text("of-the-base==3\n")

@@ -1,5 +1,6 @@
 """`envbuild dev`: what a tree asks for, what it compiles, and what is kept of that."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from cell_inputs import complete, inputs_for, inputs_for_stack
 from click.testing import CliRunner
+from recorded import BARE
 
 from envbuild.cli import cli
 from envbuild.engine import reproduce
 from envbuild.engine.image import Image
-from envbuild.errors import HostError, UsageError
+from envbuild.errors import BuildError, HostError, UsageError
 from envbuild.run.dev import helpers
 from envbuild.run.dev import state as state_module
 from envbuild.run.dev.requirements import differences
@@ -19,6 +21,7 @@ from envbuild.run.dev.state import state_of
 from envbuild.settings import Settings
 from envbuild.stacks.load import load_stack
 from envbuild.stacks.model import Step
+from envbuild.util.processes import ProcessResult
 
 STEPS = (Step(name="helpers", run="make -C data", compiles=True, keep=("data/helpers*.so",)),)
 IMAGE = Image(
@@ -140,6 +143,48 @@ def test_an_image_that_is_a_file_is_refused(tmp_path):
     assert refused.exception.what == "dev runs images of the engine"
 
 
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """Podman is the engine, on a machine without GPUs."""
+    monkeypatch.setattr("envbuild.host.collect.LocalProbe", lambda: BARE)
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENVBUILD_ENGINE", "podman")
+    monkeypatch.setattr("envbuild.engine.guest.look_up", lambda *_: IMAGE)
+
+
+def test_the_flags_are_those_of_the_engine(podman, tmp_path, lock, monkeypatch):
+    monkeypatch.setattr(state_module, "lock_of_image", lambda *_: lock)
+    done = CliRunner().invoke(cli, ["dev", "img", str(tmp_path), "--dry-run", "--", "true"])
+    assert done.exit_code == 0, done.exception
+    assert "podman run " in done.stdout
+    assert "--ulimit nofile=" in done.stdout  # podman's alone
+    assert "memlock=-1" not in done.stdout
+
+
+def test_the_container_is_of_the_user_who_is_asked_for(podman, tmp_path, lock, monkeypatch):
+    monkeypatch.setattr(state_module, "lock_of_image", lambda *_: lock)
+    words = ["dev", "img", str(tmp_path), "--dry-run", "--user"]
+    done = CliRunner().invoke(cli, [*words, "1234:0"])
+    assert "--user 1234:0" in done.stdout
+    refused = CliRunner().invoke(cli, [*words, "a b"])
+    assert isinstance(refused.exception, UsageError)
+
+
+def test_what_compiles_has_the_flags_of_the_engine(podman, tmp_path, stack, monkeypatch):
+    made, settings = [], Settings(cache_dir=tmp_path, engine="podman")
+
+    @contextlib.contextmanager
+    def guest(*_, flags: list[str], **__):
+        made.extend(flags)
+        yield "name"
+
+    monkeypatch.setattr("envbuild.engine.guest.guest", guest)
+    monkeypatch.setattr(helpers, "bounded", lambda *_, **__: ProcessResult(code=0, out=b"", err=b""))
+    helpers._run(settings, IMAGE, BARE.facts(), stack, STEPS[0], tmp_path, "a" * 64)
+    assert any(flag.startswith("nofile=") for flag in made)
+    assert "memlock=-1" not in made
+
+
 # -- what is compiled
 
 
@@ -203,6 +248,18 @@ def test_no_link_in_the_tree_leads_a_file_out_of_it(tree, tmp_path):
     with pytest.raises(HostError, match="is a link"):
         helpers.place({"linked/helpers.so": b"one"}, tree)
     assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("of", ["/etc/passwd", "real.so"])
+def test_a_link_that_a_step_made_is_not_kept(of, tree, tmp_path, stack, monkeypatch):
+    def run(settings, image, host, stack, step, copy, key):
+        (copy / "data" / "real.so").write_bytes(b"x")
+        (copy / "data" / "helpers.so").symlink_to(of)
+
+    monkeypatch.setattr(helpers, "_run", run)
+    monkeypatch.setattr(helpers, "steps_of", lambda _: STEPS)
+    with pytest.raises(BuildError, match=r"data/helpers.so, which the step helpers made, cannot be read: .*link"):
+        helpers.compiled(Settings(cache_dir=tmp_path), IMAGE, BARE.facts(), stack, tree, "a" * 64)
 
 
 @pytest.mark.parametrize(

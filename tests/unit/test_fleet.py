@@ -411,3 +411,8 @@ def test_the_audit_of_an_image_asks_for_each_gpu_of_its_cell(monkeypatch, gpu, s
     image.binary_checks(None, {"expected": expected, "built": {}}, ())
     assert asked[0].sms == sms
     assert asked[0].served == {"flash-attn-3": [90]}
+
+
+def test_what_is_no_text_is_no_gpu():
+    assert gpus_in({"gpu": ["sm_90"]}) == gpus_in({"gpu": None}) == gpus_in({"gpu": 90}) == gpus_in({}) == ()
+    assert gpus_in({"gpu": "sm_80+sm_90"}) == ("sm_80", "sm_90")

@@ -192,9 +192,21 @@ def test_te_from_git_is_refused_where_there_is_no_nvcc(matrix):
         return COMPONENTS_OF["te"].wheel(CellView(matrix=matrix, cell=chosen, sources={"te": "git"}))
 
     with pytest.raises(UsageError, match="no nvcc"):
-        wheel("--cuda 12.6 --te 2.6 --base debian12-root")
+        wheel("--cuda 12.8 --te 2.8 --base debian12-root")
     assert wheel("--cuda 12.6 --te 2.6").nvcc
     assert wheel("--cuda 13.0 --te 2.12 --base debian12-root").nvcc
+
+
+@pytest.mark.parametrize(
+    ("te", "rule"), [("1.13", "te-kernels-need-nvcc"), ("2.3", "te-kernels-need-nvcc"), ("2.6", "te-setup-needs-nvcc")]
+)
+def test_te_before_2_8_is_refused_where_there_is_no_nvcc(matrix, te, rule):
+    """TE 2.6 on a Debian root was accepted, and its setup.py ended with an UnboundLocalError."""
+    with pytest.raises(NoCellError) as refused:
+        solve(matrix, request(f"--cuda 12 --te {te} --os debian12"))
+    assert rule in {step.rule for step in refused.value.conflict.steps}
+    assert "nvcc" in solve(matrix, request(f"--cuda 12 --te {te}")).cell.versions
+    assert "nvcc" not in solve(matrix, request("--cuda 12 --te 2.8 --os debian12")).cell.versions
 
 
 def test_a_rule_on_hardware_does_not_hang_on_a_component_that_may_be_left_out(matrix):

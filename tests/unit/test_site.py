@@ -184,6 +184,45 @@ def test_a_login_is_on_no_command_line(tmp_path, monkeypatch):
         assert f"\n{name}=http://me:secret@proxy.example.org:3128\n" in (tmp_path / "env").read_text()
 
 
+@pytest.mark.parametrize(("user", "may"), [(0, True), (0, False), (1000, True)])
+@pytest.mark.parametrize("own", [True, False])
+def test_root_makes_a_root_of_packages_out_of_a_folder_apart_from_this_machines_processes(
+    tmp_path, monkeypatch, user, may, own
+):
+    """Without root mmdebstrap does so itself; where nothing may be mounted, it cannot."""
+    programs = {
+        "mmdebstrap": f'echo "$@" >{tmp_path}/args; exit 1',
+        "dpkg-deb": "echo Package: one",
+        "unshare": 'shift 2; exec "$@"' if may else "exit 1",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    (tmp_path / "debs").mkdir()
+    (tmp_path / "debs" / "one.deb").write_text("one")
+    package = OsPackage(
+        name="one",
+        version="1",
+        filename="pool/one.deb",
+        sha256=hashlib.sha256(b"one").hexdigest(),
+    )
+    settings = settings_of(tmp_path).model_copy(update={"debs": tmp_path / "debs" if own else None})
+    with pytest.raises(BuildError):
+        bootstrap_root(
+            settings,
+            suite="bookworm",
+            packages=(),
+            epoch=0,
+            dest=tmp_path / "root.tar",
+            log=tmp_path / "log",
+            locked=(package,),
+        )
+    assert ("--mode=unshare" in (tmp_path / "args").read_text()) is (own and may and user == 0)
+
+
 def test_a_package_that_the_archive_describes_by_halves_is_a_clear_message():
     with pytest.raises(LockError, match="describes bash in an unknown way: version"):
         _parse_stanzas("Package: bash\nArchitecture: amd64\n")

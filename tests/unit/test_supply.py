@@ -3,12 +3,15 @@
 import io
 import json
 import tarfile
+import time
+import tracemalloc
 
 import pytest
 from cell_inputs import complete, inputs_for, sha
 from fake_image import SITE, fake_image
 
-from envbuild.lock.files import Locked
+from envbuild.cli import main
+from envbuild.lock.files import Locked, write_lock
 from envbuild.lock.model import Lock, OsPackage
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import plan_of
@@ -112,6 +115,14 @@ def test_what_a_package_lists_and_its_scripts_make_belongs_to_the_package():
     assert image.owned().unowned == ()
 
 
+def test_what_envbuild_puts_next_to_the_packages_has_an_owner():
+    image = Image()
+    image.files |= {"usr/local/bin/uv": b"x", "usr/local/bin/pip": b"x", "opt/envbuild/constraints.txt": b"x"}
+    assert image.owner("/usr/local/bin/uv") == ["file:uv"]
+    assert image.owner("/usr/local/bin/pip") == image.owner("/opt/envbuild/constraints.txt") == ["envbuild:envbuild"]
+    assert image.owned().unowned == ()
+
+
 def test_what_belongs_to_nobody_is_listed():
     image = Image()
     image.files |= {"usr/bin/planted": b"x", "opt/envbuild/planted": b"x", f"{SITE}/planted.py": b"x"}
@@ -171,6 +182,30 @@ def test_lists_out_of_bounds_are_refused(monkeypatch):
         image.owned()
 
 
+def test_a_path_with_odd_characters_is_one_line_of_a_list():
+    """Only a line feed ends a line of dpkg's lists."""
+    image = Image()
+    image.files[f"{LISTS}/libc6.list"] = "/usr/lib/a\x85b\x0bc\u2028d\n/usr/lib/e".encode()
+    image.files |= {"usr/lib/a\x85b\x0bc\u2028d": b"x", "usr/lib/e": b"x"}
+    assert image.owned().unowned == ()
+
+
+def test_the_lists_of_a_hostile_image_take_little_room_and_time():
+    """Many short lines in many lists of one package; as lists of text they took thirty times their size."""
+    image = Image()
+    image.files |= {f"{LISTS}/libc6:a{number}.list": b"/\n" * 1000 for number in range(1000)}
+    seen = Seen()
+    tree = read_tree(io.BytesIO(image.tar()), seen.take)
+    installed, inputs = hold_to_records(tree), inventory(image.lock)
+    tracemalloc.start()
+    try:
+        owners_of(image.plan, inputs, seen, tree, installed)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2 << 20
+
+
 # ---- the SBOM
 
 
@@ -203,6 +238,25 @@ def test_an_image_s_sbom_has_its_inputs_and_their_files():
     assert stated == {"io.envbuild.image": IMAGE, "io.envbuild.lock": image.lock.digest}
 
 
+def test_many_files_of_no_input_take_little_time():
+    """8,000 of them took half a minute, as the library compares each component with the others."""
+    image = Image()
+    unowned = tuple(f"/usr/bin/planted-{number}" for number in range(20_000))
+    inputs = inventory(image.lock)
+    began = time.process_time()
+    body = sbom(image.lock, inputs, image=IMAGE, owned=Owned(files={}, unowned=unowned))
+    assert time.process_time() - began < 10
+    found = json.loads(body)
+    assert {f"none:{path}" for path in unowned} <= {each["bom-ref"] for each in found["components"]}
+    assert len(found["dependencies"]) == len(unowned) + len(inputs) + 1
+
+
+def test_two_paths_that_print_alike_are_one_component():
+    lock = Image().lock
+    body = sbom(lock, inventory(lock), image=IMAGE, owned=Owned(files={}, unowned=("/a\\xff", "/a\\xff")))
+    assert [each["name"] for each in valid(body)["components"]].count("/a\\xff") == 1
+
+
 def test_every_input_of_a_lock_is_in_its_sbom():
     """A cell with compiled wheels, source trees and files."""
     lock = complete(inputs_for(cuda="13.0", te="2.12", gpu="h100")).lock
@@ -223,6 +277,79 @@ def test_every_input_of_a_lock_is_in_its_sbom():
         ref = next(ref for ref in refs if ref.startswith(f"compiled-wheel:{axis}@"))
         assert made_from[ref], axis
         assert ref in made_from["image"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/foo",
+        "https://github.com",
+        "https://github.com/a//.git",
+        "https://github.com/.git",
+        "https://[::::]/x.git",
+        "https://[::1]:99999/x.git",
+        "file:///x",
+    ],
+)
+def test_a_lock_whose_sources_have_odd_addresses_has_an_sbom(url):
+    """A lock may name any address of the right characters."""
+    lock = complete(inputs_for(cuda="13.0", te="2.12", gpu="h100")).lock
+    value = lock.model_dump(mode="json")
+    value["sources"] = [each | {"url": url, "submodules": []} for each in value["sources"]]
+    if url.startswith("https:"):
+        value["uv"]["url"] = url
+        value["files"] = [each | {"url": url} for each in value["files"]]
+    odd = Lock.model_validate(value)
+    assert odd.sources
+    found = valid(sbom(odd, inventory(odd)))
+    purls = {each["purl"] for each in found["components"] if each["bom-ref"].startswith("source:")}
+    assert all(purl.startswith("pkg:generic/") for purl in purls)
+
+
+@pytest.mark.parametrize("sha256", ["", "x", "A" * 64, "a" * 63, "a" * 64 + "\n", "\x1b[2J", 5, None, ["a" * 64]])
+def test_what_an_image_states_as_the_hash_of_a_compiled_wheel_is_a_hash_or_left_out(sha256):
+    lock = complete(inputs_for(cuda="13.0", te="2.12", gpu="h100")).lock
+    inputs = inventory(lock, {"te": {"sha256": sha256}})
+    (wheel,) = [each for each in inputs if (each.kind, each.name) == ("compiled-wheel", "te")]
+    assert wheel.sha256 == ()
+    valid(sbom(lock, inputs))
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [("https://github.com/a/b.git", "pkg:github/a/b@"), ("https://github.com/a/b/", "pkg:github/a/b@")],
+)
+def test_a_source_on_github_has_its_package_url(url, start):
+    lock = complete(inputs_for(cuda="13.0", te="2.12", gpu="h100")).lock
+    value = lock.model_dump(mode="json")
+    value["sources"] = [each | {"url": url, "submodules": []} for each in value["sources"][:1]]
+    odd = Lock.model_validate(value)
+    found = json.loads(sbom(odd, inventory(odd)))
+    (purl,) = [each["purl"] for each in found["components"] if each["bom-ref"].startswith("source:")]
+    assert purl.startswith(start)
+
+
+# ---- what is printed
+
+
+@pytest.mark.parametrize("command", ["sbom", "sbom --json"])
+def test_the_printed_sbom_is_the_one_that_a_file_gets(command, tmp_path, capsys):
+    """What people read is masked and escaped; this is a document, and others compare its bytes."""
+    locked = complete(inputs_for(cuda="cpu"))
+    uv = locked.lock.uv.model_copy(update={"url": f"{locked.lock.uv.url}?token=abc&x=://a@b"})
+    write_lock(Locked(lock=locked.lock.model_copy(update={"uv": uv}), pylocks=locked.pylocks), tmp_path / "lock")
+    printed = []
+    for words in (command.split(), ["sbom", "--output", str(tmp_path / "sbom.json")]):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, str(tmp_path / "lock")])
+        assert not ended.value.code
+        printed.append(capsys.readouterr().out)
+    body = (tmp_path / "sbom.json").read_text()
+    assert "token=abc&x=://a@b" in body
+    if command == "sbom":
+        assert printed[0] == body
+    else:
+        assert json.loads(printed[0])["document"] == json.loads(body)
 
 
 # ---- provenance

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def test_a_launch_keeps_an_instance_on_every_host(tmp_path: Path) -> None:
     plan, _ = plan_launch(job(sif, "torchrun"), H200.facts(), Settings(cache_dir=tmp_path))
     keeper, setup, start = plan.keepers[1].command, plan.setups[1].command, plan.starts[1].command
     assert keeper[0] == "ssh"
-    assert f"{sif} job-1" in keeper[-1]
+    assert f" sh job-1 {sif} --contain" in keeper[-1]
     assert "apptainer instance stop" in keeper[-1]
     assert "--pid" not in keeper[-1]
     assert setup[-1].endswith("instance://job-1 sh -s")
@@ -185,10 +186,13 @@ def test_a_launch_keeps_an_instance_on_every_host(tmp_path: Path) -> None:
     assert "K=v" not in str(plan)
 
 
-def test_a_launch_that_apptainer_cannot_make_is_refused(layout: Path, tmp_path: Path) -> None:
+def test_a_launch_that_apptainer_cannot_make_is_refused(
+    layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     sif = tmp_path / "a.sif"
     sif.touch()
-    with pytest.raises(UsageError, match="takes Docker"):
+    with pytest.raises(UsageError, match="root's sshd needs rights that root gives up in Apptainer"):
         plan_launch(job(sif, "mpirun"), H200.facts(), Settings(cache_dir=tmp_path))
     with pytest.raises(UsageError, match=r"no \.sif and no sandbox"):
         plan_launch(job(named(layout), "torchrun"), H200.facts(), Settings(cache_dir=tmp_path))

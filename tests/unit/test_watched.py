@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def test_hostile_files_are_named_and_nothing_of_them_reaches_the_terminal(tmp_pa
     assert len(faults) == 5
     assert "\\x1b" in json.dumps(ranks[0].program)
     assert all(character.isprintable() for character in "".join([str(ranks[0]), *faults]))
+
+
+def test_names_that_are_slow_to_match_cost_no_time(tmp_path: Path) -> None:
+    wrote(tmp_path, 1, kernels={"flash" * 60: 1, **{f"{number:04}" + "flash" * 59: 1 for number in range(990)}})
+    wrote(tmp_path, 2, rank=1, kernels={"flash" * 799: 1})
+    began = time.process_time()
+    ranks, faults = read_ranks(tmp_path)
+    assert time.process_time() - began < 10
+    assert [rank.rank for rank in ranks] == [0]
+    assert len(faults) == 1
+    assert faults[0].startswith("process-2.json: kernels.flash")
 
 
 # The hook, with packages of the same shape as torch's and Transformer Engine's where it takes hold of them.

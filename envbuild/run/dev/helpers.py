@@ -22,7 +22,7 @@ from envbuild.engine.podman import engine_of
 from envbuild.errors import BuildError, HostError
 from envbuild.host import HostFacts
 from envbuild.run.container import Container, Mount
-from envbuild.run.docker import DockerRuntime
+from envbuild.run.runtime import runtime_for
 from envbuild.settings import Settings
 from envbuild.stacks.model import Stack, Step
 from envbuild.util.below import OutsideError, path_below, read_below
@@ -256,7 +256,15 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
                 )
             for file in found:
                 path = str(file.relative_to(copy))
-                made[path] = read_below(copy, path, limit=_COMPILED)
+                try:
+                    made[path] = read_below(copy, path, limit=_COMPILED)
+                except (OSError, OutsideError) as error:
+                    why = error.strerror if isinstance(error, OSError) else str(error)
+                    raise BuildError(
+                        f"{shown(path)}, which the step {step.name} made, cannot be read: {why}",
+                        where=str(folder),
+                        hint="what a step keeps must be a file of less than 512 MiB, and no link",
+                    ) from None
         return made
 
 
@@ -273,7 +281,7 @@ def _run(settings: Settings, image: Image, host: HostFacts, stack: Stack, step: 
     )
     # The engine's root owns what is made: whoever owns the folder must be able to remove it.
     script = f"sh -euc {shlex.quote(str(step.run))} 2>&1; code=$?; chown -R --reference=. . || :; exit $code"
-    runtime = DockerRuntime(settings)
+    runtime = runtime_for(settings, image.reference)
     with runtime.guest("helpers", image, host, container, ["-c", script], entrypoint="sh", seconds=_SECONDS) as made:
         ran = bounded(made.line.command, seconds=_SECONDS, limit=_OUTPUT, env=made.line.environ)
     if ran.code or ran.fault:

@@ -13,6 +13,8 @@ SILENT_SECONDS = 7
 """A host that was silent for so long is named, within 10 s of its death; its job goes on in case it comes back."""
 LOST_SECONDS = 60
 """A host that was silent for so long is lost, and its job ends: a switch or a service restarts within that time."""
+_LINE = 4096
+"""Characters that are read of a line at once: a host may write anything."""
 
 BEATING = (
     f"while echo beat; do sleep {BEAT_SECONDS}; done 2>/dev/null & beats=$!; cat >/dev/null; kill $beats 2>/dev/null"
@@ -30,11 +32,14 @@ class Beats:
         self._readers: list[threading.Thread] = []
 
     def listen(self, stream: IO[str], node: str | None = None) -> None:
-        """Read beats until the stream ends: of `node`, or of the host that each line names."""
+        """Read beats until the stream ends: of `node`, or of the host that each line names.
+
+        The stream replaces bytes that are no text (`errors="replace"`), so that they do not end the reading.
+        """
 
         def read() -> None:
             with stream:
-                for line in stream:
+                for line in iter(lambda: stream.readline(_LINE), ""):
                     name = node or line.strip()
                     if name in self._heard:
                         self._heard[name] = time.monotonic()

@@ -44,13 +44,18 @@ def containers_of(job: Job, host: HostFacts, settings: Settings) -> Containers:
     """
     if is_path(job.container.image):
         return _Apptainer(job, host, settings)
+    require_docker(settings)
+    return _Docker(job, host, settings)
+
+
+def require_docker(settings: Settings) -> None:
+    """Raise UsageError where the engine is podman: these lines have Docker's flags."""
     if settings.engine == "podman":
         raise UsageError(
             "launch starts no containers of podman",
             where=settings.origin("engine"),
             hint="use Docker: unset ENVBUILD_ENGINE; or name a .sif or a sandbox, which Apptainer runs",
         )
-    return _Docker(job, host, settings)
 
 
 def _program(job: Job, command: Sequence[str]) -> list[str]:

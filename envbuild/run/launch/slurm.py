@@ -6,20 +6,27 @@ Nothing of the machine that launches counts: a login node has no GPU, and often 
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
-from envbuild.run.container import READ_COMPAT, Mount
+from envbuild.run.container import READ_COMPAT, Mount, require_names_gpus
+from envbuild.run.launch.containers import require_docker
 from envbuild.run.launch.job import Job, variables
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
 VALUES = "ENVBUILD_JOB_"
-"""In front of the names of the job's variables on the way to Docker: a PATH of the job is none of a node's shell."""
+"""In front of the names of the job's variables on the way into a container: a PATH or an LD_PRELOAD of the job is no
+node's, and no script's variable. The container's shell gives them their names, right before the job."""
+_OF_RUNTIME = ("NVIDIA_", "MELLANOX_")
+"""Starts of the names that a runtime reads as it makes a container; they keep their names on the way."""
+_READ_ONLY = ("BASHOPTS", "EUID", "PPID", "SHELLOPTS", "UID")
+"""Names that bash lets nobody set."""
 
-# $1 GPUs, $2 InfiniBand, $3 ranks of a node, $4 the job's name, $5 the names of its variables, $6 its nodes; then the words
-# of the runtime. `nvidia-smi -L` lists what answers, and under Slurm's cgroups only what the job was given.
+# $1 GPUs, $2 InfiniBand, $3 ranks of a node, $4 the job's name, $5 the names that its variables come by, $6 its nodes; then the
+# words of the runtime. `nvidia-smi -L` lists what answers, and under Slurm's cgroups only what the job was given.
 _NODE = r"""set -eu
 asked=$1 rdma=$2 slots=$3 job=$4 names=$5 nodes=$6
 shift 6
@@ -90,13 +97,7 @@ fi
 if [ "$rdma" = on ]; then set -- "$@" --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1; fi
 set -- "$@" --env ENVBUILD_RANK --env ENVBUILD_SLOTS --entrypoint sh
 export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
-for name in $names; do
-    given=ENVBUILD_JOB_$name
-    if [ -n "${!given+set}" ]; then
-        export "$name=${!given}"
-        set -- "$@" --env "$name"
-    fi
-done
+for name in $names; do set -- "$@" --env "$name"; done
 exec 3<> <(:)
 "$@" "$image" -c '
     exec 3<&0
@@ -105,7 +106,12 @@ exec 3<> <(:)
     wait $!' sh "$inside" <&3
 """
 
+# Slurm gives the container all GPUs of the step: CUDA counts those that are named, and has them as 0, 1 …
 _PYXIS = """inside=$1
+case $asked in
+none | auto | all) ;;
+*) export CUDA_VISIBLE_DEVICES="$asked" ;;
+esac
 export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
 exec sh -c "$inside"
 """
@@ -120,38 +126,72 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
         torchrun: torchrun's words from the meeting point on.
 
     Raises:
-        UsageError: the runtime has no such image, network or mount.
+        UsageError: the flag for GPUs names none; or the runtime has no such image, network, mount or choice of devices, or the
+            engine is podman.
 
     """
-    inside = f'{READ_COMPAT}exec torchrun --nnodes={len(job.nodes)} --nproc-per-node="$ENVBUILD_SLOTS" '
-    inside += f'--node-rank="$ENVBUILD_RANK" {shlex.join(torchrun)}'
+    require_names_gpus(job.container.gpus)
     names = [node.name for node in job.nodes]
     line = [
-        "srun", f"--nodes={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
+        # without --ntasks, the number of an allocation (SLURM_NTASKS) counts
+        "srun", f"--nodes={len(names)}", f"--ntasks={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
         # one task has all cores of its node, and not one of them; a login node's limits stay there
         "--cpu-bind=none", "--propagate=NONE", "--export=ALL", "--kill-on-bad-exit=1",
     ]  # fmt: skip
     asked = job.container
+    runtime, inside = _runtime(asked.image), _inside(job, torchrun)
     node = [
-        asked.gpus, asked.infiniband, str(job.nodes[0].slots), job.name, " ".join(variables(asked)), " ".join(names),
+        asked.gpus, asked.infiniband, str(job.nodes[0].slots), job.name, " ".join(_handed(job)), " ".join(names),
     ]  # fmt: skip
-    if asked.image.endswith(".sqsh") and is_path(asked.image):
+    if runtime == "pyxis":
         return [*line, *_pyxis_flags(job), "sh", "-c", _NODE + _PYXIS, "sh", *node, inside]
-    text, words = _apptainer(job, inside) if is_path(asked.image) else _docker(job, settings, inside)
+    text, words = _apptainer(job, inside) if runtime == "apptainer" else _docker(job, settings, inside)
     return [*line, "bash", "-c", _NODE + text, "bash", *node, *words]
+
+
+def _runtime(image: str) -> Literal["docker", "apptainer", "pyxis"]:
+    if not is_path(image):
+        return "docker"
+    return "pyxis" if image.endswith(".sqsh") else "apptainer"
+
+
+def _handed(job: Job) -> dict[str, str]:
+    """Return the job's variables by the names that `srun` and the nodes know them by."""
+    if _runtime(job.container.image) == "apptainer":
+        return {f"APPTAINERENV_{name}": value for name, value in variables(job.container).items()}
+    return {
+        name if name.startswith(_OF_RUNTIME) else VALUES + name: value
+        for name, value in variables(job.container).items()
+    }
+
+
+def _inside(job: Job, torchrun: Sequence[str]) -> str:
+    """Return the text of the container's shell: the job's variables get their names, and the ranks start."""
+    names = [name.removeprefix(VALUES) for name in _handed(job) if name.startswith(VALUES)]
+    text = "".join(f'export {n}="${VALUES}{n}"; unset {VALUES}{n}; ' for n in names if n not in _READ_ONLY)
+    text += READ_COMPAT + "exec "
+    if rest := [f'"{name}=${VALUES}{name}"' for name in names if name in _READ_ONLY]:
+        text += f"env {' '.join(rest)} "
+    text += f'torchrun --nnodes={len(job.nodes)} --nproc-per-node="$ENVBUILD_SLOTS" '
+    return text + f'--node-rank="$ENVBUILD_RANK" {shlex.join(torchrun)}'
 
 
 def _apptainer(job: Job, inside: str) -> tuple[str, list[str]]:
     asked = job.container
     flags = [word for mount in asked.mounts for word in bind_flags(mount)]
-    if asked.network != "host":
-        raise UsageError("the ranks of several hosts meet in the hosts' network", where="--network", hint="write host")
+    _require_host_network(job)
     if asked.workdir:
         flags += ["--cwd", asked.workdir]
     return _APPTAINER.replace('"$LIMITS"', shlex.quote(LIMITS)), [shared_place(asked.image), inside, *flags]
 
 
+def _require_host_network(job: Job) -> None:
+    if job.container.network != "host":
+        raise UsageError("the ranks of several hosts meet in the hosts' network", where="--network", hint="write host")
+
+
 def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
+    require_docker(settings)
     asked = job.container
     flags = ["--network", asked.network]
     for mount in asked.mounts:
@@ -165,6 +205,12 @@ def _docker(job: Job, settings: Settings, inside: str) -> tuple[str, list[str]]:
 def _pyxis_flags(job: Job) -> list[str]:
     asked = job.container
     place = Path(asked.image).expanduser().absolute()
+    _require_host_network(job)
+    if asked.infiniband == "off":
+        raise UsageError(
+            "pyxis gives every container the adapters of its node", where="--infiniband off",
+            hint="leave it out, and keep NCCL from them: --env NCCL_IB_DISABLE=1",
+        )  # fmt: skip
 
     def written(mount: Mount) -> str:
         both = (str(mount.source), mount.target)
@@ -180,15 +226,11 @@ def _pyxis_flags(job: Job) -> list[str]:
         flags.append("--container-mounts=" + ",".join(map(written, asked.mounts)))
     if asked.workdir:
         flags.append(f"--container-workdir={asked.workdir}")
-    if names := list(variables(asked)):
+    if names := _handed(job):
         flags.append("--container-env=" + ",".join(names))
     return flags
 
 
 def srun_environment(job: Job, environ: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Return the environment of `srun`: the job's variables in the form that the image's runtime reads. None is on a line."""
-    own, image = variables(job.container), job.container.image
-    if image.endswith(".sqsh") and is_path(image):
-        return environ() | own
-    prefix = "APPTAINERENV_" if is_path(image) else VALUES
-    return environ() | {prefix + name: value for name, value in own.items()}
+    return environ() | _handed(job)

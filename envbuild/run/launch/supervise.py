@@ -56,9 +56,13 @@ def run_launch(job: Job, host: HostFacts, settings: Settings, note: Note = lambd
                     name = node.name if job.ssh_port == 22 else f"[{node.name}]:{job.ssh_port}"
                     known.append(f"{name} {host_key}")
             for step in plan.setups:
-                subprocess.run(
-                    step.command, input=feed(f"{FOLDER}/known_hosts", "\n".join(known)), text=True, check=True
-                )
+                ran = _fed(step, feed(f"{FOLDER}/known_hosts", "\n".join(known)), START_SECONDS)
+                if ran.returncode:
+                    raise HostError(
+                        f"the container takes no public keys of the others: {_first_line(ran.stderr)}",
+                        where=step.node,
+                        hint="its memory or disk may be full, or it ended: look at the engine's log there, and launch again",
+                    )
         return _run_together(plan.starts, _Guard(plan.keepers, keepers, beats), note)
 
 
@@ -90,6 +94,7 @@ def _keepers(steps: Sequence[LaunchStep], beats: Beats) -> Iterator[list[subproc
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
                 # Its own session: Ctrl-C reaches only this process, which ends the containers in order.
                 start_new_session=True,
             )
@@ -120,7 +125,11 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
     if job.ssh_key is not None:
         _require("ssh-keygen")
         ran = subprocess.run(
-            ["ssh-keygen", "-y", "-P", "", "-f", str(job.ssh_key)], capture_output=True, text=True, check=False
+            ["ssh-keygen", "-y", "-P", "", "-f", str(job.ssh_key)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if ran.returncode:
             raise HostError(
@@ -135,7 +144,14 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
     with scratch("key", memory if memory.is_dir() else None) as folder:
         path = folder / "key"
         _require("ssh-keygen")
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)], check=True)
+        line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", job.name, "-f", str(path)]
+        ran = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+        if ran.returncode:
+            raise HostError(
+                f"no key could be made: {_first_line(ran.stderr)}",
+                where="ssh-keygen",
+                hint="`df /dev/shm` shows whether there is room; or name a key: --ssh-key",
+            )
         keys = path.read_text(encoding="utf-8"), path.with_suffix(".pub").read_text(encoding="utf-8")
     yield keys
 
@@ -143,6 +159,25 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
 def _first_line(text: str) -> str:
     # docker ends its errors with an advice to read its help.
     return next((line for line in text.splitlines() if line.strip()), "no message")
+
+
+def _fed(step: LaunchStep, script: str, seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Feed a script to a container's shell.
+
+    Raises:
+        HostError: it did not end in time.
+
+    """
+    try:
+        return subprocess.run(
+            step.command, input=script, capture_output=True, text=True, errors="replace", check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(
+            f"the container did not get ready within {START_SECONDS} s",
+            where=step.node,
+            hint=f"look at the load and the engine of {step.node}: a command in the container does not end",
+        ) from None
 
 
 def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str:
@@ -157,7 +192,7 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
                 hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
                 "`apptainer --version`, with the .sif or the sandbox at the same path",
             )
-        ran = subprocess.run(step.command, input=script, capture_output=True, text=True, check=False)
+        ran = _fed(step, script, max(1, end - time.monotonic()))
         if ran.returncode == 0:
             return ran.stdout
         if ran.returncode == NO_SSHD:

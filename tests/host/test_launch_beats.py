@@ -11,7 +11,7 @@ from recorded import BARE
 
 from envbuild.errors import HostError, UsageError
 from envbuild.run.container import Container
-from envbuild.run.launch import Job, LaunchStep, Node, beats, plan_launch, supervise
+from envbuild.run.launch import Job, LaunchStep, Node, beats, plan_launch, run_launch, supervise
 from envbuild.settings import Settings
 
 
@@ -79,6 +79,86 @@ def test_a_host_that_is_silent_for_long_is_lost(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(HostError, match="has not answered for") as caught:
         run_with("echo beat; cat > /dev/null", beats.Beats(["node2"], print))
     assert caught.value.where == "node2"
+
+
+def test_bytes_that_are_no_text_do_not_end_the_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "LOST_SECONDS", 1.5)
+    keeper = r"echo beat; sleep 0.2; printf '\377\376\n'; "
+    keeper += "while echo beat; do sleep 0.1; done & beats=$!; cat > /dev/null; kill $beats"
+    assert run_with(keeper, beats.Beats(["node2"], print), start="sleep 3; exit 7") == 7
+
+
+def test_a_line_without_an_end_is_read_in_pieces() -> None:
+    heard = beats.Beats(["node2"], print)
+    reading, writing = os.pipe()
+    heard.listen(os.fdopen(reading, encoding="utf-8", errors="replace"), "node2")
+    try:
+        os.write(writing, b"x" * 10000)
+        end = time.monotonic() + 5
+        while not heard.silent(-1) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert heard.silent(-1) == ["node2"]  # it was heard
+    finally:
+        os.close(writing)
+        heard.close()
+
+
+def test_a_set_up_that_does_not_end_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "START_SECONDS", 1)
+    step = LaunchStep(node="node2", command=("sh", "-c", "exec sleep 6"), about="")
+    with subprocess.Popen(["sleep", "60"], text=True) as keeper:
+        try:
+            with pytest.raises(HostError, match="did not get ready within 1 s") as caught:
+                supervise._set_up(step, "", keeper)
+        finally:
+            keeper.kill()
+    assert caught.value.where == "node2"
+
+
+FAKES = {
+    "docker": """\
+if [ "$1" = run ]; then
+    for word; do :; done
+    exec sh -c "$word"
+fi
+cat > /dev/null
+if [ -e "$STATE" ]; then printf '\\377: no space left\\n' >&2; exit 1; fi
+touch "$STATE"
+printf '\\377\\nssh-ed25519 AAAA\\n'
+""",
+    "ssh-keygen": """\
+[ -z "${NO_KEY:-}" ] || { echo 'Saving the key failed: no space left' >&2; exit 1; }
+for word; do :; done
+echo private > "$word"
+echo public > "$word.pub"
+""",
+}
+
+
+@pytest.fixture
+def with_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return a job with logins on this host alone, whose engine takes the first script and no other."""
+    for name, text in FAKES.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("STATE", str(tmp_path / "state"))
+    container = Container(image="img", gpus="none")
+    return Job(
+        nodes=(Node(name="127.0.0.1", slots=1),), launcher="mpirun", container=container, script=("t.py",), name="job"
+    )
+
+
+def test_a_container_that_takes_no_public_keys_is_named(with_fakes: Job) -> None:
+    with pytest.raises(HostError, match=r"takes no public keys of the others: .*no space left") as caught:
+        run_launch(with_fakes, BARE.facts(), Settings(cache_dir=Path("/nowhere")))
+    assert caught.value.where == "127.0.0.1"
+
+
+def test_a_key_that_cannot_be_made_says_why(with_fakes: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_KEY", "1")
+    with pytest.raises(HostError, match=r"no key could be made: .*no space left"):
+        run_launch(with_fakes, BARE.facts(), Settings(cache_dir=Path("/nowhere")))
 
 
 def test_beats_end_with_their_input() -> None:
