@@ -17,7 +17,7 @@ def settle(uid):
     if uid == 0:
         return
     if not any(os.environ.get(name) for name in NAMES) and not known(uid):
-        os.environ["USER"] = os.environ["LOGNAME"] = "uid%d" % uid
+        os.environ["USER"] = os.environ["LOGNAME"] = f"uid{uid}"
     if not os.access(os.path.expanduser("~"), os.W_OK | os.X_OK):
         home = folder_of(uid)
         if home is not None:
@@ -34,9 +34,9 @@ def known(uid):
 
 def folder_of(uid):
     """Return this user's folder among the temporary ones; None where there is none to write to."""
-    for place in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp", "/dev/shm"):
-        folder = "%s/home-%d" % (place, uid)
-        try:
+    for place in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - what is found there is looked at
+        folder = f"{place}/home-{uid}"
+        try:  # noqa: SIM105 - contextlib takes longer to import than all of this
             os.mkdir(folder, 0o700)
         except OSError:
             pass  # another process of this user has made it, or somebody else: the next lines decide
@@ -44,7 +44,8 @@ def folder_of(uid):
             found = os.lstat(folder)
         except OSError:
             continue
-        if found.st_mode & 0o170022 == 0o040000 and found.st_uid == uid:  # a folder, not a link, which no other writes to
+        # a folder, not a link, and one to which no other user writes
+        if found.st_uid == uid and found.st_mode & 0o170022 == 0o040000:
             return folder
     return None
 
