@@ -1,6 +1,7 @@
 """What an image carries of its plan: lists of packages, the lock, what is expected of it, labels."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from envbuild.paths import data_dir
 from envbuild.stacks.model import Repository
 from envbuild.stacks.parts import patches_of, tools_of
 
+JUPYTER = "jupyter_server_config.json"
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -39,11 +41,30 @@ def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
         lists[f"tools/{name}"] = text
-    if not inputs.provided:  # such a base has pip
-        lists["image/pip"] = (data_dir("dockerfiles") / "image" / "pip").read_text(encoding="utf-8")
+    names = ["_envbuild_home.py", "_envbuild_home.pth"]
+    names += [] if inputs.provided else ["pip"]  # such a base has pip
+    names += [JUPYTER] if inputs.stack is not None and inputs.stack.jupyter else []
+    for name in names:
+        lists[f"image/{name}"] = (data_dir("dockerfiles") / "image" / name).read_text(encoding="utf-8")
     for name, text in sorted(locked.pylocks.items()):
         lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
     return lists
+
+
+def files_of(lists: Mapping[str, str], site: str) -> dict[str, str]:
+    """Return the files of `image/` that lie among the packages or the OS': path in the image -> name.
+
+    Args:
+        lists: the texts of the plan.
+        site: the environment's site-packages.
+
+    """
+    places = {
+        f"{site}/_envbuild_home.py": "_envbuild_home.py",
+        f"{site}/_envbuild_home.pth": "_envbuild_home.pth",
+        f"/etc/jupyter/{JUPYTER}": JUPYTER,
+    }
+    return {path: name for path, name in places.items() if f"image/{name}" in lists}
 
 
 def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:

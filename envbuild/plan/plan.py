@@ -16,7 +16,7 @@ from envbuild.matrix.driver import Compat, required_driver
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
-from envbuild.plan.carried import labels_of, lists_of
+from envbuild.plan.carried import files_of, labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
 from envbuild.plan.layers import Layer, layers_of
 from envbuild.plan.stages import LAYER, Stage, stages_of
@@ -29,6 +29,7 @@ from envbuild.util.frozen import Frozen
 RECIPES = ("os-install", "python-install", "compile-pyc", "constraints", "build-wheel", "build-native")
 CONSTRAINTS = "/opt/envbuild/constraints.txt"
 """The versions that pip and uv leave as they are in the image."""
+WORKSPACE = "/workspace"
 
 
 class Plan(Frozen):
@@ -41,6 +42,8 @@ class Plan(Frozen):
     stages: tuple[Stage, ...]
     recipes: Mapping[str, str]
     lists: Mapping[str, str]
+    files: Mapping[str, str]
+    """Those of the lists that lie among the packages or the OS': path in the image -> name below `image/`."""
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     workdir: str
@@ -126,6 +129,11 @@ class Plan(Frozen):
         return (*images, "debs", "wheels", "uv-wheel", *sources, *own)
 
     @property
+    def workspace(self) -> str | None:
+        """The folder of the image that any user may write to; None where the stack's repository is there."""
+        return None if self.stack and self.stack.repository.path == WORKSPACE else WORKSPACE
+
+    @property
     def constraints(self) -> str:
         """The image's file with the versions that pip and uv leave as they are."""
         return CONSTRAINTS
@@ -202,9 +210,10 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         stages=stages_of(lock, inputs, recipes, carried, placed=placed, mpi=mpi),
         recipes=recipes,
         lists=lists,
+        files=files_of(lists, site),
         environment=environment,
         labels=labels,
-        workdir=stack.repository.path if stack else "/workspace",
+        workdir=stack.repository.path if stack else WORKSPACE,
         # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
         python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
         managed_python=managed,
