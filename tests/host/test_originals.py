@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cell_inputs import complete, inputs_for
-from test_layers import GZIP, PLAIN, ZSTD, Image, layer, packed
+from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
 from envbuild.engine import apptainer
 from envbuild.engine.layers import read_image
