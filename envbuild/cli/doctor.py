@@ -46,7 +46,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     settings = None if remote_facts else show_notices(load_settings())
     host = read_facts(remote_facts) if remote_facts else facts(settings)
     matrix = load_matrix()
-    areas = diagnose(host)
+    areas = diagnose(host, settings.gpu_access if settings else "auto")
     evidence = evidence_refs()
     cells = cuda_reach(matrix, host, evidence)
     stacks = stack_reach(matrix, host, {name: load_stack(name).axes for name in stack_names()}, evidence)

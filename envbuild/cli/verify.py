@@ -1,5 +1,6 @@
 """`envbuild audit` and `envbuild reproduce`: compare an image with its lock, and with its own rebuild."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -91,6 +92,10 @@ def _sms_of(gpus: str) -> tuple[int, ...]:
 def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) -> None:
     """Rebuild an image from the lock in it, without the build cache, and compare digests.
 
+    TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox. Of an archive or a
+    layout each blob is compared with its digest. A .sif and a sandbox only state theirs: their files are compared, too, but
+    for their owners and times and what Apptainer adds.
+
     What follows from a lock is the image's configuration and its uncompressed layers. Where another engine compressed the
     same layers in another way, only the digests differ: the answer says so, and this exits with 0.
 
@@ -104,8 +109,10 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     from envbuild.cli.building import shown_build
     from envbuild.cli.published import keys_of
     from envbuild.engine.client import engine_client
-    from envbuild.engine.reproduce import COMPRESSION
+    from envbuild.engine.originals import open_original
+    from envbuild.engine.reproduce import COMPRESSION, InEngine
     from envbuild.engine.reproduce import reproduce as again
+    from envbuild.engine.unpacked import is_path
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
     from envbuild.registry.repository import Repository
@@ -116,18 +123,19 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     if do_sign:
         repository_name(settings)  # before the hours of a build
     client = engine_client(settings)
-    note(f"rebuilding {tag} from its own lock")
-    shown = shown_build(client.settings)
-    found = again(
-        client,
-        load_matrix(),
-        tag,
-        stack_file=stack_file,
-        on_change=shown.change,
-        note=note,
-        details=shown.details,
-        planned=shown.planned,
-    )
+    with open_original(settings, tag) if is_path(tag) else nullcontext(InEngine(client, tag)) as original:
+        note(f"rebuilding {tag} from its own lock")
+        shown = shown_build(client.settings)
+        found = again(
+            client,
+            load_matrix(),
+            original,
+            stack_file=stack_file,
+            on_change=shown.change,
+            note=note,
+            details=shown.details,
+            planned=shown.planned,
+        )
     signed = do_sign and found.same_layers
     if signed:
         with Repository(repository_name(settings), settings) as repository:
@@ -135,6 +143,7 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     answer = {
         "image": tag,
         "digest": found.digest,
+        "digest_from": found.digest_from,
         "again": found.again,
         "equal": found.equal,
         "same_layers": found.same_layers,
@@ -147,7 +156,15 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         as_json=as_json,
         human=lambda: (
             f"{tag}\n  image    {found.digest}\n  rebuilt  {found.again}\n  "
-            + ("equal" if found.equal else COMPRESSION.what if found.same_layers else "DIFFERENT")
+            + (
+                "equal, and so are the files; its label states the digest"
+                if found.equal and found.digest_from == "label"
+                else "equal"
+                if found.equal
+                else COMPRESSION.what
+                if found.same_layers
+                else "DIFFERENT"
+            )
         ),
     )
     if not found.same_layers:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from envbuild.host import HostFacts
+from envbuild.host.gpu_access import DESCRIBE, Choice, gpu_access
 from envbuild.matrix.cell import DEBIAN_ARCH
 
 ENGINE_MAJOR = 28
@@ -174,7 +175,15 @@ _INSTALL_TOOLKIT = (
 _RESTART = "sudo systemctl restart docker"
 
 
-def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
+_HOW = {
+    "gpus": "--gpus all",
+    "runtime": "the nvidia runtime",
+    "cdi": "the CDI device nvidia.com/gpu=all",
+    "nv": "--nv",
+}
+
+
+def _toolkit(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
     toolkit = host.toolkit
     if host.engine.rootless:
         configure: tuple[str, ...] = (
@@ -184,15 +193,14 @@ def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
         )
     else:
         configure = ("sudo nvidia-ctk runtime configure --runtime=docker", _RESTART)
-    if host.gpu_access != "none":
-        how = {
-            "gpus": "--gpus all",
-            "runtime": "the nvidia runtime",
-            "cdi": "the CDI device nvidia.com/gpu=all",
-        }[host.gpu_access]
+    access = gpu_access(host, "docker", choice)
+    if access.how != "none":
         yield _ok(
-            f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: containers get the GPUs by {how}"
+            f"NVIDIA container toolkit {toolkit.version or '(version unknown)'}: "
+            f"Docker's containers get the GPUs by {_HOW[access.how]}"
         )
+        if access.problem and toolkit.cdi_devices:
+            yield _warn(access.problem, *access.fix)
     elif host.driver is None and not host.gpus:
         yield _absent("no NVIDIA container toolkit; not needed without a GPU", *_INSTALL_TOOLKIT, *configure)
     elif toolkit.version is None:
@@ -201,17 +209,13 @@ def _toolkit(host: HostFacts) -> Iterator[MachineFinding]:
         )
     elif toolkit.runtime == "configured":
         yield _missing("the engine was not restarted since the NVIDIA runtime was configured", configure[-1])
-    elif toolkit.cdi_devices and not host.engine.cdi_folders:
-        yield _missing(
-            "there is a CDI description, but this engine does not read it",
-            'add {"features": {"cdi": true}} to /etc/docker/daemon.json',
-            _RESTART,
-        )
+    elif choice == "cdi" or toolkit.cdi_devices:
+        yield _missing(access.problem or "Docker has no other way than CDI here", *access.fix)
     else:
         yield _missing(
             f"NVIDIA container toolkit {toolkit.version} is installed, but the engine does not know it",
             *configure,
-            "or by CDI: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+            f"or by CDI: {DESCRIBE}",
         )
     if toolkit.nvidia_docker2:
         yield _warn(
@@ -286,12 +290,15 @@ def _network(host: HostFacts) -> Iterator[MachineFinding]:
         yield _ok(f"{mount.path} is on {mount.filesystem}")
 
 
-def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
+def _apptainer(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
     if host.apptainer:
-        gpus = ", with the GPUs by --nv" if host.gpus else ""
+        access = gpu_access(host, "apptainer", choice)
+        gpus = f", with the GPUs by {_HOW[access.how]}" if host.gpus and access.how != "none" else ""
         yield _ok(
             f"Apptainer {host.apptainer}: runs OCI archives and layouts, .sif files and sandboxes{gpus}; builds no images"
         )
+        if host.gpus and access.problem and (choice == "cdi" or host.toolkit.cdi_devices):
+            yield _warn(f"{'' if access.how != 'nv' else 'by --nv and not by CDI: '}{access.problem}", *access.fix)
         if host.user_namespaces is False:
             yield _warn(
                 "user namespaces are off: Apptainer runs as root, or with its setuid helper",
@@ -303,7 +310,7 @@ def _apptainer(host: HostFacts) -> Iterator[MachineFinding]:
         )
 
 
-def _podman(host: HostFacts) -> Iterator[MachineFinding]:
+def _podman(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
     if host.podman is None:
         yield _absent("no podman; it is needed only in place of Docker", "sudo apt-get install podman   # or dnf")
         return
@@ -311,21 +318,21 @@ def _podman(host: HostFacts) -> Iterator[MachineFinding]:
     yield _ok(
         f"podman {host.podman.version}, {kind}: runs, tests and pulls images with ENVBUILD_ENGINE=podman; builds none"
     )
-    if host.gpus and "nvidia.com/gpu=all" not in host.toolkit.cdi_devices:
-        yield _warn(
-            "podman cannot give containers the GPUs: there is no CDI description of them",
-            "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        )
+    access = gpu_access(host, "podman", choice)
+    if host.gpus and access.how == "none":
+        yield _warn(f"podman cannot give containers the GPUs: {access.problem}", *access.fix)
+    elif host.gpus:
+        yield _ok(f"podman's containers get the GPUs by {_HOW[access.how]}")
 
 
-_AREAS: dict[str, Callable[[HostFacts], Iterator[MachineFinding]]] = {
-    "system": _system,
-    "engine": _engine,
-    "gpu": _gpu,
+_AREAS: dict[str, Callable[[HostFacts, Choice], Iterator[MachineFinding]]] = {
+    "system": lambda host, _: _system(host),
+    "engine": lambda host, _: _engine(host),
+    "gpu": lambda host, _: _gpu(host),
     "toolkit": _toolkit,
-    "disk": _disk,
-    "memory": _memory,
-    "infiniband": _network,
+    "disk": lambda host, _: _disk(host),
+    "memory": lambda host, _: _memory(host),
+    "infiniband": lambda host, _: _network(host),
     "apptainer": _apptainer,
     "podman": _podman,
 }
@@ -334,6 +341,12 @@ AREAS = tuple(_AREAS)
 """The names that `--require` takes."""
 
 
-def diagnose(host: HostFacts) -> tuple[Area, ...]:
-    """Judge every area of a machine, from the processor to the network."""
-    return tuple(Area(name=name, findings=tuple(judge(host))) for name, judge in _AREAS.items())
+def diagnose(host: HostFacts, choice: Choice = "auto") -> tuple[Area, ...]:
+    """Judge every area of a machine, from the processor to the network.
+
+    Args:
+        host: the machine.
+        choice: the setting `gpu_access` of who runs containers there.
+
+    """
+    return tuple(Area(name=name, findings=tuple(judge(host, choice))) for name, judge in _AREAS.items())

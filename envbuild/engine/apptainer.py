@@ -20,6 +20,8 @@ INSTALL = (
     "install Apptainer: https://apptainer.org/docs/admin/main/installation.html (Debian sid, EPEL and conda-forge have it), "
     "or Docker: scripts/install-engine (Debian, Ubuntu)"
 )
+MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
+"""What a sandbox has in its root and the image has not."""
 _LABELS = ".singularity.d/labels.json"
 _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import zlib
@@ -20,6 +21,7 @@ from typing import IO, Any, cast
 from pydantic import BaseModel, Field, ValidationError
 
 from envbuild.errors import HostError, LockError
+from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.util.below import OutsideError, open_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, Readable, TarError, files_in
@@ -226,7 +228,7 @@ class Archive:
         return self.image().manifest
 
     def image(self) -> "Held":
-        """Return which image it is: the one that its list names, or the first of a list over platforms.
+        """Return which image it is: the one that its list names, or this machine's of a list over platforms.
 
         Raises:
             ImageError: it has none, or one of another shape.
@@ -235,14 +237,35 @@ class Archive:
         index = read_index(_parsed(self._index(), "index.json"))
         listing: list[Descriptor] = []
         for _ in range(2):  # an index over the platforms, in which the image itself is one
-            # BuildKit's statements about an image are listed next to it, with an unknown platform
-            real = [each for each in index.manifests if each.platform.architecture != "unknown"]
-            listing.append((real or index.manifests)[0])
+            listing.append(self._chosen(index.manifests))
             body = self.json(listing[-1])
             if not (isinstance(body, dict) and "manifests" in body):
                 return Held(digest=listing[0].digest, listing=tuple(listing), manifest=read_manifest(body))
+            if {"config", "layers"} & body.keys():  # each reader would take another half for the truth
+                raise ImageError(f"the blob {listing[-1].digest} is an index and a manifest at once")
             index = read_index(body)
         raise ImageError("an index in an index in an index")
+
+    def _chosen(self, listed: list[Descriptor]) -> Descriptor:
+        """Return the one image of a list, or the one for this machine's platform.
+
+        Raises:
+            ImageError: it lists several, and which one is meant is open.
+
+        """
+        # BuildKit's statements about an image are listed next to it, with an unknown platform
+        real = [each for each in listed if each.platform.architecture != "unknown"] or listed
+        images = list({each.digest: each for each in reversed(real)}.values())[::-1]  # one image can have several tags
+        if len(images) > 1:
+            # an engine saves the list of all platforms with the image of one of them
+            images = [each for each in images if f"blobs/{each.digest.replace(':', '/')}" in self.places] or images
+        if len(images) > 1:
+            here = DEBIAN_ARCH.get(platform.machine(), platform.machine())
+            images = [each for each in images if (each.platform.os, each.platform.architecture) == ("linux", here)]
+            if len(images) != 1:
+                what = f"{len(images)} of them" if images else "none of them"
+                raise ImageError(f"it holds several images, {what} for linux/{here}: save one of them alone")
+        return images[0]
 
     def _index(self) -> bytes:
         if "index.json" not in self.places:

@@ -52,14 +52,22 @@ def read_image(archive: Path, where: str, limits: Bounds = LIMITS) -> Contents:
 
     """
     try:
-        return _contents(Archive(archive), limits)
+        return contents_of(Archive(archive), limits)
     except TarError as error:
         raise ImageError(f"the image cannot be read: {error}", where=where) from None
     except ImageError as error:
         raise ImageError(error.what, where=where, hint="pull or build it again") from None
 
 
-def _contents(archive: Archive, limits: Bounds) -> Contents:
+def contents_of(archive: Archive, limits: Bounds = LIMITS) -> Contents:
+    """Return what the image of an archive or a layout is; see `read_image`.
+
+    Raises:
+        ImageError: a blob is damaged or missing, or is not what an image has.
+        TarError: a layer is out of bounds.
+        HostError: `zstd` is missing.
+
+    """
     manifest = archive.manifest()
     config = archive.json(manifest.config)
     if not isinstance(config, dict):

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,19 +12,15 @@ from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
+from envbuild.engine.originals import IN_IMAGE, LABEL, LOCK_FILES, From, Original, added, as_unpacked, checked_lock
 from envbuild.engine.own_tags import REBUILT, own_tag
-from envbuild.errors import DataError, LockError, UsageError
-from envbuild.lock.files import Locked, parse_lock
+from envbuild.lock.files import Locked
 from envbuild.lock.make import Note
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.stacks.load import stack_of_lock
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
-
-_IN_IMAGE = "/opt/envbuild"
-# `pylock.SET.toml`; a set's name is a SafeName.
-_LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.toml", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +34,8 @@ class Difference:
 COMPRESSION = Difference(path="(layers)", what="the same layers, compressed in another way")
 """What differs where another engine's compressor packed the very same layers: what the lock makes is the same."""
 
+STATED = "the label states another digest than the rebuild has; a .sif and a sandbox have no layers to compare"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
@@ -48,11 +45,13 @@ class Reproduction:
     again: str
     seconds: float
     differences: tuple[Difference, ...]
+    digest_from: From = "engine"
+    """Where the digest comes from: a label of a .sif or a sandbox is only what somebody wrote."""
 
     @property
     def equal(self) -> bool:
-        """Whether both images have one digest."""
-        return self.digest == self.again
+        """Whether both images have one digest; and the same files, where a label alone states the digest."""
+        return self.digest == self.again and not self.differences
 
     @property
     def same_layers(self) -> bool:
@@ -72,38 +71,9 @@ def carried_lock(client: EngineClient, image: str) -> Locked:
 
     """
     found = client.image(image)
-    label = found.labels.get("io.envbuild.lock")
-    if label is None:
-        raise UsageError(
-            f"{shown(image)} contains no lock: envbuild did not build it",
-            hint="name an image that `envbuild image` made",
-        )
-    files = files_of_image(client, found, _IN_IMAGE, _LOCK_FILES)
-    if "lock.json" not in files:
-        raise LockError(
-            f"the image's label names a lock, and there is none in {_IN_IMAGE}",
-            where=shown(image),
-            hint="the image was changed after its build; do not use it",
-        )
-    try:
-        locked = parse_lock(files["lock.json"], lambda name: _file_of(files, name), _IN_IMAGE)
-    except (DataError, LockError) as error:
-        raise LockError(
-            f"the lock in the image cannot be read: {shown(error.what, 400)}",
-            where=f"{shown(image)}: {shown(error.where or _IN_IMAGE)}",
-            hint="the image was changed after its build; do not use it",
-        ) from None
-    if locked.lock.digest != label:
-        raise LockError(
-            f"the lock in the image has digest {locked.lock.digest}, its label says {shown(label)}",
-            where=shown(image),
-            hint="the image was changed after its build",
-        )
-    if not locked.lock.complete:
-        raise LockError(
-            "the image was built without a complete lock", where=shown(image), hint="lock its cell and build it again"
-        )
-    return locked
+    label = found.labels.get(LABEL)
+    files = files_of_image(client, found, IN_IMAGE, LOCK_FILES) if label is not None else {}
+    return checked_lock(label, lambda name: _file_of(files, name), image)
 
 
 def _file_of(files: Mapping[str, bytes], name: str) -> bytes:
@@ -112,10 +82,43 @@ def _file_of(files: Mapping[str, bytes], name: str) -> bytes:
     return files[name]
 
 
+@dataclass
+class InEngine:
+    """An image of the engine: from the start this image, whatever its tag names meanwhile."""
+
+    client: EngineClient
+    name: str
+    digest_from: From = "engine"
+
+    def __post_init__(self) -> None:
+        self.digest = self.client.image(self.name).id
+
+    def locked(self) -> Locked:
+        """Return the lock that it carries; see `carried_lock`."""
+        return carried_lock(self.client, self.digest)
+
+    def contents(self) -> Contents:
+        """Return what it is."""
+        return saved(self.client, self.digest, self.name)
+
+
+def saved(client: EngineClient, image: str, name: str) -> Contents:
+    """Return what an image of the engine is.
+
+    Raises:
+        LockError: a blob of it is damaged, of another shape, or out of bounds.
+        HostError: the engine does not hand it over.
+
+    """
+    with scratch("compare") as folder:
+        client.save(image, folder / "image.tar")
+        return read_image(folder / "image.tar", name)
+
+
 def reproduce(
     client: EngineClient,
     matrix: Matrix,
-    image: str,
+    original: Original,
     *,
     stack_file: str | None = None,
     on_change: Change,
@@ -123,12 +126,12 @@ def reproduce(
     details: Details | None = None,
     planned: Callable[[Plan], object] = lambda _: None,
 ) -> Reproduction:
-    """Rebuild `image` from its own lock, without the build cache, and compare.
+    """Rebuild an image from its own lock, without the build cache, and compare.
 
     Args:
-        client: the engine that holds it.
+        client: the engine that builds.
         matrix: the matrix.
-        image: its name.
+        original: the image.
         stack_file: the file of a user's own stack, which the lock names and does not hold.
         on_change: takes the name of a stage and what became of it.
         note: takes a line about what is done.
@@ -141,8 +144,7 @@ def reproduce(
         BuildError: a stage failed.
 
     """
-    digest = client.image(image).id  # from here on this image, whatever the tag names meanwhile
-    locked = carried_lock(client, digest)
+    locked = original.locked()
     stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     plan = plan_of(matrix, locked, stack)
     planned(plan)
@@ -151,10 +153,39 @@ def reproduce(
     )
     with own_tag(client, REBUILT) as tag:
         built: Built = builder.build(tag)
-        if built.digest != digest:
-            note("another digest: comparing the files of both images")
-        differences = () if built.digest == digest else tuple(compare(client, digest, built.digest, names=(image, tag)))
-    return Reproduction(digest=digest, again=built.digest, seconds=built.seconds, differences=differences)
+        differences: tuple[Difference, ...] = ()
+        stated = original.digest_from == "label"
+        if stated or built.digest != original.digest:
+            note(
+                "comparing the files of both images" if stated else "another digest: comparing the files of both images"
+            )
+            differences = tuple(between(original, saved(client, built.digest, tag), (original.name, tag)))
+    if stated and built.digest != original.digest:
+        differences = (Difference(path="(digest)", what=STATED), *differences)
+    return Reproduction(
+        digest=original.digest,
+        again=built.digest,
+        seconds=built.seconds,
+        differences=differences,
+        digest_from=original.digest_from,
+    )
+
+
+def between(original: Original, again: Contents, names: tuple[str, str]) -> Iterator[Difference]:
+    """Yield what differs between an image and its rebuild, called by `names`.
+
+    Raises:
+        LockError: the image is damaged, of another shape, or out of bounds.
+        HostError: it is not handed over.
+
+    """
+    found = original.contents()
+    if isinstance(found, Contents):
+        yield from differences_of(found, again, names)
+        return
+    unpacked = as_unpacked(again)
+    files = {path: entry for path, entry in found.items() if path in unpacked or not added(path)}
+    yield from _of_files(files, unpacked, names)
 
 
 def compare(
@@ -170,14 +201,7 @@ def compare(
 
     """
     first, second = names or (one, other)
-    with scratch("compare") as folder:
-        found = []
-        for number, (image, name) in enumerate(((one, first), (other, second))):
-            archive = folder / f"{number}.tar"
-            client.save(image, archive)
-            found.append(read_image(archive, name))
-            archive.unlink()
-    yield from differences_of(found[0], found[1], (first, second))
+    yield from differences_of(saved(client, one, first), saved(client, other, second), (first, second))
 
 
 def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> Iterator[Difference]:
@@ -188,18 +212,23 @@ def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> It
             same = False
             values = " / ".join(shown(json.dumps(each.config.get(key), sort_keys=True), 150) for each in (one, other))
             yield Difference(path=f"(configuration) {shown(key)}", what=values)
-    for path in sorted(one.files.keys() | other.files.keys()):
-        before, after = one.files.get(path), other.files.get(path)
+    for difference in _of_files(one.files, other.files, names):
+        same = False
+        yield difference
+    if same and one.layers != other.layers and one.diff_ids == other.diff_ids:
+        yield COMPRESSION
+    elif same and one.layers != other.layers:
+        yield Difference(path="(layers)", what="the same files in layers that are packed or cut in another way")
+
+
+def _of_files(one: Mapping[str, Entry], other: Mapping[str, Entry], names: tuple[str, str]) -> Iterator[Difference]:
+    for path in sorted(one.keys() | other.keys()):
+        before, after = one.get(path), other.get(path)
         if before == after:
             continue
-        same = False
         if before is None or after is None:
             yield Difference(path=shown(path, 4096), what=f"only in {names[1] if before is None else names[0]}")
         else:
             fields = [(n, b, a) for n, b, a in zip(Entry._fields, before, after, strict=True) if b != a]
             what = ", ".join(f"{n} {shown(str(b))} / {shown(str(a))}" for n, b, a in fields)
             yield Difference(path=shown(path, 4096), what=what)
-    if same and one.layers != other.layers and one.diff_ids == other.diff_ids:
-        yield COMPRESSION
-    elif same and one.layers != other.layers:
-        yield Difference(path="(layers)", what="the same files in layers that are packed or cut in another way")

@@ -126,9 +126,9 @@ def expected_digests(
         return Expected(by="catalog", records=dict(catalog))
     lock = plan.lock.digest
     found = {
-        str(record.target["digest"]): record.id
+        record.image: record.id
         for record in records
-        if record.passed and record.lock_digest == lock and _is_digest(record.target.get("digest"))
+        if record.passed and record.lock_digest == lock and record.image and _is_digest(record.image)
     }
     return Expected(by="evidence", records=dict(found)) if found else None
 

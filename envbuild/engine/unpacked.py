@@ -44,11 +44,13 @@ def is_path(text: str) -> bool:
 def kind_of(path: Path) -> Kind | None:
     """Return what kind of image lies at `path`; None where it is none."""
     try:
-        folder = stat.S_ISDIR(path.stat().st_mode)
-    except OSError:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
         return None
-    if not folder:
+    if stat.S_ISREG(mode):
         return {".sif": _SIF, ".tar": _ARCHIVE}.get(path.suffix)
+    if not stat.S_ISDIR(mode):  # who opens a pipe waits for its writer
+        return None
     if (path / "oci-layout").is_file():
         return "layout"
     return "sandbox" if (path / ".singularity.d").is_dir() else None

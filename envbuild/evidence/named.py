@@ -54,6 +54,14 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
     return differences_of(_facts(first), _facts(second))
 
 
+def _ran(record: Evidence) -> str:
+    if record.image:
+        return f"image {record.image}"
+    if record.target.get("kind") == "image":
+        return f"a .sif or a sandbox whose label states {shown(str(record.target.get('digest')), 80)}"
+    return "an environment on a bare host"
+
+
 def _facts(record: Evidence) -> dict[str, str]:
     gpus = ", ".join(f"{gpu.count}x {gpu.name}" for gpu in record.gpus)
     facts = {
@@ -61,7 +69,7 @@ def _facts(record: Evidence) -> dict[str, str]:
         "driver": record.driver or "",
         "ranks": str(record.nproc),
         "nodes": str(record.nodes),
-        "ran": f"image {record.image}" if record.image else "an environment on a bare host",
+        "ran": _ran(record),
         "runtime": str(record.target.get("runtime") or ""),
         "architecture": record.architecture,
         "OS": place_of(record)["os"],

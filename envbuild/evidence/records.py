@@ -88,8 +88,9 @@ class Evidence(Model):
 
     @property
     def image(self) -> str | None:
-        """Digest of the image that ran; None where an environment of a host did."""
-        digest = self.target.get("digest") if self.target.get("kind") == "image" else None
+        """Digest of the image that ran; None where an environment of a host did, or where a label of a .sif alone states it."""
+        compared = self.target.get("kind") == "image" and self.target.get("digest_from") != "label"
+        digest = self.target.get("digest") if compared else None
         return digest if isinstance(digest, str) and digest else None
 
     @property

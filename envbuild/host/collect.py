@@ -38,9 +38,8 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         gpus=gpus,
         engine=engine,
         toolkit=toolkit_of(probe, engine),
-        apptainer=match_of(
-            r"version (\S+)", output_of(probe, "apptainer", "--version") or output_of(probe, "singularity", "--version")
-        ),
+        # SingularityCE has other numbers, and other flags
+        apptainer=match_of(r"version (\S+)", output_of(probe, "apptainer", "--version")),
         podman=podman_of(probe),
         user_namespaces=_user_namespaces(probe),
         cache=disk_of(probe, str(settings.cache_dir)),

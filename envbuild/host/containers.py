@@ -2,11 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterator
 
 from envbuild.host.model import Engine, Podman, Toolkit
 from envbuild.host.parse import json_object, line_of, match_of, number_of, output_of
 from envbuild.host.probe import Probe
 from envbuild.settings import Settings
+
+_DEVICE = r"all|\d+(?::\d+)?|(?:GPU|MIG)-[0-9a-fA-F-]+"
+"""A device of NVIDIA's specifications: all GPUs, a number, a part of one, an id."""
 
 
 def engine_of(probe: Probe, settings: Settings) -> Engine:
@@ -71,25 +75,35 @@ def toolkit_of(probe: Probe, engine: Engine) -> Toolkit:
         "nvidia" in (json_object(probe.read(path)).get("runtimes") or {})
         for path in ("/etc/docker/daemon.json", os.path.expanduser("~/.config/docker/daemon.json"))  # noqa: PTH111
     )
+    specifications = tuple(_specifications(probe, engine))
+    drivers = {found for text in specifications for found in re.findall(r"libcuda\.so\.(\d{3,}\.[\d.]*\d)", text)}
     return Toolkit(
         version=match_of(r"version (\S+)", output_of(probe, "nvidia-ctk", "--version")),
         runtime="active" if "nvidia" in engine.runtimes else "configured" if configured else "absent",
         hook=bool({"nvidia-container-runtime-hook", "nvidia-container-toolkit"} & set(probe.entries("/usr/bin"))),
-        cdi_devices=tuple(sorted(_cdi_devices(probe, engine))),
+        cdi_devices=tuple(sorted({f"nvidia.com/gpu={name}" for text in specifications for name in _devices(text)})),
+        cdi_driver=drivers.pop() if len(drivers) == 1 else None,
+        cdi_hooks=any("createContainer" in text or "createRuntime" in text for text in specifications),
         nvidia_docker2="nvidia-docker" in probe.entries("/usr/bin"),
     )
 
 
-def _cdi_devices(probe: Probe, engine: Engine) -> set[str]:
-    found: set[str] = set()
+def _specifications(probe: Probe, engine: Engine) -> Iterator[str]:
+    """Yield the text of each CDI specification of NVIDIA's GPUs."""
     for folder in engine.cdi_folders or ("/etc/cdi", "/var/run/cdi"):
         for name in probe.entries(folder):
             text = (probe.read(f"{folder}/{name}") or "") if name.endswith((".yaml", ".json")) else ""
-            # The specification's YAML and JSON both put a device's name next to its containerEdits; other names are of env,
-            # mounts and hooks, which are paths and never `all`, a number or a UUID.
-            if re.search(r'"?kind"?:\s*"?nvidia\.com/gpu\b', text):
-                devices = re.findall(
-                    r'"?\bname"?:\s*"?(all|\d+(?::\d+)?|(?:GPU|MIG)-[0-9a-fA-F-]+)"?\s*,?\s*$', text, re.MULTILINE
-                )
-                found |= {f"nvidia.com/gpu={device}" for device in devices}
-    return found
+            if re.search(r'"?\bkind"?:\s*["\']?nvidia\.com/gpu["\']?\s*(,|\}|$)', text, re.MULTILINE):
+                yield text
+
+
+def _devices(text: str) -> Iterator[str]:
+    """Yield the names of a specification's devices."""
+    listed = json_object(text).get("devices")
+    if isinstance(listed, list):  # nvidia-ctk writes JSON as one line
+        names = (str(each.get("name", "")) for each in listed if isinstance(each, dict))
+        yield from (name for name in names if re.fullmatch(_DEVICE, name))
+        return
+    # The specification's YAML puts a device's name next to its containerEdits; other names are of env, mounts and hooks, which
+    # are paths and never `all`, a number or a UUID.
+    yield from re.findall(rf'"?\bname"?:\s*["\']?({_DEVICE})["\']?\s*,?\s*$', text, re.MULTILINE)

@@ -71,7 +71,11 @@ class Toolkit(_Model):
     hook: bool = False
     """Whether the hook that `--gpus` calls is installed."""
     cdi_devices: tuple[str, ...] = ()
-    """Devices of the CDI descriptions, such as `nvidia.com/gpu=all`."""
+    """Devices of the CDI specifications, such as `nvidia.com/gpu=all`."""
+    cdi_driver: str | None = None
+    """The driver that the CDI specification is for, by the names of its libraries; None where it names none, or several."""
+    cdi_hooks: bool = False
+    """Whether a CDI specification asks the runtime to run hooks, which link the driver's libraries."""
     nvidia_docker2: bool = False
     """Whether the retired nvidia-docker2 package is there."""
 
@@ -130,15 +134,6 @@ class HostFacts(_Model):
     infiniband: tuple[Nic, ...] = ()
     infiniband_devices: bool = False
     """Whether /dev/infiniband holds an adapter's device, to be given to a container."""
-
-    @property
-    def gpu_access(self) -> Literal["gpus", "runtime", "cdi", "none"]:
-        """How a container gets the GPUs: by `--gpus`, by the `nvidia` runtime, by a CDI device, or not at all."""
-        if self.toolkit.hook:
-            return "gpus"
-        if self.toolkit.runtime == "active":
-            return "runtime"
-        return "cdi" if self.engine.cdi_folders and "nvidia.com/gpu=all" in self.toolkit.cdi_devices else "none"
 
 
 def read_facts(path: Path) -> HostFacts:

@@ -33,6 +33,6 @@ def json_object(text: str | None) -> dict[str, Any]:
     """Return the JSON object that a text holds; an empty one when it holds none."""
     try:
         found = json.loads(text or "")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -292,7 +292,7 @@ def publish_image(
         for document, body in (documents or {}).items():
             attach(repository, bare(manifest.descriptor), document, body, keys)
         _require_documents(repository, digest, locked.lock.digest, settings, policy)
-    records = (record.id for record in committed_evidence() if record.passed and record.target.get("digest") == digest)
+    records = (record.id for record in committed_evidence() if record.passed and record.image == digest)
     entry = Entry.model_validate(
         {
             **_of_lock(locked),

@@ -20,8 +20,9 @@ from envbuild.engine import apptainer, unpacked
 from envbuild.engine.image import Image
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
+from envbuild.host.gpu_access import Choice
 from envbuild.matrix.cell import DEBIAN_ARCH
-from envbuild.run.container import Container, Mount, wanted_gpus, wants_infiniband
+from envbuild.run.container import Container, Mount, device_flags, gpus_and_access, wants_infiniband
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
 from envbuild.util.names import shown
@@ -36,8 +37,6 @@ _ALWAYS = (
 )
 # As Docker's containers have it: CUDA's and MPI's libraries take large stacks, RDMA locks memory. Both as far as this host lets.
 LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/null; ulimit -S -c 0; exec "$@"'
-_MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
-"""What a sandbox has in its root and the image has not."""
 _NOT_STARTED = 255
 """Apptainer's exit code for its own failures."""
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
@@ -68,7 +67,7 @@ def _variables(container: Container) -> dict[str, str]:
 
 
 def container_flags(
-    host: HostFacts, container: Container, *, folder: Path | None
+    host: HostFacts, container: Container, *, folder: Path | None, choice: Choice = "auto"
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of `apptainer run`, the variables that it reads, and notes for the user.
 
@@ -76,6 +75,7 @@ def container_flags(
         host: this machine.
         container: what is asked of the container.
         folder: holds `home` and `work`, which the container sees as its home and above its /tmp; None where the caller adds them.
+        choice: the setting `gpu_access`.
 
     Raises:
         HostError: the container asks for something that this machine does not have.
@@ -91,8 +91,11 @@ def container_flags(
     if folder is not None:
         flags += ["--home", f"{folder / 'home'}:/root", "--workdir", str(folder / "work")]
     variables = _variables(container)
-    gpus = wanted_gpus(host, container.gpus)
-    if gpus is not None:
+    gpus, access, message = gpus_and_access(host, "apptainer", container.gpus, choice)
+    notes += [message] if message else []
+    if gpus is not None and access.how == "cdi":
+        flags += device_flags(gpus)
+    elif gpus is not None:
         flags.append("--nv")  # the driver's libraries, as ldconfig finds them, and its devices
         if gpus != "all":
             variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = gpus
@@ -133,6 +136,14 @@ def shared_place(reference: str) -> str:
             hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
         )
     return str(path)
+
+
+def place_here(settings: Settings, reference: str) -> str:
+    """Return what a launch on this machine alone runs: an archive or a layout is unpacked for it; see `unpacked.look_up`."""
+    path = Path(reference).expanduser().absolute()
+    if unpacked.kind_of(path) in {"archive", "layout"}:
+        return place_of(unpacked.look_up(settings, reference))
+    return shared_place(reference)
 
 
 def place_of(image: Image) -> str:
@@ -177,7 +188,7 @@ class ApptainerRuntime:
         image = self.look_up(container.image)
         folder = self.settings.cache_dir / "apptainer"
         _make(folder)
-        flags, variables, notes = container_flags(host, container, folder=folder)
+        flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)
         words = ["run", *flags, place_of(image), *command]
         return Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
 
@@ -226,7 +237,7 @@ class ApptainerRuntime:
         del seconds
         with scratch(purpose) as folder:
             _make(folder)
-            flags, variables, notes = container_flags(host, container, folder=folder)
+            flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)
             words = ["exec", *flags, place_of(image), entrypoint, *command]
             line = Line(command=limited(words), environment=variables, base=_base(), notes=tuple(notes))
             yield Guest(line=line, remove=lambda: None)  # its processes are the line's own, and end with them
@@ -240,7 +251,7 @@ class ApptainerRuntime:
                 own = held.enter_context(scratch("export"))
                 apptainer.unpack_sif(root, own / "root")
                 root = own / "root"
-            names = sorted(entry.name for entry in root.iterdir() if entry.name not in _MADE)
+            names = sorted(entry.name for entry in root.iterdir() if entry.name not in apptainer.MADE)
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
             command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
             try:

@@ -11,6 +11,7 @@ from envbuild.doctor.diagnosis import MISSING, diagnose
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
+from envbuild.host.gpu_access import Choice, GpuAccess, Runtime, gpu_access
 from envbuild.settings import Settings
 
 Access = str
@@ -179,30 +180,63 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     return wanted
 
 
-def gpu_flags(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
-    """Return docker's flags for the GPUs, and a message for the user where `auto` gives none although there are some.
+def gpus_and_access(
+    host: HostFacts, runtime: Runtime, gpus: Access, choice: Choice
+) -> tuple[str | None, GpuAccess, str | None]:
+    """Return which GPUs a container gets (`all`, numbers, None for none), how, and a message for the user.
+
+    The message says where `auto` gives none although there are some, or what CDI leaves open.
 
     Raises:
+        UsageError: `gpus` names none.
+        HostError: GPUs were asked for, and there are none or containers cannot have them.
+
+    """
+    wanted = wanted_gpus(host, gpus)
+    if wanted is None:
+        return None, GpuAccess(how="none"), None
+    access = gpu_access(host, runtime, choice, tuple(f"nvidia.com/gpu={number}" for number in wanted.split(",")))
+    if access.how != "none":
+        return wanted, access, access.problem if access.how == "cdi" and access.problem else None
+    # Docker has more than one way: what the machine is short of is in its area of the diagnosis
+    whole = runtime == "docker" and choice != "cdi"
+    hint = _fixes(host, "toolkit") if whole else "; ".join(access.fix) or None
+    why = "" if whole else f" ({access.problem})"
+    if gpus == "auto":
+        fix = f": fix it with {hint}" if hint else ""
+        return None, access, f"the container runs without the {len(host.gpus)} GPUs of this machine{why}{fix}"
+    raise HostError(
+        f"containers cannot see this machine's GPUs{'' if whole else f': {access.problem}'}",
+        where=f"--gpus {gpus}",
+        hint=hint,
+    )
+
+
+def device_flags(wanted: str) -> list[str]:
+    """Return the flags that give a container GPUs by CDI, which Docker, podman and Apptainer have in common."""
+    return [flag for number in wanted.split(",") for flag in ("--device", f"nvidia.com/gpu={number}")]
+
+
+def gpu_flags(host: HostFacts, gpus: Access, choice: Choice = "auto") -> tuple[list[str], str | None]:
+    """Return docker's flags for the GPUs, and a message for the user; see `gpus_and_access`.
+
+    Raises:
+        UsageError: `gpus` names none.
         HostError: GPUs were asked for, and there are none or containers cannot have them.
 
     """
     if gpus == "none":
         # An engine whose default runtime is nvidia gives GPUs to every image that says NVIDIA_VISIBLE_DEVICES=all.
         return (["--env", "NVIDIA_VISIBLE_DEVICES=void"] if host.toolkit.runtime == "active" else []), None
-    if host.gpus and host.gpu_access == "none":
-        hint = _fixes(host, "toolkit")
-        if gpus == "auto":
-            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: fix it with {hint}"
-        raise HostError("containers cannot see this machine's GPUs", where=f"--gpus {gpus}", hint=hint)
-    wanted = wanted_gpus(host, gpus)
+    wanted, access, message = gpus_and_access(host, "docker", gpus, choice)
     if wanted is None:
-        return [], None
-    if host.gpu_access == "gpus":
+        return [], message
+    if access.how == "gpus":
         # docker reads the value as CSV, so a list of devices needs its own quotes.
-        return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], None
-    if host.gpu_access == "runtime":
-        return ["--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={wanted}"], None
-    return [flag for number in wanted.split(",") for flag in ("--device", f"nvidia.com/gpu={number}")], None
+        return ["--gpus", "all" if wanted == "all" else f'"device={wanted}"'], message
+    if access.how == "runtime":
+        return ["--runtime", "nvidia", "--env", f"NVIDIA_VISIBLE_DEVICES={wanted}"], message
+    return device_flags(wanted), message
 
 
 def wants_infiniband(host: HostFacts, wanted: str) -> bool:
@@ -254,14 +288,19 @@ def _variables_of_user(container: Container) -> list[str]:
     return [f"{name}={value}" for name, value in needed.items() if name not in given]
 
 
-def run_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
+def run_flags(host: HostFacts, container: Container, choice: Choice = "auto") -> tuple[list[str], list[str]]:
     """Return the flags of `docker run` (all that comes before the image), and notes for the user.
+
+    Args:
+        host: this machine.
+        container: what is asked of the container.
+        choice: the setting `gpu_access`.
 
     Raises:
         HostError: the container asks for something that is missing on this machine.
 
     """
-    gpus, note = gpu_flags(host, container.gpus)
+    gpus, note = gpu_flags(host, container.gpus, choice)
     notes = [note] if note else []
     # NCCL and data loaders pass tensors through shared memory, of which a container gets 64 MiB by itself.
     flags = [*gpus, "--ipc", "host", "--ulimit", "stack=67108864"]

@@ -69,7 +69,7 @@ class DockerRuntime:
             HostError: the container asks for something that is missing on this machine.
 
         """
-        return run_flags(host, container)
+        return run_flags(host, container, self.settings.gpu_access)
 
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
         """Return the engine's `run` line; see `Runtime.line`."""

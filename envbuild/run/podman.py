@@ -1,40 +1,36 @@
 """Podman as a runtime: images of the user's podman, in its containers, with root or without."""
 
 from envbuild.engine.podman import PodmanClient, own_limits
-from envbuild.errors import HostError
 from envbuild.host import HostFacts
-from envbuild.run.container import Access, Container, common_flags, infiniband_flags, wanted_gpus, wants_infiniband
+from envbuild.host.gpu_access import Choice
+from envbuild.run.container import (
+    Access,
+    Container,
+    common_flags,
+    device_flags,
+    gpus_and_access,
+    infiniband_flags,
+    wants_infiniband,
+)
 from envbuild.run.docker import DockerRuntime
 
-_DESCRIBE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-_ALL = "nvidia.com/gpu=all"
 
-
-def podman_gpus(host: HostFacts, gpus: Access) -> tuple[list[str], str | None]:
-    """Return podman's flags for the GPUs, and a message for the user where `auto` gives none although there are some.
-
-    Podman gives GPUs by the toolkit's CDI description alone; it takes Docker's `--gpus` and does nothing with it before 5.
+def podman_gpus(host: HostFacts, gpus: Access, choice: Choice = "auto") -> tuple[list[str], str | None]:
+    """Return podman's flags for the GPUs, and a message for the user; see `gpus_and_access`.
 
     Raises:
         UsageError: `gpus` names none.
-        HostError: GPUs were asked for, and there are none or no CDI description.
+        HostError: GPUs were asked for, and there are none or no CDI specification.
 
     """
-    wanted = wanted_gpus(host, gpus)
+    wanted, _, message = gpus_and_access(host, "podman", gpus, choice)
     if wanted is None:
-        return [], None
-    devices = [f"nvidia.com/gpu={number}" for number in wanted.split(",")]
-    if missing := [device for device in devices if device not in host.toolkit.cdi_devices]:
-        if gpus == "auto":
-            return [], f"the container runs without the {len(host.gpus)} GPUs of this machine: fix it with {_DESCRIBE}"
-        raise HostError(
-            f"podman finds no CDI description of {', '.join(missing)}", where=f"--gpus {gpus}", hint=_DESCRIBE
-        )
+        return [], message
     # SELinux would keep the container from the devices; elsewhere this changes nothing
-    return [*(word for device in devices for word in ("--device", device)), "--security-opt", "label=disable"], None
+    return [*device_flags(wanted), "--security-opt", "label=disable"], message
 
 
-def podman_flags(host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
+def podman_flags(host: HostFacts, container: Container, choice: Choice = "auto") -> tuple[list[str], list[str]]:
     """Return the flags of `podman run` (all that comes before the image), and notes for the user.
 
     Raises:
@@ -42,7 +38,7 @@ def podman_flags(host: HostFacts, container: Container) -> tuple[list[str], list
         HostError: the container asks for something that is missing on this machine.
 
     """
-    gpus, note = podman_gpus(host, container.gpus)
+    gpus, note = podman_gpus(host, container.gpus, choice)
     notes = [note] if note else []
     flags = [*gpus, "--ipc", "host", "--ulimit", "stack=67108864"]
     if host.podman is not None and host.podman.lifts_limits:
@@ -64,4 +60,4 @@ class PodmanRuntime(DockerRuntime):
 
     def flags(self, host: HostFacts, container: Container) -> tuple[list[str], list[str]]:
         """Return the flags for a container, and notes; see `podman_flags`."""
-        return podman_flags(host, container)
+        return podman_flags(host, container, self.settings.gpu_access)

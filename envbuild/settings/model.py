@@ -94,6 +94,11 @@ class Settings(BaseModel):
         description="Address of the Docker engine, such as `unix:///run/docker.sock` or `ssh://me@host`. Podman does not "
         "read it: it has `CONTAINER_HOST`.",
     )
+    gpu_access: Literal["auto", "cdi", "native"] = Field(
+        "auto",
+        description="How containers get the GPUs: `cdi` by the CDI specification in `/etc/cdi` or `/var/run/cdi`, `native` by "
+        "Docker's `--gpus` or Apptainer's `--nv`, `auto` by CDI where the runtime can, or else natively.",
+    )
     sources: ExistingFolder | None = Field(
         None, description="Folder of source trees or archives by commit, for a site that cannot reach the upstreams."
     )

@@ -91,6 +91,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         runtimes=("docker", "apptainer"),
         nodes=NODES,
         docker=WRITES,
+        settings=SETTINGS,
         **asked,
     ):
         texts = {"srun": TASK} | dict.fromkeys(runtimes, WRITES) | ({"docker": docker} if "docker" in runtimes else {})
@@ -101,7 +102,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             (programs / name).chmod(0o755)
         container = Container(**{"image": "img"} | asked)
         job = Job(nodes=nodes, launcher="srun", container=container, script=("train.py", "--lr", "0.1"), name="job")
-        code = run_launch(job, machine.facts(), SETTINGS)
+        code = run_launch(job, machine.facts(), settings)
         return code, log.read_text()
 
     return launch
@@ -131,6 +132,22 @@ def test_the_same_with_apptainer(cluster, sandbox) -> None:
     code, log = cluster(BARE, image=sandbox)
     assert code == 0
     assert [("--nv" in line, sandbox in line) for line in lines(log, "apptainer")] == [(True, True)] * 2
+
+
+def test_a_node_gives_gpus_by_cdi_where_the_setting_asks(cluster, sandbox, monkeypatch) -> None:
+    by_cdi = SETTINGS.model_copy(update={"gpu_access": "cdi"})
+    for image, program in (("img", "docker"), (sandbox, "apptainer")):
+        code, log = cluster(image=image, settings=by_cdi)
+        assert code == 0
+        ran = lines(log, program)
+        assert [("nvidia.com/gpu=all" in line, "--gpus" in line, "--nv" in line) for line in ran] == [
+            (True, False, False)
+        ] * 2
+    monkeypatch.setenv("SLURM_JOB_GPUS", "3,5")
+    _, log = cluster(settings=by_cdi)
+    assert "--device nvidia.com/gpu=3 --device nvidia.com/gpu=5 --env" in log
+    _, log = cluster(gpus="none", settings=by_cdi)
+    assert "nvidia.com" not in lines(log, "docker")[-1]
 
 
 @pytest.mark.parametrize("machine", [BARE, H200])
@@ -249,7 +266,7 @@ def test_a_squashfs_runs_by_pyxis(tmp_path: Path) -> None:
         "--container-image=/shared/te.sqsh", "--container-mounts=/data:/d:ro,/w:/w", "--container-workdir=/w",
         "--container-env=ENVBUILD_JOB_A,ENVBUILD_JOB_PATH,ENVBUILD_JOB_UID", "--no-container-mount-home",
     } <= set(step.command)  # fmt: skip
-    text, words = step.command[-9], step.command[-7:]
+    text, words = step.command[-10], step.command[-8:]
     (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf \'%s\\n\' "$@" "A=$A" "uid=$(printenv UID)"\n')
     (tmp_path / "torchrun").chmod(0o755)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{TWO_GPUS}\n")

@@ -1,8 +1,6 @@
 """Images as an engine saves them, sound, damaged and hostile: what is read of them, and what reading them takes."""
 
-import gzip
 import hashlib
-import io
 import json
 import random
 import resource
@@ -12,58 +10,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
 from envbuild.engine.layers import ImageError, read_image
 from envbuild.engine.reproduce import COMPRESSION, Reproduction, differences_of
 from envbuild.errors import LockError
 from envbuild.util.foreign_tar import Bounds
-
-ZSTD, GZIP, PLAIN = (f"application/vnd.oci.image.layer.v1.tar{suffix}" for suffix in ("+zstd", "+gzip", ""))
-
-
-def layer(*members: tuple[str, bytes | str | None], **fields) -> bytes:
-    """Return a tar of files (bytes), links (text) and folders (None)."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for path, content in members:
-            info = tarfile.TarInfo(path)
-            body = content if isinstance(content, bytes) else b""
-            info.size = len(body)
-            if isinstance(content, str):
-                info.type, info.linkname = tarfile.SYMTYPE, content
-            elif content is None:
-                info.type = tarfile.DIRTYPE
-            for key, value in fields.items():
-                setattr(info, key, value)
-            tar.addfile(info, io.BytesIO(body))
-    return out.getvalue()
-
-
-def packed(body: bytes, media_type: str) -> bytes:
-    if media_type == ZSTD:
-        return subprocess.run(["zstd", "-q", "-1"], input=body, capture_output=True, check=True).stdout
-    return gzip.compress(body, 1) if media_type == GZIP else body
-
-
-class Image:
-    """An archive in the making; `blobs` and `index` can be spoiled before it is written."""
-
-    def __init__(self, *layers: tuple[str, bytes], config=None) -> None:
-        self.blobs: dict[str, bytes] = {}
-        described = [self.blob(body, media_type) for media_type, body in layers]
-        self.manifest = {"config": self.blob(json.dumps(config or {"config": {}}).encode()), "layers": described}
-        self.index = {"manifests": [self.blob(json.dumps(self.manifest).encode())]}
-
-    def blob(self, body: bytes, media_type: str = "application/json") -> dict:
-        digest = hashlib.sha256(body).hexdigest()
-        self.blobs[digest] = body
-        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(body)}
-
-    def write(self, folder: Path, name: str = "image.tar") -> Path:
-        files = {f"blobs/sha256/{digest}": body for digest, body in self.blobs.items()}
-        body = self.index if isinstance(self.index, bytes) else json.dumps(self.index).encode()
-        (folder / name).write_bytes(layer(*(files | {"index.json": body}).items()))
-        return folder / name
 
 
 def image(*bodies: bytes, media_type: str = ZSTD) -> Image:

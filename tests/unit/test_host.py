@@ -24,6 +24,7 @@ from recorded import (
 
 from envbuild.errors import DataError
 from envbuild.host import HostFacts, LocalProbe, ProbeResult, driver_version, facts, read_facts
+from envbuild.host.gpu_access import gpu_access
 
 
 def test_a_training_node() -> None:
@@ -38,7 +39,7 @@ def test_a_training_node() -> None:
     assert (host.engine.version, host.engine.buildx, host.engine.buildkit) == ("28.5.2", "0.29.1", "v0.25.1")
     assert host.engine.containerd_image_store
     assert host.engine.lifts_limits
-    assert (host.toolkit.version, host.toolkit.runtime, host.gpu_access) == ("1.17.8", "active", "gpus")
+    assert (host.toolkit.version, host.toolkit.runtime, gpu_access(host, "docker").how) == ("1.17.8", "active", "gpus")
     assert host.infiniband[0].model_dump() == {
         "name": "mlx5_0",
         "link_layer": "InfiniBand",
@@ -53,7 +54,7 @@ def test_a_training_node() -> None:
 def test_nothing_at_all_is_described_too() -> None:
     host = Recording().facts()
     assert host == HostFacts()
-    assert host.gpu_access == "none"
+    assert gpu_access(host, "docker").how == "none"
 
 
 @pytest.mark.parametrize("machine", [Recording(), BARE, ENGINE, H200, OLD_A100, GEFORCE, ROOTLESS, NFS_HOME])
@@ -72,7 +73,7 @@ def test_an_old_driver_reports_names_without_capabilities() -> None:
     assert host.driver == "450.80.02"
     assert (host.gpus[0].name, host.gpus[0].sm, host.gpus[0].brand) == ("A100-SXM4-40GB", None, "Tesla")
     assert host.toolkit.nvidia_docker2
-    assert host.gpu_access == "none"
+    assert gpu_access(host, "docker").how == "none"
 
 
 def test_a_driver_without_a_proc_entry_is_asked_of_nvidia_smi() -> None:
@@ -97,11 +98,11 @@ def test_a_driver_that_was_upgraded_under_its_module() -> None:
 def test_cdi_devices_and_a_consumer_card() -> None:
     host = GEFORCE.facts()
     assert host.toolkit.cdi_devices == ("nvidia.com/gpu=0", "nvidia.com/gpu=all")
-    assert host.gpu_access == "cdi"
+    assert gpu_access(host, "docker").how == "cdi"
     assert host.gpus[0].geforce
     no_cdi = GEFORCE.but(commands={INFO: docker_info(CDISpecDirs=None)}).facts()
     assert no_cdi.toolkit.cdi_devices
-    assert no_cdi.gpu_access == "none"
+    assert gpu_access(no_cdi, "docker").how == "none"
 
 
 def test_a_runtime_in_daemon_json_that_the_engine_has_not_read() -> None:

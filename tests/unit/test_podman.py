@@ -79,7 +79,7 @@ def test_podman_gives_gpus_by_cdi_alone():
     found, notes = podman_flags(with_podman(H200), Container(image="img"))
     assert "--gpus" not in found
     assert "nvidia-ctk cdi generate" in notes[0]
-    with pytest.raises(HostError, match="no CDI description") as caught:
+    with pytest.raises(HostError, match="no CDI specification") as caught:
         flags(with_podman(H200), gpus="all")
     assert "nvidia-ctk cdi generate" in caught.value.hint
 
@@ -150,8 +150,8 @@ def test_doctor_names_podman():
 
     assert "no podman" in stated(BARE.facts())
     assert "podman 4.3.1, rootless" in stated(with_podman(BARE, rootless=True))
-    assert "no CDI description" in stated(with_podman(H200))
-    assert "no CDI description" not in stated(with_podman(GEFORCE))
+    assert "no CDI specification" in stated(with_podman(H200))
+    assert "no CDI specification" not in stated(with_podman(GEFORCE))
 
 
 def test_facts_of_a_host_with_podman():

@@ -62,6 +62,10 @@ def test_without_anybody_who_knows_nothing_is_expected(settings, plan):
         record(plan, None),
         record(plan, "not a digest"),
         record(plan, ONE, target={"kind": "host", "os": "x", "python": "y"}),
+        # a .sif can state any digest
+        record(
+            plan, ONE, target={"kind": "image", "digest": ONE, "digest_from": "label", "runtime": "apptainer 1.4.5"}
+        ),
     ]
     assert expected_digests(settings, plan, others) is None
 

@@ -4,16 +4,20 @@ import hashlib
 import io
 import json
 import os
+import platform
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 from recorded import ENGINE, H200
 
+from envbuild.engine.apptainer import labels_of_sandbox
 from envbuild.engine.archive import Archive, ImageError, Layout
 from envbuild.engine.image import Label, image_of
-from envbuild.engine.unpacked import is_path, kind_of, look_up
+from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
 from envbuild.errors import HostError, UsageError
+from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.pipeline.output import check_output
 from envbuild.run.apptainer import ApptainerRuntime, container_flags
 from envbuild.run.container import Container, Mount, parse_image
@@ -72,6 +76,21 @@ def test_a_file_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pytest
     assert is_path("a.sif")
 
 
+def test_a_pipe_is_no_image(layout: Path, tmp_path: Path) -> None:
+    """Who opens one for reading waits for a writer, for good."""
+    for name in ("a.oci.tar", "a.sif"):
+        os.mkfifo(tmp_path / name)
+        assert kind_of(tmp_path / name) is None
+    (layout / "index.json").unlink()
+    os.mkfifo(layout / "index.json")
+    with pytest.raises(ImageError, match=r"no index\.json"):
+        Layout(layout).image()
+    (tmp_path / "box" / ".singularity.d").mkdir(parents=True)
+    os.mkfifo(tmp_path / "box" / ".singularity.d" / "labels.json")
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        labels_of_sandbox(tmp_path / "box")
+
+
 def test_each_form_has_its_runtime(layout: Path, tmp_path: Path) -> None:
     sandbox = tmp_path / "root"
     (sandbox / ".singularity.d").mkdir(parents=True)
@@ -107,6 +126,111 @@ def test_a_link_in_a_layout_leads_nowhere(layout: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     with pytest.raises(ImageError, match="missing"):
         Layout(layout).copy_to(tmp_path / "copy")
+
+
+HERE = {"os": "linux", "architecture": DEBIAN_ARCH[platform.machine()]}
+THERE = {"os": "linux", "architecture": "s390x"}
+
+
+def another(layout: Path, text: str) -> dict[str, object]:
+    """Add a second image to a layout; return its descriptor."""
+    config = blob(layout, json.dumps({"os": "linux", "config": {"Labels": {"l": text}}}).encode(), "config.v1+json")
+    layer = blob(layout, b"a layer", "layer.v1.tar")
+    return blob(layout, json.dumps({"config": config, "layers": [layer]}).encode(), "manifest.v1+json")
+
+
+def test_of_several_platforms_this_machines_is_taken(layout: Path) -> None:
+    (mine,) = json.loads((layout / "index.json").read_text())["manifests"]
+    other = another(layout, "other")
+    for nested in (False, True):
+        listed = {"manifests": [other | {"platform": THERE}, mine | {"platform": HERE}]}
+        if nested:
+            listed = {"manifests": [blob(layout, json.dumps(listed).encode(), "index.v1+json")]}
+        (layout / "index.json").write_text(json.dumps(listed))
+        assert Layout(layout).image().listing[-1].digest == mine["digest"]
+
+
+def test_of_several_images_none_is_guessed(layout: Path) -> None:
+    (mine,) = json.loads((layout / "index.json").read_text())["manifests"]
+    other = another(layout, "other")
+    for listed, says in (
+        ([mine, other], "none of them for linux"),
+        ([mine | {"platform": HERE}, other | {"platform": HERE}], "2 of them for linux"),
+        ([mine | {"platform": THERE}, other | {"platform": THERE}], "none of them for linux"),
+    ):
+        (layout / "index.json").write_text(json.dumps({"manifests": listed}))
+        with pytest.raises(ImageError, match=says):
+            Layout(layout).image()
+    # one image under two tags; and a list of platforms of which one is there
+    absent = other | {"digest": f"sha256:{'0' * 64}"}
+    for listed in ([mine, mine | {"annotations": {"t": "2"}}], [absent, mine]):
+        (layout / "index.json").write_text(json.dumps({"manifests": listed}))
+        assert Layout(layout).image().digest == mine["digest"]
+
+
+def test_a_document_that_is_two_things_is_none(layout: Path) -> None:
+    """As an index it is one image, as a manifest another: what was checked would not be what runs."""
+    (mine,) = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = json.loads((layout / "blobs" / "sha256" / mine["digest"].removeprefix("sha256:")).read_text())
+    both = blob(layout, json.dumps(manifest | {"manifests": [mine]}).encode(), "manifest.v1+json")
+    (layout / "index.json").write_text(json.dumps({"manifests": [both]}))
+    with pytest.raises(ImageError, match="an index and a manifest at once"):
+        Layout(layout).image()
+
+
+def changed(layout: Path, which: str, **fields: object) -> None:
+    """Write the manifest again with other fields of one of its descriptors."""
+    (mine,) = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = json.loads((layout / "blobs" / "sha256" / mine["digest"].removeprefix("sha256:")).read_text())
+    where = manifest["config"] if which == "config" else manifest["layers"][0]
+    where |= fields
+    again = blob(layout, json.dumps(manifest).encode(), "manifest.v1+json")
+    (layout / "index.json").write_text(json.dumps({"manifests": [again]}))
+
+
+@pytest.mark.parametrize(
+    ("which", "fields"),
+    [
+        ("layer", {"digest": f"sha256:{'1' * 64}", "urls": ["https://example.com/layer"]}),
+        ("layer", {"mediaType": "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", "digest": f"sha256:{'1' * 64}"}),
+        ("layer", {"size": 2**63}),
+        ("layer", {"size": 10**4000}),
+        ("layer", {"size": 0}),
+        ("layer", {"size": -1}),
+        ("layer", {"size": True, "digest": "sha512:" + "1" * 128}),
+        ("layer", {"digest": "sha256:../../../../etc/passwd"}),
+        ("layer", {"platform": None}),
+        ("config", {"size": 2**40}),
+        ("config", {"digest": f"sha256:{'1' * 64}"}),
+        ("config", {"mediaType": 3}),
+    ],
+)  # fmt: skip
+def test_an_odd_descriptor_unpacks_nothing(
+    layout: Path, tmp_path: Path, which: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apptainer").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    changed(layout, which, **fields)
+    for opened in (lambda: Layout(layout), lambda: Archive(named(layout))):
+        target = tmp_path / "copy"
+        target.mkdir()
+        with pytest.raises(ImageError):
+            opened().copy_to(target)
+        shutil.rmtree(target)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(ImageError) as caught:
+        make_sandbox(Layout(layout), tmp_path / "box", tmp_path / "own")
+    assert caught.value.exit_code == 4
+    assert not (tmp_path / "box").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_of_blobs_that_is_a_link_leads_nowhere(layout: Path, tmp_path: Path) -> None:
+    (layout / "blobs").rename(tmp_path / "elsewhere")
+    (layout / "blobs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ImageError):
+        Layout(layout).image()
 
 
 def test_what_a_configuration_states_becomes_the_image(layout: Path) -> None:

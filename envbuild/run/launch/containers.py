@@ -9,9 +9,10 @@ from typing import Protocol
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.run.apptainer import LIMITS, container_flags, shared_place
+from envbuild.run.apptainer import LIMITS, container_flags, place_here, shared_place
 from envbuild.run.container import READ_COMPAT, run_flags
 from envbuild.run.launch.beats import BEATING
+from envbuild.run.launch.hosts import is_local
 from envbuild.run.launch.job import Job
 from envbuild.run.launch.scripts import FOLDER
 from envbuild.settings import Settings
@@ -71,7 +72,7 @@ class _Docker:
 
     def __post_init__(self) -> None:
         # Values reach the containers through standard input, so the command lines name no variable.
-        self._flags, notes = run_flags(self.host, replace(self.job.container, environment=()))
+        self._flags, notes = run_flags(self.host, replace(self.job.container, environment=()), self.settings.gpu_access)
         self.notes = tuple(notes)
 
     def keeper(self, rank: int) -> list[str]:
@@ -125,10 +126,19 @@ class _Apptainer:
                 where="--launcher",
                 hint="launch as another user, or use --launcher torchrun",
             )
-        self._place = shared_place(self.job.container.image)
+        here = all(is_local(node.name) for node in self.job.nodes)
+        self._place = (
+            place_here(self.settings, self.job.container.image) if here else shared_place(self.job.container.image)
+        )
         # the folder is the command's, not the instance's
         container = replace(self.job.container, environment=(), workdir=None)
-        self._flags, _, notes = container_flags(self.host, container, folder=None)
+        if self.settings.gpu_access == "cdi" and container.gpus != "none":
+            raise UsageError(
+                "launch gives GPUs in Apptainer by --nv alone: its instances take no CDI devices",
+                where=self.settings.origin("gpu_access"),
+                hint="unset gpu_access, or use --launcher srun, which starts no instances",
+            )
+        self._flags, _, notes = container_flags(self.host, container, folder=None, choice="native")
         if any(flag == "--nv" for flag in self._flags) and self.job.container.gpus not in {"auto", "all"}:
             raise UsageError(
                 "a launch with Apptainer gives every host all of its GPUs",

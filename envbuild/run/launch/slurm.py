@@ -25,11 +25,11 @@ _OF_RUNTIME = ("NVIDIA_", "MELLANOX_")
 _READ_ONLY = ("BASHOPTS", "EUID", "PPID", "SHELLOPTS", "UID")
 """Names that bash lets nobody set."""
 
-# $1 GPUs, $2 InfiniBand, $3 ranks of a node, $4 the job's name, $5 the names that its variables come by, $6 its nodes; then the
-# words of the runtime. `nvidia-smi -L` lists what answers, and under Slurm's cgroups only what the job was given.
+# $1 GPUs, $2 InfiniBand, $3 ranks of a node, $4 the job's name, $5 the names that its variables come by, $6 its nodes, $7 the
+# setting `gpu_access`; then the words of the runtime. `nvidia-smi -L` lists what answers, and under Slurm's cgroups only what the job was given.
 _NODE = r"""set -eu
-asked=$1 rdma=$2 slots=$3 job=$4 names=$5 nodes=$6
-shift 6
+asked=$1 rdma=$2 slots=$3 job=$4 names=$5 nodes=$6 by=$7
+shift 7
 die() {
     echo "envbuild: ${SLURMD_NODENAME:-$(uname -n)}: $1" >&2
     exit 8
@@ -69,10 +69,14 @@ trap 'rm -rf "$own"' EXIT
 mkdir "$own/home" "$own/work"
 set -- --contain --cleanenv --pid --no-eval --home "$own/home:/root" --workdir "$own/work" "$@"
 if [ "$(id -u)" -eq 0 ]; then set -- --no-privs "$@"; fi
-if [ "$asked" != none ]; then set -- --nv "$@"; fi
-case $asked in
-none) ;;
-auto | all) if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then export APPTAINERENV_CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"; fi ;;
+case $asked/$by in
+none/*) ;;
+*/cdi) for number in $(echo "${mine:-all}" | tr , ' '); do set -- --device "nvidia.com/gpu=$number" "$@"; done ;;
+*) set -- --nv "$@" ;;
+esac
+case $asked/$by in
+none/* | */cdi) ;;
+auto/* | all/*) if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then export APPTAINERENV_CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"; fi ;;
 *) export APPTAINERENV_CUDA_VISIBLE_DEVICES="$asked" ;;
 esac
 if [ "$rdma" = on ]; then set -- --mount type=bind,source=/dev/infiniband,destination=/dev/infiniband "$@"; fi
@@ -88,8 +92,15 @@ shift 3
 program=$(command -v "$engine") || die "there is no $engine, which runs this image: a .sif takes Apptainer in its place"
 set -- "$program" "$@" run --rm --init --interactive --pull never --name "$job-$rank" --ipc host --ulimit stack=67108864
 FLAGS
+if [ "$by" = auto ] && ! command -v nvidia-container-runtime-hook >/dev/null && ! command -v nvidia-container-toolkit >/dev/null; then
+    for file in /etc/cdi/*.yaml /etc/cdi/*.json /var/run/cdi/*.yaml /var/run/cdi/*.json; do
+        if grep -Eqs 'kind"?: *"?nvidia\\.com/gpu' "$file"; then by=cdi; fi
+    done
+fi
 if [ "$asked" != none ]; then
-    if [ -n "$mine" ]; then set -- "$@" --gpus "\\"device=$mine\\""; else set -- "$@" --gpus all; fi
+    if [ "$by" = cdi ]; then
+        for number in $(echo "${mine:-all}" | tr , ' '); do set -- "$@" --device "nvidia.com/gpu=$number"; done
+    elif [ -n "$mine" ]; then set -- "$@" --gpus "\\"device=$mine\\""; else set -- "$@" --gpus all; fi
 else
     # an engine whose default runtime is nvidia gives GPUs to every image that asks for them
     set -- "$@" --env NVIDIA_VISIBLE_DEVICES=void
@@ -142,6 +153,7 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
     runtime, inside = _runtime(asked.image), _inside(job, torchrun)
     node = [
         asked.gpus, asked.infiniband, str(job.nodes[0].slots), job.name, " ".join(_handed(job)), " ".join(names),
+        settings.gpu_access,
     ]  # fmt: skip
     if runtime == "pyxis":
         return [*line, *_pyxis_flags(job), "sh", "-c", _NODE + _PYXIS, "sh", *node, inside]

@@ -64,7 +64,10 @@ def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
         AuditError: it is damaged, or out of bounds.
 
     """
-    hint = "name a file that ends with .whl, or a folder such as .venv/lib/python3.12/site-packages"
+    hint = (
+        "name a file that ends with .whl, or a folder such as .venv/lib/python3.12/site-packages; "
+        "or an image: FILE.oci.tar, an OCI layout, FILE.sif or a sandbox"
+    )
     try:
         if path.is_dir():
             files = read_folder(path)
