@@ -24,7 +24,7 @@ from envbuild.supply.attached import TYPES, attach, claims_of
 from envbuild.supply.inventory import inventory
 from envbuild.supply.owners import Owned
 from envbuild.supply.sbom import sbom
-from envbuild.supply.slsa import builder_id, provenance
+from envbuild.supply.slsa import provenance
 
 BOTH = ("sbom", "provenance")
 ASKED = {"ENVBUILD_TRUSTED_DOCUMENTS": "sbom provenance"}
@@ -43,9 +43,7 @@ def documents(axes, image: str, key) -> dict:
     inputs = inventory(lock)
     return {
         "sbom": sbom(lock, inputs, image=image, owned=Owned(files={}, unowned=())),
-        "provenance": provenance(
-            lock, inputs, image=image, layers=["sha256:" + "1" * 64], builder=builder_id(key.public)
-        ),
+        "provenance": provenance(lock, inputs, image=image, layers=["sha256:" + "1" * 64], builder=key.public.builder),
     }
 
 
@@ -309,7 +307,7 @@ def test_provenance_is_of_what_this_machine_built(engine, site, tmp_path):
     assert done.code == 0, done.err
     statement = json.loads((tmp_path / "p.json").read_bytes())
     assert statement["subject"][0]["digest"]["sha256"] == image.manifest.removeprefix("sha256:")
-    assert statement["predicate"]["runDetails"]["builder"]["id"] == builder_id(site.key.public)
+    assert statement["predicate"]["runDetails"]["builder"]["id"] == site.key.public.builder
     assert len(statement["predicate"]["runDetails"]["byproducts"]) == 1
     note.write_text(f"steps from registry.example.org/steps\n{image.manifest}")
     assert run("provenance", site.tag, env=env).code == 4
