@@ -96,7 +96,8 @@ def policy_of(settings: Settings, own: Sequence[Signer] = ()) -> Policy:
             where="trusted_signatures",
             hint="name more keys in trusted_keys",
         )
-    return Policy(verifiers=trusted, needed=settings.trusted_signatures)
+    identities = bool(settings.trusted_identities)
+    return Policy(verifiers=trusted, needed=settings.trusted_signatures, identities=identities)
 
 
 def signing_policy(settings: Settings, own: Sequence[Signer]) -> Policy:

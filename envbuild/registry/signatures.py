@@ -44,6 +44,8 @@ class Policy:
 
     verifiers: Sequence[Verifier]
     needed: int = 1
+    identities: bool = False
+    """Whether some of them are no keys."""
 
 
 def signature_tag(digest: str) -> str:
@@ -250,7 +252,11 @@ def require_signed(
     if found:
         why = f"is signed by {', '.join(found)}, and {policy.needed} signatures are needed"
     elif _held(repository, digest):
-        why = "is signed by none of the trusted keys"
+        why = (
+            "is signed by none of the trusted keys and identities"
+            if policy.identities
+            else "is signed by none of the trusted keys"
+        )
     else:
         why = "is not signed"
     raise LockError(
