@@ -38,7 +38,7 @@ _HOW_IN_CI = "signing_identity is for CI, which gives a job an OIDC token; on Gi
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Somebody whom an OIDC issuer vouches for: a workflow, a person."""
+    """Somebody whom an OIDC issuer confirms: a workflow, a person."""
 
     name: str
     """What the settings call it."""

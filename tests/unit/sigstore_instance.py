@@ -1,4 +1,4 @@
-"""An instance of sigstore on the loopback interface, with keys of its own: CI's tokens, the authority, its log, Rekor.
+"""An instance of sigstore on the loopback interface, with its own keys: CI's tokens, the authority, its log, Rekor.
 
 sigstore's library speaks to it as to the public one: it gives certificates for tokens (Fulcio's API, version 2), with a
 signed timestamp of a certificate log (RFC 6962), and enters signatures in a Merkle tree (Rekor's API, version 1).

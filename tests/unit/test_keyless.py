@@ -1,6 +1,8 @@
 """Signatures by identity, made and judged by sigstore's own library against an instance on the loopback interface."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from sigstore_instance import CI, GITHUB, IDENTITY, Instance
@@ -247,3 +249,20 @@ def test_keys_and_identities_count_together_and_each_once(site, tmp_path):
     three = site(ENVBUILD_TRUSTED_SIGNATURES="2")
     with pytest.raises(DataError, match="2 signatures are needed"):
         policy_of(three)
+
+
+def test_sigstores_own_command_judges_it_alike(site, instance, tmp_path):
+    """docs/howto/publish.md names it for those who check with other tools."""
+    made = keyless_signer(site()).signed(PAYLOAD)
+    (tmp_path / "payload").write_bytes(PAYLOAD)
+    (tmp_path / "bundle.json").write_text(made.bundle)
+    instance.trust(tmp_path / "client.json")
+
+    def judged(identity: str) -> int:
+        words = ["--trust-config", "client.json", "verify", "identity", "--bundle", "bundle.json", "--offline"]
+        words += ["--cert-identity", identity, "--cert-oidc-issuer", GITHUB, "payload"]
+        command = [sys.executable, "-m", "sigstore", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+
+    assert judged(IDENTITY) == 0
+    assert judged(IDENTITY + "2") != 0
