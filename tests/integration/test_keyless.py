@@ -12,6 +12,7 @@ from sigstore_instance import CI, GITHUB, IDENTITY, Instance
 from test_pull_by_flags import CPU, Site
 
 from envbuild.catalog.store import claims_of, read_catalog
+from envbuild.pipeline.cataloged import publish_image
 from envbuild.registry.keyless import keyless_signer
 from envbuild.registry.manifests import MANIFEST, Artifact
 from envbuild.registry.signatures import CONFIG_TYPE, sign, signature_tag
@@ -80,27 +81,32 @@ def job(engine, registry, tmp_path, instance):
 
 
 @pytest.fixture
-def published(job):
-    job.results()
-    done = job.publish()
-    assert done.returncode == 0, done.stderr
-    assert job.site.here() == []  # the runner has its room back
+def published(job, monkeypatch):
+    """The image in a catalogue that the job signed."""
+    with monkeypatch.context() as patch:
+        for name, value in job.instance.ci.items():
+            patch.setenv(name, value)
+        settings = job.settings(ENVBUILD_SIGNING_IDENTITY="ci", ENVBUILD_SIGSTORE_TRUST=str(job.client_trust))
+        publish_image(settings, job.locked, job.image.manifest, [keyless_signer(settings)])
     return job
 
 
-def test_a_job_without_a_key_publishes_and_a_client_without_a_key_pulls(published, instance):
-    site = published.site
-    made = instance.entries
-    assert made == 2  # the catalogue, and the image's SBOM
+def test_a_job_without_a_key_publishes_and_a_client_without_a_key_pulls(job, instance):
+    job.results()
+    published = job.publish()
+    assert published.returncode == 0, published.stderr
+    assert job.site.here() == []  # the runner has its room back
+    assert instance.entries == 2  # the catalogue, and the image's SBOM
+    site = job.site
     instance.server.__exit__(None, None, None)  # whoever pulls asks neither the authority nor the log
     try:
         done = site.pull(CPU, ENVBUILD_TRUSTED_DOCUMENTS="sbom")
     finally:
         instance.server.__enter__()
     assert done.code == 0, done.err
-    assert (done.answer["digest"], done.answer["verified"]["by"]) == (published.image.manifest, "catalog")
+    assert (done.answer["digest"], done.answer["verified"]["by"]) == (job.image.manifest, "catalog")
     assert done.answer["verified"]["record"] == "ci"
-    (entry,) = read_catalog(published.settings()).catalog.entries
+    (entry,) = read_catalog(job.settings()).catalog.entries
     assert entry.signers == ("ci",)
 
 
