@@ -1,12 +1,14 @@
 """The locks in the repository: each is whole, of the cell that its folder names, and found by the flags that the docs name."""
 
+import contextlib
+import json
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cell_inputs import inputs_for
 
+from envbuild.cli import main
 from envbuild.lock.files import read_lock
 from envbuild.lock.find import check_fits, find_lock, lock_name
 from envbuild.lock.inputs import inputs_of
@@ -21,8 +23,10 @@ LOCKS = sorted((ROOT / "matrices" / "locks").iterdir())
 # Flags of the docs whose cells have a lock here. The other cells that they name take wheels from PyTorch's index, or start
 # from NVIDIA's images: CI locks those, where these hosts are reached.
 DOCUMENTED = [
-    {"cuda": "13.0", "te": "2.12"},
-    {"cuda": "13.0", "te": "2.12", "gpu": "h100"},
+    "--cuda 13.0 --te 2.12",
+    "--cuda 13.0 --te 2.12 --gpu h100",
+    "--cuda 13.0 --te 2.12 --apex none",
+    "--cuda 13.0 --gpu a100,h100,b200",
 ]
 
 
@@ -51,9 +55,13 @@ def test_a_committed_lock_names_no_host_of_the_machine_that_made_it(folder):
     assert not re.findall(r"file://|\"/(?:root|home|tmp|work)/", text)
 
 
-@pytest.mark.parametrize("axes", DOCUMENTED, ids=lambda axes: " ".join(axes.values()))
-def test_the_documented_flags_find_their_lock(axes, tmp_path):
-    settings = load_settings(environ={"HOME": str(tmp_path)}, root=tmp_path)
-    found = find_lock(settings, inputs_for(**axes))
+@pytest.mark.parametrize("flags", DOCUMENTED)
+def test_the_documented_flags_find_their_lock(flags, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
+    with contextlib.suppress(SystemExit):
+        main(["resolve", *flags.split(), "--json"])
+    cell = json.loads(capsys.readouterr().out)["id"]
+    (folder,) = (each for each in LOCKS if each.name.rpartition("-")[0] == cell)
+    found = find_lock(load_settings(), inputs_of_lock(read_lock(folder).lock))
     assert found is not None
-    assert (found[1].parent, found[0].lock.complete) == (ROOT / "matrices" / "locks", True)
+    assert found[1] == folder
