@@ -1,6 +1,7 @@
 """SBOM and provenance attached to images of a registry that an attacker may write to: found, checked, tampers refused."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -284,6 +285,18 @@ def test_the_layers_that_were_built_here_are_taken_in_another_compression(engine
     done = site.pull(CPU)
     assert done.code == 0, done.err
     assert (done.answer["digest"], done.answer["verified"]["by"]) == (image.manifest, "catalog")
+    # the same layers under another entry point are another image
+    own = EngineClient(site.settings()).image(site.tag).config
+    for config, code in (("sha256:" + "4" * 64, 4), (own, 0)):
+        for name in site.here():
+            subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, check=False)
+        shutil.rmtree(note.parent.parent / "pulled")
+        (note.parent.parent / "pulled").mkdir()
+        note.write_text(f"config {config}\nlayers {','.join(entry.layers)}\nsha256:{'2' * 64}")
+        done = site.pull(CPU)
+        assert done.code == code, done.err
+        assert bool(site.here()) is (code == 0)
+        assert code == 0 or "starts them in another way" in done.err
 
 
 def test_an_unknown_document_in_the_settings_is_refused(site):
