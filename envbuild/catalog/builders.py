@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from envbuild.catalog.store import policy_of
 from envbuild.errors import DataError, LockError
-from envbuild.registry.keys import PrivateKey
 from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import sign, signers
+from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
 
 BUILT = {"io.envbuild.built": "this signer built an image of this digest from its lock"}
@@ -21,7 +21,7 @@ LAYERS = {"io.envbuild.built": "this signer built the layers and the configurati
 
 
 def sign_built(
-    repository: Repository, digest: str, keys: Sequence[PrivateKey], *, claims: Mapping[str, str] = BUILT
+    repository: Repository, digest: str, keys: Sequence[Signer], *, claims: Mapping[str, str] = BUILT
 ) -> None:
     """Sign the image `digest`, which this machine built from its lock; with the claims `LAYERS`, but for the compression.
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, LARGEST, TAG, Catalog, Entry, read_body
 from envbuild.errors import DataError, LockError, UsageError
-from envbuild.registry.keys import PrivateKey, read_public_key
+from envbuild.registry.keyless import identities_of
+from envbuild.registry.keys import KeyVerifier, read_public_key
 from envbuild.registry.manifests import MANIFEST, artifact_of
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import KeyVerifier, Policy, require_signed, sign
+from envbuild.registry.signatures import Policy, require_signed, sign
+from envbuild.registry.signers import Signer, Verifier
 from envbuild.settings import Settings
 
 Now = Callable[[], dt.datetime]
@@ -54,41 +56,67 @@ def repository_name(settings: Settings) -> str:
     return settings.registry
 
 
-def policy_of(settings: Settings, own: Sequence[PrivateKey] = ()) -> Policy:
-    """Return who may sign the catalogue, by the settings; `own` keys count as trusted to who holds them.
+def policy_of(settings: Settings, own: Sequence[Signer] = ()) -> Policy:
+    """Return who may sign the catalogue, by the settings; one's `own` signers count as trusted to who holds them.
 
     Raises:
-        DataError: no key is trusted, a key cannot be read, two have one name, or more signatures are needed than keys.
+        DataError: nobody is trusted, a key cannot be read, two have one name, or more signatures are needed than signers.
+        HostError: an identity is trusted, and the library that judges its signatures is missing.
 
     """
-    keys = [read_public_key(path) for path in settings.trusted_keys]
-    if len({key.name for key in keys}) != len(keys):
+    keys = [KeyVerifier(key=read_public_key(path)) for path in settings.trusted_keys]
+    trusted: list[Verifier] = [*keys, *identities_of(settings)]
+    if len({each.name for each in keys}) != len(keys):
         raise DataError("two trusted keys have one name", where="trusted_keys", hint="rename one of the files")
-    if len({key.body for key in keys}) != len(keys):
+    if len({each.name for each in trusted}) != len(trusted):
+        raise DataError("two of those trusted have one name", where="trusted_identities", hint="rename one")
+    if len({each.body for each in keys}) != len(keys):
         raise DataError("one key is trusted under two names", where="trusted_keys", hint="name it once")
-    for key in own:  # by the key itself: one that counted under two names would sign for two
-        if key.public.body in {known.body for known in keys}:
+    if len({each.body for each in trusted}) != len(trusted):
+        raise DataError("one identity is trusted under two names", where="trusted_identities", hint="name it once")
+    for signer in own:  # by the key itself: one that counted under two names would sign for two
+        if signer.verifier.body in {known.body for known in trusted}:
             continue
-        if key.name in {known.name for known in keys}:
+        if signer.name in {known.name for known in trusted}:
             raise DataError(
-                f"the key that signs as {key.name} is not the trusted key of that name",
+                f"the key that signs as {signer.name} is not the trusted key of that name",
                 where="signing_keys",
                 hint="rename one of the files, or sign with the trusted key",
             )
-        keys.append(key.public)
-    if not keys:
+        trusted.append(signer.verifier)
+    if not trusted:
         raise DataError(
             "no key is trusted to sign the catalogue",
             where="trusted_keys",
             hint='name the publisher\'s public key in the settings: trusted_keys = ["release.pub"]',
         )
-    if settings.trusted_signatures > len(keys):
+    if settings.trusted_signatures > len(trusted):
         raise DataError(
-            f"{settings.trusted_signatures} signatures are needed, and {len(keys)} keys are trusted",
+            f"{settings.trusted_signatures} signatures are needed, and {len(trusted)} keys are trusted",
             where="trusted_signatures",
             hint="name more keys in trusted_keys",
         )
-    return Policy(verifiers=[KeyVerifier(key=key) for key in keys], needed=settings.trusted_signatures)
+    identities = bool(settings.trusted_identities)
+    return Policy(verifiers=trusted, needed=settings.trusted_signatures, identities=identities)
+
+
+def signing_policy(settings: Settings, own: Sequence[Signer]) -> Policy:
+    """Return who may sign, once one's `own` signers are as many as must: what they publish would be refused otherwise.
+
+    Raises:
+        UsageError: they are fewer.
+        DataError, HostError: as `policy_of`.
+
+    """
+    policy = policy_of(settings, own)
+    signing = {signer.verifier.body for signer in own}
+    if len(signing) < policy.needed:
+        raise UsageError(
+            f"{policy.needed} signatures are needed, and {len(signing)} keys are there to sign",
+            where="signing_keys",
+            hint="name more private keys in signing_keys; nothing was published",
+        )
+    return policy
 
 
 def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
@@ -125,7 +153,7 @@ def read_catalog(settings: Settings, *, now: Now = now_utc) -> Read | None:
     return found
 
 
-def signed_entries(settings: Settings, keys: Sequence[PrivateKey] = ()) -> tuple[Entry, ...]:
+def signed_entries(settings: Settings, keys: Sequence[Signer] = ()) -> tuple[Entry, ...]:
     """Return the entries of the registry's catalogue once it is signed, whatever its age; none where it has none.
 
     Raises:
@@ -228,29 +256,22 @@ class _Seen:
             part.replace(self.place)
 
 
-def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[PrivateKey], *, now: Now = now_utc) -> Read:
+def publish(settings: Settings, entries: Sequence[Entry], keys: Sequence[Signer], *, now: Now = now_utc) -> Read:
     """Add entries to the registry's catalogue, sign its next version, and return it. Without entries, its date is renewed.
 
     What is there must be signed by the settings' policy, so that nobody signs what somebody else slipped in. Publishers at
     the same time do not lose each other's entries (`Repository.change_tag`).
 
     Raises:
-        UsageError: there are fewer keys than signatures that the settings ask for.
+        UsageError: there are fewer signers than signatures that the settings ask for.
         DataError: the settings name no registry.
         HostError: the registry cannot be reached or refuses.
         LockError: the catalogue that is there is not signed as it must be, or others changed it each time.
 
     """
-    policy = policy_of(settings, keys)
-    named = {key.body: key.name for key in map(read_public_key, settings.trusted_keys)}
-    signing = {named.get(key.public.body, key.name) for key in keys}
-    if len(signing) < policy.needed:
-        raise UsageError(
-            f"{policy.needed} signatures are needed, and {len(signing)} keys are there to sign",
-            where="signing_keys",
-            hint="name more private keys in signing_keys",
-        )
-    names = tuple(sorted(signing))
+    policy = signing_policy(settings, keys)
+    named = {verifier.body: verifier.name for verifier in policy.verifiers}
+    names = tuple(sorted({named[key.verifier.body] for key in keys}))
     own = tuple(Entry.model_validate(entry.model_copy(update={"signers": names})) for entry in entries)
     started = now()
     with Repository(repository_name(settings), settings) as repository:

@@ -148,7 +148,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
     not to be trusted; then nothing is published.
     """
-    from envbuild.cli.published import keys_of
+    from envbuild.catalog.store import signing_policy
+    from envbuild.cli.published import signers_of
     from envbuild.engine.built import Built
     from envbuild.engine.client import engine_client
     from envbuild.matrix.load import load_matrix
@@ -157,7 +158,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
 
     named = parse_digest(digest)
     settings = show_notices(use_cache(load_settings()))
-    keys = keys_of(settings)
+    keys = signers_of(settings)
+    signing_policy(settings, keys)  # before the minutes of reading and pushing
     client = engine_client(settings)
     doing("reading the image's lock")
     held = client.image(image)
@@ -190,12 +192,12 @@ def refresh_catalog(as_json: bool) -> None:
     Where the setting `trusted_documents` asks for them, each image must have its SBOM or its provenance. Otherwise this
     exits with 4, and nothing is signed.
     """
-    from envbuild.cli.published import keys_of
+    from envbuild.cli.published import signers_of
     from envbuild.pipeline.cataloged import refresh_catalog as refresh
     from envbuild.settings import load_settings
 
     settings = show_notices(use_cache(load_settings()))
-    keys = keys_of(settings)
+    keys = signers_of(settings)
     doing("signing the catalogue")
     read = refresh(settings, keys)
     answer = {"catalog": read.digest, "version": read.catalog.version, "signers": list(read.signers)}

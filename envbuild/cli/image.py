@@ -198,7 +198,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
     from envbuild.pipeline.platform import require_platform
     from envbuild.pipeline.prebuilt import push_image, require_registry
     from envbuild.pipeline.prove import prove
-    from envbuild.pipeline.wheel_sharing import push_wheels, wheel_keys
+    from envbuild.pipeline.wheel_sharing import push_wheels, wheel_signers
 
     started = time.monotonic()
     substitutes, output = options.substitutes, options.output
@@ -218,7 +218,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
     if options.push:  # before hours of work
         require_registry(settings)
-    keys = wheel_keys(settings) if options.push else ()
+    keys = wheel_signers(settings) if options.push else ()
     doing("asking the engine")
     client = engine_client(settings)
     require_platform(client, asked.solution.cell)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from envbuild.matrix.load import Matrix
     from envbuild.pipeline.cataloged import Published
     from envbuild.registry.keys import PrivateKey
+    from envbuild.registry.signers import Signer
     from envbuild.settings import Settings
 
 
@@ -42,7 +43,7 @@ def wanted_of(flags: Mapping[str, Any], sources: tuple[str, ...], matrix: "Matri
 
 def uses_catalog(settings: "Settings") -> bool:
     """Return whether the settings name a registry and who may sign its catalogue."""
-    return bool(settings.registry and settings.trusted_keys)
+    return bool(settings.registry and settings.trusts_signers)
 
 
 def published_for(
@@ -126,3 +127,18 @@ def keys_of(settings: "Settings") -> "tuple[PrivateKey, ...]":
     from envbuild.pipeline.cataloged import signing_keys
 
     return signing_keys(settings, key_password)
+
+
+def signers_of(settings: "Settings") -> "tuple[Signer, ...]":
+    """Return who signs here: the keys of this machine, and in CI the job's identity.
+
+    Raises:
+        UsageError, DataError, HostError: as `signing_keys` and `keyless_signer`; there is neither.
+
+    """
+    from envbuild.registry.keyless import keyless_signer
+
+    keyless = keyless_signer(settings)
+    if keyless is None:
+        return keys_of(settings)
+    return (*(keys_of(settings) if settings.signing_keys else ()), keyless)

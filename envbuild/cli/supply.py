@@ -71,27 +71,27 @@ def sbom(subject: str, output: Path | None, stack_file: str | None, as_json: boo
 def provenance(tag: str, output: Path | None, stack_file: str | None, as_json: bool) -> None:
     """Write the provenance of an image that this machine built: an in-toto statement with SLSA's provenance, version 1.
 
-    It names the builder by the first key of the setting `signing_keys`, the lock and its inputs by hash, and the image by
+    It names the builder by the first key of the setting `signing_keys`, or by the job's identity in CI, the lock and its inputs by hash, and the image by
     digest. It is not signed here: `catalog publish` signs it and attaches it to the image.
 
     Exits with 4 when this machine did not build the image, or took finished steps of others for it.
     """
-    from envbuild.cli.published import keys_of
+    from envbuild.cli.published import signers_of
     from envbuild.errors import LockError
     from envbuild.settings import load_settings
     from envbuild.supply.look import own_provenance
 
     settings = show_notices(use_cache(load_settings()))
-    key = keys_of(settings)[0].public
+    signer = signers_of(settings)[0].verifier
     looked = _looked(settings, tag, stack_file)
-    body = own_provenance(settings, looked, key)
+    body = own_provenance(settings, looked, signer)
     if body is None:
         raise LockError(
             "this machine did not build this image, or not every step of it",
             where=f"{tag} ({looked.image.digest})",
             hint="who built it writes its provenance; `envbuild reproduce` builds it again here",
         )
-    answer = {"image": looked.image.digest, "lock": looked.plan.lock.digest, "builder": key.name}
+    answer = {"image": looked.image.digest, "lock": looked.plan.lock.digest, "builder": signer.name}
     _write(answer, body, output, as_json=as_json)
 
 

@@ -107,7 +107,7 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     from envbuild.catalog.builders import BUILT, LAYERS, sign_built
     from envbuild.catalog.store import repository_name
     from envbuild.cli.building import shown_build
-    from envbuild.cli.published import keys_of
+    from envbuild.cli.published import signers_of
     from envbuild.engine.client import engine_client
     from envbuild.engine.originals import open_original
     from envbuild.engine.reproduce import COMPRESSION, InEngine
@@ -119,7 +119,7 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     from envbuild.settings import load_settings
 
     settings = use_cache(load_settings())
-    keys = keys_of(settings) if do_sign else ()
+    keys = signers_of(settings) if do_sign else ()
     if do_sign:
         repository_name(settings)  # before the hours of a build
     client = engine_client(settings)

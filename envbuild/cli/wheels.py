@@ -121,13 +121,13 @@ def push(as_json: bool, **chosen: tuple[str, ...]) -> None:
     compiled here, or the registry has another wheel under its key, and 8 when the registry cannot be reached.
     """
     from envbuild.errors import DataError, LockError
-    from envbuild.pipeline.wheel_sharing import push_kept, wheel_keys, wheel_repository
+    from envbuild.pipeline.wheel_sharing import push_kept, wheel_repository, wheel_signers
     from envbuild.pipeline.wheels import require_some
     from envbuild.registry.repository import Repository
     from envbuild.settings import load_settings
 
     settings = load_settings()
-    name, keys = wheel_repository(settings), wheel_keys(settings)
+    name, keys = wheel_repository(settings), wheel_signers(settings)
     if not keys:
         raise DataError(
             "no key signs the wheels", where="signing_keys", hint="name a private key: nobody takes what nobody signed"

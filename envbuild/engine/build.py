@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
 from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
-from envbuild.engine.built import Built, find_built, layers_of, note_of, remember_built
+from envbuild.engine.built import Built, find_built, note_of, remember_built, with_content
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
 from envbuild.engine.details import Details, part_of
@@ -132,7 +132,7 @@ class Builder:
                 built = self._make_image(tag)
             if not self.substitutes:
                 own = note_of(self.settings, self.plan, built.digest, cache=self.cache)
-                remember_built(self.settings, self.plan, replace(own, layers=layers_of(self.client, built.digest)))
+                remember_built(self.settings, self.plan, with_content(self.client, own))
             clear(self.settings)  # once more: at the start, what a killed run had started may still have been ending
         return replace(
             built,

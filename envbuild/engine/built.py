@@ -1,7 +1,7 @@
 """An image that was built, and this machine's notes of what it built itself."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.engine.client import EngineClient
@@ -13,7 +13,7 @@ from envbuild.settings import Settings
 
 # The digest comes last, so that half a note is none.
 _NOTE = re.compile(
-    r"(layers (?P<layers>[!-~]+)\n)?(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
+    r"(config (?P<config>sha256:[0-9a-f]{64})\n)?(layers (?P<layers>[!-~]+)\n)?(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
 )
 
 
@@ -65,6 +65,7 @@ class OwnBuild:
         wheels_from: where a compiled wheel of it came from, signed by a trusted key; None when all were compiled here.
         layers: the digests of its layers, uncompressed, the lowest first: what follows from the lock, whoever compresses
             them. Empty in a note of an earlier release.
+        config: how a container of it starts, as `Image.config`. Empty in a note of an earlier release.
 
     """
 
@@ -72,6 +73,7 @@ class OwnBuild:
     steps_from: str | None = None
     wheels_from: str | None = None
     layers: tuple[str, ...] = ()
+    config: str = ""
 
     @property
     def alone(self) -> bool:
@@ -101,7 +103,8 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
-    lines = [f"layers {','.join(build.layers)}\n"] if build.layers else []
+    lines = [f"config {build.config}\n"] if build.config else []
+    lines += [f"layers {','.join(build.layers)}\n"] if build.layers else []
     lines += [f"{what} from {origin}\n" for what, origin in parts if origin]
     place.write_text("".join(lines) + build.digest, encoding="utf-8")
 
@@ -115,13 +118,13 @@ def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
     if note is None:
         return None
     layers = tuple(note["layers"].split(",")) if note["layers"] else ()
-    return OwnBuild(**note.groupdict() | {"layers": layers})
+    return OwnBuild(**note.groupdict() | {"layers": layers, "config": note["config"] or ""})
 
 
-def layers_of(client: EngineClient, digest: str) -> tuple[str, ...]:
-    """Return the digests of the uncompressed layers of an image that was just built; none where the engine does not have it."""
-    found = client.find_image(digest)
-    return found.layers if found is not None else ()
+def with_content(client: EngineClient, build: OwnBuild) -> OwnBuild:
+    """Return the note of an image that was just built with its layers and its configuration, where the engine has it."""
+    found = client.find_image(build.digest)
+    return build if found is None else replace(build, layers=found.layers, config=found.config)
 
 
 def built_digest(settings: Settings, plan: Plan) -> str | None:

@@ -1,5 +1,8 @@
 """What the engine reports of an untrusted image: bytes in, values out."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +14,12 @@ from envbuild.util.names import Digest
 
 LIMIT = 16 << 20
 """Bytes that the engine may say of one image."""
+
+# What a container of it starts with: the fields of OCI's image configuration, and the three that Docker adds.
+_RUNS = (
+    *("Cmd", "Entrypoint", "Env", "ExposedPorts", "Labels", "StopSignal", "User", "Volumes", "WorkingDir"),
+    *("Healthcheck", "OnBuild", "Shell"),
+)
 
 
 class _Config(BaseModel):
@@ -75,6 +84,9 @@ class Image:
     """The image's manifest, where the engine describes it: Docker does since 28."""
     layers: tuple[str, ...] = ()
     """Digest of each layer, uncompressed, the lowest first: what the image is, however it was packed."""
+    config: str = ""
+    """Digest of how a container of it starts, and for which platform: environment, entry point, user and so on. Engines write
+    a field without a value in several ways, so that it is not the digest of the configuration's blob."""
     place: Path | None = None
     """The folder or the .sif that a runtime without an engine runs; None for an image of the engine."""
     confirmed_by: Literal["engine", "blobs", "label"] = "engine"
@@ -122,7 +134,15 @@ def image_from(found: object, reference: str) -> Image:
         if stored and stored.media_type and stored.size
         else None,
         layers=tuple((facts.root.layers if facts.root else None) or ()),
+        config=_config_digest(found[0]),
     )
+
+
+def _config_digest(stated: Mapping[str, Any]) -> str:
+    config = stated.get("Config") or {}
+    value = {name: config[name] for name in _RUNS if config.get(name) not in (None, "", [], {})}
+    whole = {"config": value, "os": stated.get("Os") or "linux", "architecture": stated.get("Architecture")}
+    return f"sha256:{hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()}"
 
 
 class _Stated(BaseModel):

@@ -25,10 +25,10 @@ from envbuild.engine.wheel_file import check_wheel
 from envbuild.engine.wheels import BuildRecord, KeptWheel, parse_record
 from envbuild.errors import HostError, LockError
 from envbuild.plan.plan import Plan
-from envbuild.registry.keys import PrivateKey
 from envbuild.registry.manifests import MANIFEST, Artifact, Descriptor, artifact_of, described
 from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import Policy, require_signed, sign
+from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, read_below
 from envbuild.util.names import shown
@@ -72,7 +72,7 @@ class Pushed:
     """Whether it was not there before."""
 
 
-def push_wheel(repository: Repository, wheel: KeptWheel, keys: Sequence[PrivateKey]) -> Pushed:
+def push_wheel(repository: Repository, wheel: KeptWheel, keys: Sequence[Signer]) -> Pushed:
     """Push a kept wheel with its record and inputs, and sign its manifest.
 
     Args:
@@ -217,7 +217,7 @@ class SharedWheels:
             LockError: the registry's wheel must not be used. Nothing of it is kept.
 
         """
-        trusted = self._settings.trusted_keys
+        trusted = self._settings.trusts_signers
         if self._name is None or not (trusted or recorded(place_of_wheel(self._settings, plan, component.axis))):
             return False
         policy = policy_of(self._settings) if trusted else Policy(verifiers=())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from envbuild.engine.built import own_build
+from envbuild.engine.image import Image
 from envbuild.errors import LockError
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
@@ -133,19 +134,18 @@ def expected_digests(
     return Expected(by="evidence", records=dict(found)) if found else None
 
 
-def require_own_layers(
-    settings: Settings, plan: Plan, verified: Verified, layers: Sequence[str], *, where: str
-) -> None:
-    """Check that an image which the catalogue names has the layers that this machine built from exactly its plan.
+def require_own_content(settings: Settings, plan: Plan, verified: Verified, image: Image, *, where: str) -> None:
+    """Check that an image which the catalogue names has the layers and the configuration that this machine built from its plan.
 
-    The catalogue's entry says so before the pull (`expected_digests`); this compares the layers of the image itself. Where
-    this machine built none, or not every step, there is nothing to compare with.
+    The catalogue's entry states the layers before the pull (`expected_digests`); this compares those of the image itself, and
+    how a container of it starts: the same files under another entry point are another image. Where this machine built none,
+    or not every step, there is nothing to compare with.
 
     Args:
         settings: where the notes of builds are.
         plan: of the image.
         verified: who named its digest.
-        layers: the digests of the image's own layers, uncompressed.
+        image: it, in the engine.
         where: of the error: the image.
 
     Raises:
@@ -155,12 +155,19 @@ def require_own_layers(
     own = own_build(settings, plan)
     if verified.by != "catalog" or own is None or own.steps_from is not None or not own.layers:
         return
-    if tuple(layers) != own.layers:
+    if image.layers != own.layers:
         raise LockError(
             "the registry's image has other layers than this machine built from the lock",
             where=where,
             hint="the catalogue's entry states the right ones: ask who publishes there; "
             "`envbuild image --no-pull` builds the image here",
+        )
+    if own.config and image.config != own.config:
+        raise LockError(
+            "the registry's image has the layers that this machine built from the lock, and starts them in another way: "
+            "its environment, entry point, user or another part of its configuration differs",
+            where=where,
+            hint="ask who publishes there; `envbuild image --no-pull` builds the image here",
         )
 
 

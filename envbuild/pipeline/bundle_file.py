@@ -23,7 +23,8 @@ from pydantic import ValidationError
 
 from envbuild.errors import LockError
 from envbuild.registry.keys import PrivateKey
-from envbuild.registry.signatures import Policy, Signature, payload_of, signed_digest
+from envbuild.registry.signatures import Policy, payload_of, signed_digest
+from envbuild.registry.signers import Signature
 from envbuild.util.below import OutsideError, open_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, Member, TarError, read_tar

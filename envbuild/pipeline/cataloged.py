@@ -19,6 +19,7 @@ from envbuild.catalog.store import (
     read_catalog,
     repository_name,
     signed_entries,
+    signing_policy,
 )
 from envbuild.doctor.reach import gpu_release
 from envbuild.engine.built import Built, own_build
@@ -40,6 +41,7 @@ from envbuild.registry.keys import PrivateKey, read_private_key
 from envbuild.registry.manifests import Descriptor, bare
 from envbuild.registry.repository import Manifest, Repository
 from envbuild.registry.signatures import Policy
+from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
 from envbuild.stacks.load import stack_of_lock
 from envbuild.supply.attached import Document, attach, require_attached
@@ -218,7 +220,7 @@ def push_and_publish(
     client: EngineClient,
     held: Built,
     locked: Locked,
-    keys: Sequence[PrivateKey],
+    keys: Sequence[Signer],
     *,
     built: bool,
     documents: Mapping[Document, bytes],
@@ -242,8 +244,8 @@ def push_and_publish(
 
     """
     settings = client.settings
+    policy = signing_policy(settings, keys)  # first: with fewer signers than are needed, nothing is to be written
     with Repository(repository_name(settings), settings) as repository:
-        policy = policy_of(settings, keys)
         _require_documents(repository, held.digest, locked.lock.digest, settings, policy, documents)
     doing("pushing the image")
     reference = push_image(client, locked.lock, held)
@@ -255,7 +257,7 @@ def publish_image(
     settings: Settings,
     locked: Locked,
     digest: str,
-    keys: Sequence[PrivateKey],
+    keys: Sequence[Signer],
     *,
     built: bool = False,
     documents: Mapping[Document, bytes] | None = None,
@@ -275,7 +277,7 @@ def publish_image(
             the settings ask for a document of it that it does not have.
 
     """
-    policy = policy_of(settings, keys)
+    policy = signing_policy(settings, keys)
     with Repository(repository_name(settings), settings) as repository:
         manifest = repository.manifest(digest)
         if manifest is None:
@@ -340,7 +342,7 @@ def documents_of(
     matrix: Matrix,
     locked: Locked,
     digest: str,
-    keys: Sequence[PrivateKey],
+    keys: Sequence[Signer],
     *,
     stack_file: str | None,
     note: Note,
@@ -358,13 +360,13 @@ def documents_of(
     if looked.owned.unowned:
         note(f"note: {len(looked.owned.unowned)} files of the image belong to no locked input; its SBOM lists them")
     documents: dict[Document, bytes] = {"sbom": looked.sbom()}
-    statement = own_provenance(settings, looked, keys[0].public) if keys else None
+    statement = own_provenance(settings, looked, keys[0].verifier) if keys else None
     if statement is not None:
         documents["provenance"] = statement
     return documents
 
 
-def refresh_catalog(settings: Settings, keys: Sequence[PrivateKey]) -> Read:
+def refresh_catalog(settings: Settings, keys: Sequence[Signer]) -> Read:
     """Sign the catalogue again with today's date, once every image in it has the documents that the settings ask for.
 
     Raises:
@@ -372,7 +374,7 @@ def refresh_catalog(settings: Settings, keys: Sequence[PrivateKey]) -> Read:
 
     """
     if settings.trusted_documents:
-        policy = policy_of(settings, keys)
+        policy = signing_policy(settings, keys)
         entries = signed_entries(settings, keys)
         with Repository(repository_name(settings), settings) as repository:
             for entry in entries:

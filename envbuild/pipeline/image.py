@@ -199,7 +199,7 @@ def _ready_made(request: ImageRequest, client: EngineClient, plan: Plan, found: 
     if (made := _present(request, client, plan, found, expected)) is not None:
         return made
     # With keys that must confirm images, one that nobody confirms is not run: it is built here.
-    pull = request.pull and not (client.settings.trusted_keys and expected is None)
+    pull = request.pull and not (client.settings.trusts_signers and expected is None)
     pulled = _pulled_or_hint(client, plan, request.tag or plan.tag, expected) if pull else None
     if pulled is None:
         return None

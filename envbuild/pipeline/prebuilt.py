@@ -6,7 +6,7 @@ from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.reproduce import carried_lock
-from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_layers
+from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_content
 from envbuild.errors import DataError, LockError
 from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
@@ -54,8 +54,8 @@ def pull_prebuilt(
 
     The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
     the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. Where this
-    machine built the lock's image and the catalogue names another digest, the layers must be the same. The image is
-    remembered as pulled, never as built.
+    machine built the lock's image and the catalogue names another digest, the layers and the configuration must be the
+    same. The image is remembered as pulled, never as built.
 
     Args:
         client: the engine; its settings say which registry.
@@ -65,7 +65,7 @@ def pull_prebuilt(
 
     Raises:
         LockError: the registry holds another digest than the expected one, something else than this lock's image, other
-            layers than this machine built from the lock, or something damaged.
+            layers or another configuration than this machine built from the lock, or something damaged.
         HostError: the registry cannot be reached or refuses.
 
     """
@@ -86,7 +86,7 @@ def pull_prebuilt(
     )
 
     def check(name: str) -> None:
-        require_own_layers(settings, plan, verified, client.image(name).layers, where=where)
+        require_own_content(settings, plan, verified, client.image(name), where=where)
         require_fit(client, name, plan)
 
     pinned = pull_verified(client, reference, digest, check=check)

@@ -8,8 +8,10 @@ from envbuild.engine.shared_wheels import NotSharedError, Pushed, push_wheel, re
 from envbuild.engine.wheels import KeptWheel, read_kept
 from envbuild.errors import DataError
 from envbuild.plan.plan import Plan
-from envbuild.registry.keys import PrivateKey, read_private_key
+from envbuild.registry.keyless import keyless_signer
+from envbuild.registry.keys import read_private_key
 from envbuild.registry.repository import Repository
+from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
@@ -31,17 +33,20 @@ def wheel_repository(settings: Settings) -> str:
     return name
 
 
-def wheel_keys(settings: Settings) -> tuple[PrivateKey, ...]:
-    """Return the keys that sign wheels; none where the settings name none.
+def wheel_signers(settings: Settings) -> tuple[Signer, ...]:
+    """Return who signs wheels: this machine's keys, and in CI the job's identity; none where the settings name none.
 
     Raises:
         DataError: a key cannot be read, or its password is wrong.
+        UsageError, HostError: as `keyless_signer`.
 
     """
-    return tuple(read_private_key(path, lambda: os.environ.get("COSIGN_PASSWORD")) for path in settings.signing_keys)
+    keys = (read_private_key(path, lambda: os.environ.get("COSIGN_PASSWORD")) for path in settings.signing_keys)
+    keyless = keyless_signer(settings)
+    return (*keys, *((keyless,) if keyless else ()))
 
 
-def push_kept(settings: Settings, repository: Repository, wheel: KeptWheel, keys: Sequence[PrivateKey]) -> Pushed:
+def push_kept(settings: Settings, repository: Repository, wheel: KeptWheel, keys: Sequence[Signer]) -> Pushed:
     """Push and sign a wheel that this machine compiled; see `push_wheel`.
 
     Raises:
@@ -60,7 +65,7 @@ def push_kept(settings: Settings, repository: Repository, wheel: KeptWheel, keys
 
 
 def push_wheels(
-    settings: Settings, plan: Plan, keys: Sequence[PrivateKey], *, note: Callable[[str], object]
+    settings: Settings, plan: Plan, keys: Sequence[Signer], *, note: Callable[[str], object]
 ) -> list[dict[str, object]]:
     """Push and sign the wheels of a plan that this machine compiled; return what was pushed, as JSON values.
 

@@ -8,6 +8,7 @@ writes its own.
 `cryptography` is imported when a key is read: most commands read none.
 """
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import DataError, UsageError
+from envbuild.registry.signers import Signature
 from envbuild.util.below import OutsideError, read_file
 from envbuild.util.names import SafeName, checked
 
@@ -40,6 +42,11 @@ class PublicKey:
 
         return self.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
+    @property
+    def builder(self) -> str:
+        """The id of the builder that signs with the private half."""
+        return f"urn:envbuild:key:sha256:{hashlib.sha256(self.body).hexdigest()}"
+
     def verifies(self, signature: bytes, content: bytes) -> bool:
         """Return whether this key's private half signed `content`."""
         from cryptography.exceptions import InvalidSignature
@@ -54,6 +61,32 @@ class PublicKey:
         except (InvalidSignature, ValueError):
             return False
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyVerifier:
+    """Judges signatures by a public key."""
+
+    key: PublicKey
+
+    @property
+    def name(self) -> str:
+        """The key's name."""
+        return self.key.name
+
+    @property
+    def body(self) -> bytes:
+        """The key, DER."""
+        return self.key.body
+
+    @property
+    def builder(self) -> str:
+        """The id of the builder that signs with the key."""
+        return self.key.builder
+
+    def accepts(self, signature: Signature) -> bool:
+        """Return whether the key signed the payload."""
+        return self.key.verifies(signature.signature, signature.payload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +109,15 @@ class PrivateKey:
     def public(self) -> PublicKey:
         """The public half."""
         return PublicKey(name=self.name, key=self.key.public_key())
+
+    @property
+    def verifier(self) -> KeyVerifier:
+        """Judges what this key signs."""
+        return KeyVerifier(key=self.public)
+
+    def signed(self, payload: bytes) -> Signature:
+        """Return a signature of `payload`."""
+        return Signature(payload=payload, signature=self.sign(payload))
 
 
 def read_public_key(path: Path) -> PublicKey:

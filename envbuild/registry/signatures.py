@@ -8,74 +8,34 @@ cosign signed with a key counts here.
 The tag and the manifest are hints, as everything that a registry serves: a signature counts only where a trusted key
 signed the payload's bytes and the payload names the digest that was asked for.
 
-Signatures without a key of one's own (sigstore's short-lived certificates, for CI) have the same layout, with the
-certificate, its chain and the transparency log's entry as further annotations. `Signature` holds them, and a `Verifier`
-for an identity can judge them with sigstore's library; this release has none.
+A signature without a key of one's own (`keyless`, for CI) has the same layout, with sigstore's bundle as a further
+annotation: certificate, signature and the transparency log's entry in one. Only the bundle is judged then.
 """
 
 import base64
 import binascii
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from envbuild.errors import HostError, LockError
-from envbuild.registry.keys import PrivateKey, PublicKey
 from envbuild.registry.manifests import MANIFEST, Artifact, Descriptor
 from envbuild.registry.repository import Repository
+from envbuild.registry.signers import Signature, Signer, Verifier
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import Digest, checked
 
 PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 _SIGNATURE = "dev.cosignproject.cosign/signature"
-_SIGSTORE = "dev.sigstore.cosign/"
+_BUNDLE = "dev.sigstore.bundle/content"
 _KIND = "cosign container image signature"
 _LARGEST_PAYLOAD = 64 << 10
 _MOST_SIGNATURES = 50
 _SIGNATURES_S = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signature:
-    """What claims to be a signature of a digest."""
-
-    payload: bytes
-    signature: bytes
-    certificate: str = ""
-    """PEM, for a signature without a key of one's own."""
-    chain: str = ""
-    bundle: str = ""
-    """The transparency log's entry, in JSON."""
-
-
-class Verifier(Protocol):
-    """Judges signatures: by a public key, or by an identity in a certificate."""
-
-    @property
-    def name(self) -> str:
-        """Whose signature it is."""
-
-    def accepts(self, signature: Signature) -> bool:
-        """Return whether `signature` is of this signer over just its payload."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyVerifier:
-    """Judges signatures by a public key."""
-
-    key: PublicKey
-
-    @property
-    def name(self) -> str:
-        """The key's name."""
-        return self.key.name
-
-    def accepts(self, signature: Signature) -> bool:
-        """Return whether the key signed the payload."""
-        return self.key.verifies(signature.signature, signature.payload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +44,8 @@ class Policy:
 
     verifiers: Sequence[Verifier]
     needed: int = 1
+    identities: bool = False
+    """Whether some of them are no keys."""
 
 
 def signature_tag(digest: str) -> str:
@@ -132,7 +94,7 @@ def claims_in(payload: bytes) -> Mapping[str, str]:
 def sign(
     repository: Repository,
     digest: str,
-    key: PrivateKey,
+    signer: Signer,
     *,
     alone: bool = False,
     claims: Mapping[str, str] | None = None,
@@ -142,22 +104,31 @@ def sign(
     Args:
         repository: where the manifest is.
         digest: of the manifest.
-        key: signs.
+        signer: signs.
         alone: whether nobody else knows the manifest yet, so that nobody else signs it at the same time.
         claims: what the signer states of the manifest, by name.
 
     Raises:
-        HostError, LockError: as the methods of `Repository`.
+        HostError, LockError: as the methods of `Repository` and of the signer.
 
     """
-    own = KeyVerifier(key=key.public)
+
+    def is_signed() -> bool:
+        return bool(signers(repository, digest, (signer.verifier,), claims=claims))
+
+    with contextlib.suppress(LockError):  # what is there cannot be read, so it counts for nobody
+        if not alone and is_signed():  # so that a public log gets no second entry for nothing
+            return
     payload = payload_of(repository.name, digest, claims)
-    annotations = {_SIGNATURE: base64.b64encode(key.sign(payload)).decode()}
+    made = signer.signed(payload)
+    annotations = {_SIGNATURE: base64.b64encode(made.signature).decode()}
+    if made.bundle:
+        annotations[_BUNDLE] = made.bundle
     blob = repository.push_blob(payload, PAYLOAD_TYPE, annotations=annotations)
 
     def added() -> bytes | None:
         try:
-            if signers(repository, digest, (own,), claims=claims):
+            if is_signed():
                 return None
             held = _held(repository, digest)
         except LockError:
@@ -254,13 +225,7 @@ def _read(repository: Repository, blob: Descriptor) -> Signature | None:
         payload = repository.read_blob(blob, limit=_LARGEST_PAYLOAD)
     except LockError:
         return None
-    return Signature(
-        payload=payload,
-        signature=raw,
-        certificate=blob.annotations.get(f"{_SIGSTORE}certificate", ""),
-        chain=blob.annotations.get(f"{_SIGSTORE}chain", ""),
-        bundle=blob.annotations.get(f"{_SIGSTORE}bundle", ""),
-    )
+    return Signature(payload=payload, signature=raw, bundle=blob.annotations.get(_BUNDLE, ""))
 
 
 def require_signed(
@@ -287,7 +252,11 @@ def require_signed(
     if found:
         why = f"is signed by {', '.join(found)}, and {policy.needed} signatures are needed"
     elif _held(repository, digest):
-        why = "is signed by none of the trusted keys"
+        why = (
+            "is signed by none of the trusted keys and identities"
+            if policy.identities
+            else "is signed by none of the trusted keys"
+        )
     else:
         why = "is not signed"
     raise LockError(

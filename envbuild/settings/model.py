@@ -6,7 +6,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from envbuild.settings.values import ExistingFile, ExistingFolder, Hosts, Link, OwnPath, ProxyUrl, Registry, Url
+from envbuild.settings.values import (
+    ExistingFile,
+    ExistingFolder,
+    Hosts,
+    Identity,
+    Link,
+    OwnPath,
+    ProxyUrl,
+    Registry,
+    Url,
+)
 from envbuild.util.text import redact
 
 
@@ -47,14 +57,26 @@ class Settings(BaseModel):
     trusted_keys: tuple[ExistingFile, ...] = Field(
         (),
         description="PEM files of the public keys that may sign the registry's catalogue; a file's name without its ending "
-        "is the signer's name. With none, no catalogue is read.",
+        "is the signer's name. With no key and no identity, no catalogue is read.",
     )
-    trusted_signatures: int = Field(1, ge=1, le=50, description="How many of `trusted_keys` must have signed.")
+    trusted_identities: tuple[Identity, ...] = Field(
+        (),
+        description="Who else may sign, without a key: `NAME,ISSUER,IDENTITY`, where ISSUER is the OIDC issuer and IDENTITY "
+        "the name in sigstore's certificate, such as a workflow's address. Needs `envbuild[keyless]`.",
+    )
+    sigstore_trust: ExistingFile | None = Field(
+        None,
+        description="sigstore's trusted root (`trusted_root.json`), or a client trust configuration of a site's own "
+        "instance; the public instance's, which is fetched, when not set.",
+    )
+    trusted_signatures: int = Field(
+        1, ge=1, le=50, description="How many of `trusted_keys` and `trusted_identities` must have signed."
+    )
     trusted_builders: int = Field(
         0,
         ge=0,
         le=50,
-        description="How many of `trusted_keys` must have signed that they built an image of the catalogue themselves "
+        description="How many of `trusted_keys` and `trusted_identities` must have signed that they built an image of the catalogue themselves "
         "and came to its digest (`envbuild reproduce --sign`).",
     )
     trusted_documents: tuple[Literal["sbom", "provenance"], ...] = Field(
@@ -69,6 +91,12 @@ class Settings(BaseModel):
         (),
         description="PEM files of the private keys (PKCS #8) that sign what this machine publishes; the variable "
         "`COSIGN_PASSWORD` holds their password.",
+    )
+    signing_identity: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the one of `trusted_identities` that this CI job is: it signs what is published, with the "
+        "identity token that CI gives the job.",
     )
     cache_from: Registry | None = Field(
         None,
@@ -135,6 +163,11 @@ class Settings(BaseModel):
         return self._notices
 
     @property
+    def trusts_signers(self) -> bool:
+        """Whether a key or an identity is trusted to sign."""
+        return bool(self.trusted_keys or self.trusted_identities)
+
+    @property
     def engine_is_here(self) -> bool:
         """Whether the engine runs on this host, so that it sees this host's folders."""
         return (
@@ -169,6 +202,14 @@ class Settings(BaseModel):
 
 
 LIST_KEYS = frozenset(
-    {"extra_index_urls", "find_links", "git_protocols", "signing_keys", "trusted_documents", "trusted_keys"}
+    {
+        "extra_index_urls",
+        "find_links",
+        "git_protocols",
+        "signing_keys",
+        "trusted_documents",
+        "trusted_identities",
+        "trusted_keys",
+    }
 )
 """Settings that hold several values; in the environment they are separated by whitespace."""

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
-from envbuild.util.names import is_one_line, shown
+from envbuild.util.names import SafeName, checked, is_one_line, shown
 
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*", re.ASCII)
 # What ends a value, or opens another, where one is written: apt.conf, sources.list, a script, a request's first line.
@@ -99,6 +99,22 @@ def _registry(value: str) -> str:
     return value
 
 
+def _identity(value: str) -> str:
+    parts = value.split(",", 2)
+    if len(parts) != 3 or not all(parts):
+        raise ValueError(
+            "it must be NAME,ISSUER,IDENTITY: ci,https://token.actions.githubusercontent.com,https://github…"
+        )
+    name, issuer, _ = parts
+    try:
+        checked(SafeName, name)
+    except ValueError as error:
+        raise ValueError(f"the name is none: {error}") from None
+    if not issuer.startswith("https://"):
+        raise ValueError("the issuer must start with https://")
+    return _writable_value(value, _UNQUOTABLE, "white space, no quote, no backslash")
+
+
 Url = Annotated[str, AfterValidator(_url)]
 Link = Annotated[str, AfterValidator(_link)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy)]
@@ -106,5 +122,7 @@ ExistingFolder = Annotated[Path, BeforeValidator(_path_text), AfterValidator(_fo
 ExistingFile = Annotated[Path, BeforeValidator(_path_text), AfterValidator(_file)]
 Hosts = Annotated[str, AfterValidator(_hosts)]
 Registry = Annotated[str, AfterValidator(_registry)]
+Identity = Annotated[str, AfterValidator(_identity)]
+"""`NAME,ISSUER,IDENTITY` in one text, so that the environment holds several of them."""
 OwnPath = Annotated[Path, BeforeValidator(_path_text)]
 """A path that need not exist."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from envbuild.errors import HostError, LockError
-from envbuild.registry.keys import PrivateKey
 from envbuild.registry.manifests import Descriptor, artifact_of
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import KeyVerifier, Policy, require_signed, sign
+from envbuild.registry.signatures import Policy, require_signed, sign
+from envbuild.registry.signers import Signer
 from envbuild.supply import sbom, slsa
 from envbuild.util.foreign_json import parse_json
 
@@ -36,7 +36,7 @@ def claims_of(document: Document) -> dict[str, str]:
 
 
 def attach(
-    repository: Repository, image: Descriptor, document: Document, body: bytes, keys: Sequence[PrivateKey]
+    repository: Repository, image: Descriptor, document: Document, body: bytes, keys: Sequence[Signer]
 ) -> Descriptor:
     """Attach a document to an image that the registry holds, sign it, and return the descriptor of its manifest.
 
@@ -104,9 +104,7 @@ def _check(
     if len(blobs) != 1 or blobs[0].mediaType != TYPES[document]:
         raise LockError(f"{what} has another content", where=where)
     body = repository.read_blob(blobs[0], limit=LARGEST)
-    builders = {
-        slsa.builder_id(each.key) for each in policy.verifiers if isinstance(each, KeyVerifier) and each.name in signers
-    }
+    builders = {each.builder for each in policy.verifiers if each.name in signers}
     check_document(document, body, image, lock, builders, where=where)
     return signers
 

@@ -9,13 +9,13 @@ from envbuild.engine.built import own_build
 from envbuild.engine.image import Image
 from envbuild.errors import LockError
 from envbuild.plan.plan import Plan
-from envbuild.registry.keys import PublicKey
+from envbuild.registry.signers import Verifier
 from envbuild.run.runtime import runtime_for
 from envbuild.settings import Settings
 from envbuild.supply.inventory import Input, inventory
 from envbuild.supply.owners import Owned, Seen, owners_of
 from envbuild.supply.sbom import sbom
-from envbuild.supply.slsa import builder_id, provenance
+from envbuild.supply.slsa import provenance
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import TarError
 from envbuild.util.names import shown
@@ -83,7 +83,7 @@ def _records(carried: Mapping[str, bytes]) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def own_provenance(settings: Settings, looked: Looked, key: PublicKey) -> bytes | None:
+def own_provenance(settings: Settings, looked: Looked, signer: Verifier) -> bytes | None:
     """Return the provenance of an image that this machine built from exactly its plan; None of any other image.
 
     Finished steps that came from a repository have no provenance: nobody says who ran them.
@@ -91,7 +91,7 @@ def own_provenance(settings: Settings, looked: Looked, key: PublicKey) -> bytes 
     Args:
         settings: say where the cache is.
         looked: the image.
-        key: of the builder, who signs it.
+        signer: the builder, who signs it.
 
     """
     note = own_build(settings, looked.plan)
@@ -102,6 +102,6 @@ def own_provenance(settings: Settings, looked: Looked, key: PublicKey) -> bytes 
         looked.inputs,
         image=looked.image.digest,
         layers=looked.image.layers,
-        builder=builder_id(key),
+        builder=signer.builder,
         wheels_from=note.wheels_from,
     )

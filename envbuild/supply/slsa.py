@@ -1,18 +1,16 @@
 """Provenance in SLSA's format, version 1: which machine built an image, from which lock and from which inputs.
 
 It is an in-toto statement about the image's digest (slsa.dev/spec/v1.0/provenance). The lock is the first of the resolved
-dependencies; the others are its inputs, each by hash. The builder is the key that signs: `urn:envbuild:key:sha256:…` of
-the public key in DER. What the builder states is as good as the word of who holds that key.
+dependencies; the others are its inputs, each by hash. The builder is who signs: `urn:envbuild:key:sha256:…` of the
+public key in DER, or the identity of a CI job. What the builder states is as good as the word of who can sign so.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from envbuild import __version__
 from envbuild.lock.model import Lock
-from envbuild.registry.keys import PublicKey
 from envbuild.supply.inventory import Input
 
 MEDIA_TYPE = "application/vnd.in-toto+json"
@@ -23,11 +21,6 @@ LOCK = "lock"
 """The name of the lock among the resolved dependencies."""
 LAYERS = "layers"
 """The name of a by-product: the digests of the image's layers, uncompressed."""
-
-
-def builder_id(key: PublicKey) -> str:
-    """Return the id of the builder that signs with a key."""
-    return f"urn:envbuild:key:sha256:{hashlib.sha256(key.body).hexdigest()}"
 
 
 def provenance(
@@ -46,7 +39,7 @@ def provenance(
         inputs: of the lock.
         image: the digest of its manifest.
         layers: the digests of its layers, uncompressed, the lowest first.
-        builder: who built it, from `builder_id`.
+        builder: who built it, as `Verifier.builder` names it.
         wheels_from: where compiled wheels came from, if not from this machine.
 
     """

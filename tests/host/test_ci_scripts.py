@@ -23,7 +23,7 @@ from envbuild.lock.files import read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "ci"
-LOCK = min((ROOT / "matrices" / "locks").iterdir())
+LOCK = min((ROOT / "matrices" / "locks").glob("*-apex*-sm90-fc9f6c2f-*"))
 NOW = datetime.now(UTC).replace(microsecond=0)
 
 

@@ -32,7 +32,7 @@ from envbuild.util.quote import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {
-    "plain": (next((ROOT / "matrices/locks").iterdir()), None),
+    "plain": (min((ROOT / "matrices/locks").glob("*-apex*-sm90-fc9f6c2f-*")), None),
     "stack": (ROOT / "docs/gpu/deepspeed", ROOT / "docs/gpu/deepspeed.toml"),
 }
 CLUSTER = Cluster(image="reg.example.org/team/te:1", digest="sha256:" + "a" * 64, command=("train.py",))

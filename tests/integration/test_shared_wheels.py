@@ -30,10 +30,10 @@ from envbuild.errors import LockError
 from envbuild.lock.model import GitSource
 from envbuild.pipeline.locked import UnreachableError, require_sources
 from envbuild.pipeline.wheel_sharing import push_wheels
-from envbuild.registry.keys import make_key_pair, read_private_key
+from envbuild.registry.keys import KeyVerifier, make_key_pair, read_private_key
 from envbuild.registry.manifests import artifact_of
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import KeyVerifier, Policy, sign
+from envbuild.registry.signatures import Policy, sign
 from envbuild.settings import Settings
 from tests.host.wheel_store import stage, store, write_wheel
 

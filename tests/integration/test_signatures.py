@@ -6,10 +6,10 @@ import secrets
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.registry.keys import make_key_pair, read_private_key
+from envbuild.registry.keys import KeyVerifier, make_key_pair, read_private_key
 from envbuild.registry.manifests import MANIFEST, artifact_of
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import KeyVerifier, Policy, require_signed, sign, signature_tag, signers
+from envbuild.registry.signatures import Policy, require_signed, sign, signature_tag, signers
 
 TYPE = "application/vnd.envbuild.test.v1"
 

@@ -1,6 +1,7 @@
 """SBOM and provenance attached to images of a registry that an attacker may write to: found, checked, tampers refused."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from envbuild.supply.attached import TYPES, attach, claims_of
 from envbuild.supply.inventory import inventory
 from envbuild.supply.owners import Owned
 from envbuild.supply.sbom import sbom
-from envbuild.supply.slsa import builder_id, provenance
+from envbuild.supply.slsa import provenance
 
 BOTH = ("sbom", "provenance")
 ASKED = {"ENVBUILD_TRUSTED_DOCUMENTS": "sbom provenance"}
@@ -43,9 +44,7 @@ def documents(axes, image: str, key) -> dict:
     inputs = inventory(lock)
     return {
         "sbom": sbom(lock, inputs, image=image, owned=Owned(files={}, unowned=())),
-        "provenance": provenance(
-            lock, inputs, image=image, layers=["sha256:" + "1" * 64], builder=builder_id(key.public)
-        ),
+        "provenance": provenance(lock, inputs, image=image, layers=["sha256:" + "1" * 64], builder=key.public.builder),
     }
 
 
@@ -286,6 +285,18 @@ def test_the_layers_that_were_built_here_are_taken_in_another_compression(engine
     done = site.pull(CPU)
     assert done.code == 0, done.err
     assert (done.answer["digest"], done.answer["verified"]["by"]) == (image.manifest, "catalog")
+    # the same layers under another entry point are another image
+    own = EngineClient(site.settings()).image(site.tag).config
+    for config, code in (("sha256:" + "4" * 64, 4), (own, 0)):
+        for name in site.here():
+            subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, check=False)
+        shutil.rmtree(note.parent.parent / "pulled")
+        (note.parent.parent / "pulled").mkdir()
+        note.write_text(f"config {config}\nlayers {','.join(entry.layers)}\nsha256:{'2' * 64}")
+        done = site.pull(CPU)
+        assert done.code == code, done.err
+        assert bool(site.here()) is (code == 0)
+        assert code == 0 or "starts them in another way" in done.err
 
 
 def test_an_unknown_document_in_the_settings_is_refused(site):
@@ -309,7 +320,7 @@ def test_provenance_is_of_what_this_machine_built(engine, site, tmp_path):
     assert done.code == 0, done.err
     statement = json.loads((tmp_path / "p.json").read_bytes())
     assert statement["subject"][0]["digest"]["sha256"] == image.manifest.removeprefix("sha256:")
-    assert statement["predicate"]["runDetails"]["builder"]["id"] == builder_id(site.key.public)
+    assert statement["predicate"]["runDetails"]["builder"]["id"] == site.key.public.builder
     assert len(statement["predicate"]["runDetails"]["byproducts"]) == 1
     note.write_text(f"steps from registry.example.org/steps\n{image.manifest}")
     assert run("provenance", site.tag, env=env).code == 4

@@ -30,7 +30,7 @@ from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
 from envbuild.util.maker import Maker
 
-LOCK = next((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*/lock.json")).parent
+LOCK = min((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*-apex*-sm90-fc9f6c2f-*"))
 ANY = re.compile(r".*")
 
 

@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError, LockError, UsageError
 from envbuild.util import quote
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ("--lock", str(next((ROOT / "matrices/locks").iterdir())))
+LOCK = ("--lock", str(min((ROOT / "matrices/locks").glob("*-apex*-sm90-fc9f6c2f-*"))))
 DIGEST = "sha256:" + "a" * 64
 IMAGE = ("--image", "reg.example.org/team/te:1", "--digest", DIGEST)
 STACK = ("--stack", "llama3-70b", "--unlocked")

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fault_server import FaultServer
 
 from envbuild.errors import DataError, LockError, UsageError
-from envbuild.registry.keys import make_key_pair, read_private_key, read_public_key
+from envbuild.registry.keys import KeyVerifier, make_key_pair, read_private_key, read_public_key
 from envbuild.registry.repository import Repository
-from envbuild.registry.signatures import KeyVerifier, Policy, payload_of, require_signed, signed_digest, signers
+from envbuild.registry.signatures import Policy, payload_of, require_signed, signed_digest, signers
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -19,7 +19,7 @@ from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.supply.inventory import inventory
 from envbuild.supply.owners import Owned, Seen, owners_of
 from envbuild.supply.sbom import sbom
-from envbuild.supply.slsa import builder_id, provenance
+from envbuild.supply.slsa import provenance
 from envbuild.util.foreign_tar import TarError
 from envbuild.verify.installed import hold_to_records, read_tree
 
@@ -360,7 +360,7 @@ def test_provenance_names_the_image_the_lock_its_inputs_and_the_builder(tmp_path
     key = read_private_key(make_key_pair(tmp_path, "a", None)[0], lambda: None).public
     inputs = inventory(lock)
     layers = ["sha256:" + "2" * 64]
-    body = provenance(lock, inputs, image=IMAGE, layers=layers, builder=builder_id(key), wheels_from="r.example/w")
+    body = provenance(lock, inputs, image=IMAGE, layers=layers, builder=key.builder, wheels_from="r.example/w")
     found = json.loads(body)
     assert (found["_type"], found["predicateType"]) == (
         "https://in-toto.io/Statement/v1",

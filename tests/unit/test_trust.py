@@ -85,6 +85,8 @@ def test_the_signed_catalogue_comes_after_this_machine_and_before_the_evidence(s
     # what follows from the lock are the layers, whoever compressed them
     remember_built(settings, plan, OwnBuild(digest=THREE, layers=(ONE, TWO)))
     assert own_build(settings, plan) == OwnBuild(digest=THREE, layers=(ONE, TWO))
+    remember_built(settings, plan, OwnBuild(digest=THREE, layers=(ONE, TWO), config=ONE))
+    assert own_build(settings, plan) == OwnBuild(digest=THREE, layers=(ONE, TWO), config=ONE)
     for layers, by in (((ONE, TWO), "catalog"), ((TWO, ONE), "build"), ((ONE,), "build"), ((), "build")):
         assert expected_digests(settings, plan, records, catalog=signed, layers=layers).by == by
     assert expected_digests(settings, plan, records, catalog={}, layers=(ONE, TWO)).by == "build"

@@ -31,6 +31,7 @@ PINNED = {
 WRITES = {
     ("verify.yml", "cells"): {"packages": "read"},
     ("verify.yml", "cell"): {"packages": "write"},
+    ("verify.yml", "publish"): {"packages": "write", "id-token": "write"},
     ("verify.yml", "evidence"): {"contents": "write", "pull-requests": "write"},
     ("update.yml", "matrix"): {"contents": "write", "pull-requests": "write"},
     ("pages.yml", "publish"): {"pages": "write", "id-token": "write"},
@@ -124,6 +125,14 @@ def test_an_image_is_proven_once_and_pushed_only_after_that():
     assert not any("smoke" in run or "make image" in run for run in runs)
     upload = steps("verify.yml", "cell")[-1]
     assert upload["if"] == "always()"  # of a cell that failed, too
+
+
+def test_no_job_that_builds_can_get_an_identity_token():
+    """What a build or a test runs could sign anything with it."""
+    for (name, job), rights in WRITES.items():
+        if "id-token" in rights:
+            runs = " ".join(step.get("run", "") for step in steps(name, job))
+            assert not any(word in runs for word in ("cell.py", "push.py", "make test", "make image", "on-debian"))
 
 
 def test_the_runners_are_a_list_of_labels():
