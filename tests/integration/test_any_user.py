@@ -79,7 +79,7 @@ def image(engine, tmp_path_factory) -> Iterator[str]:
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     (folder / "mine.toml").write_text(STACK.format(commit=commit))
     env = {"ENVBUILD_SOURCES": str(folder / "sources")}
-    made = run("image", "--stack", str(folder / "mine.toml"), "--tag", TAG, "--json", env=env)
+    made = run("image", "--stack", str(folder / "mine.toml"), "--tag", TAG, "--no-smoke", "--json", env=env)
     try:
         assert made.code == 0, made.err
         assert made.answer["audit"]["defects"] == 0
