@@ -12,7 +12,7 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.model import COMPAT, Lock
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64, Cell
-from envbuild.matrix.driver import Compat
+from envbuild.matrix.driver import Compat, required_driver
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
@@ -195,7 +195,8 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     lists = lists_of(locked, inputs, view)
     if inputs.compat:
         lists["lock/cuda-compat.sh"] = _switch(inputs.compat)
-    environment = _environment(view, lock, stack, site, inputs.compat)
+    own_os = lock.root is not None or (lock.flavor == "runtime" and not ngc)
+    environment = _environment(view, lock, stack, site, inputs.compat, own_os=own_os)
     labels = labels_of(lock, cell, stack.repository if stack else None)
     carried = (
         {name: text for name, text in lists.items() if name.startswith(("lock/", "image/"))} | environment | labels
@@ -222,7 +223,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         held=_held(view, inputs.provided),
         compat=inputs.compat,
         layers=layers,
-        own_os=lock.root is not None or (lock.flavor == "runtime" and not ngc),
+        own_os=own_os,
     )
 
 
@@ -271,7 +272,9 @@ def _placed(view: View, site: str) -> tuple[tuple[str, str], ...]:
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat: Compat | None) -> dict[str, str]:
+def _environment(
+    view: CellView, lock: Lock, stack: Stack | None, site: str, compat: Compat | None, *, own_os: bool
+) -> dict[str, str]:
     kind = view.release("base").facts.kind
     mpi = _compiled_mpi(view)
     first = ["/opt/venv/bin", *([f"{mpi.prefix}/bin"] if mpi else [])]
@@ -290,6 +293,9 @@ def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat:
     if view.versions["cuda"] != "cpu":
         # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        # a base of NVIDIA that is kept as it is states its own
+        if own_os and (drivers := required_driver(view.matrix, view.cell, compat)) is not None:
+            env["NVIDIA_REQUIRE_CUDA"] = drivers
     for component in components_in(view):
         env |= component.environment(view, site=site, devel=devel)
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}

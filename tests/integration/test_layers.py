@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from cell_inputs import complete, inputs_for, pylock
@@ -28,7 +29,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.net.download import download
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import Plan, plan_of
-from envbuild.settings import load_settings
+from envbuild.settings import Settings, load_settings
 
 ROOT = {"cuda": "13.0", "torch": "2.11.0", "python": "3.11", "os": "debian12", "base": "debian12-root"}
 # kB here, about twice the MB of the real wheels
@@ -80,6 +81,9 @@ class Made:
     digest: str
     layers: tuple[tuple[str, int], ...]
     folder: Path
+    uncompressed: tuple[str, ...]
+    """The digest of each layer, unpacked."""
+    packed_by: str
 
     def new(self, *known: "Made") -> int:
         """Return how many bytes a client that has the others pulls."""
@@ -99,11 +103,12 @@ class Workshop:
         self.folder = folder
         self.runtime = ""
 
-    def make(self, *options: str, **axes: str) -> Made:
+    def make(self, *options: str, compression: Literal["zstd", "gzip"] = "zstd", **axes: str) -> Made:
         """Build a cell; `options` are for buildx."""
         folder = self.folder / uuid.uuid4().hex[:8]
         plan = self._plan(folder, **axes)
         assert plan.dated
+        settings = Settings(cache_dir=folder, compression=compression)
         # another cache than everybody's: `--no-cache` empties it
         text = dockerfile(plan).replace("id=envbuild-", f"id={MARK}-")
         (folder / "Dockerfile").write_text(text)
@@ -117,7 +122,7 @@ class Workshop:
         contexts |= {f"wheel-{c.axis}": folder / f"wheel-{c.axis}" for c in plan.components}
         command = ["docker", "buildx", "build", "--progress=plain", "--provenance=false", "--target=image", *options]
         command += [f"--build-arg=SOURCE_DATE_EPOCH={plan.lock.epoch}", f"--secret=id=env,src={folder / 'env'}"]
-        command += [f"--output={archive_output(plan, folder / 'image.tar', 'x:y')}"]
+        command += [f"--output={archive_output(settings, plan, folder / 'image.tar', 'x:y')}"]
         command += [word for name, place in contexts.items() for word in ("--build-context", f"{name}={place}")]
         done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-5000:]
@@ -156,13 +161,24 @@ def read(archive: Path) -> Made:
         assert index is not None
         digest = json.loads(index.read())["manifests"][0]["digest"]
         layers = json.loads(blob(digest))["layers"]
+        (packed_by,) = {layer["mediaType"].rpartition("+")[2] for layer in layers}
+        uncompressed = []
         for layer in layers:
-            raw = subprocess.run(["zstd", "-dc"], input=blob(layer["digest"]), capture_output=True, check=True).stdout
+            raw = subprocess.run(
+                [packed_by, "-dc"], input=blob(layer["digest"]), capture_output=True, check=True
+            ).stdout
+            uncompressed.append(hashlib.sha256(raw).hexdigest())
             with tarfile.open(fileobj=io.BytesIO(raw)) as content:
                 late = [m.name for m in content if m.mtime > 315532800]
                 assert late == [], late
                 content.extractall(folder, [m for m in content if m.name.startswith("opt")], filter="tar")
-    return Made(digest=digest, layers=tuple((each["digest"], each["size"]) for each in layers), folder=folder)
+    return Made(
+        digest=digest,
+        layers=tuple((each["digest"], each["size"]) for each in layers),
+        folder=folder,
+        uncompressed=tuple(uncompressed),
+        packed_by=packed_by,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +222,14 @@ def test_cells_of_one_torch_take_little_more_than_one_of_them(workshop, first):
 
 def test_a_second_build_from_nothing_has_the_same_digest(workshop, first):
     assert workshop.make("--no-cache", te="2.11").digest == first.digest
+
+
+def test_gzip_is_another_packing_of_the_same_layers(workshop, first):
+    second = workshop.make(te="2.11", compression="gzip")
+    assert (first.packed_by, second.packed_by) == ("zstd", "gzip")
+    assert second.digest != first.digest
+    assert second.uncompressed == first.uncompressed
+    assert workshop.make("--no-cache", te="2.11", compression="gzip").digest == second.digest
 
 
 def test_what_is_installed_apart_is_one_environment(first):

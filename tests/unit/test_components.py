@@ -41,7 +41,6 @@ NAMED = {
     "engine/details.py": ({"torch"}, "the stages of that name"),
     "plan/carried.py": ({"torch"}, "the set of Python packages"),
     "plan/layers.py": ({"torch"}, "the set of Python packages, and the largest distribution of all"),
-    "plan/cluster.py": ({"torch"}, "the CUDA toolkit of its wheels, which the driver has to start"),
     "plan/kubernetes.py": ({"mpi", "torch"}, "the launchers of those names; MPIJob needs an MPI"),
     "cli/wheels.py": ({"torch"}, "what compiled wheels are linked to"),
     "engine/exports.py": ({"torch"}, "the stage that compiled wheels share"),

@@ -14,6 +14,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.layers import layers_of
 from envbuild.plan.plan import Plan, plan_of
+from envbuild.settings import Settings
 from envbuild.stacks.load import load_stack
 
 ROOT = {"cuda": "13.0", "te": "2.12", "torch": "2.11.0", "python": "3.11", "os": "debian12", "base": "debian12-root"}
@@ -131,8 +132,11 @@ def test_a_stack_reaches_the_image_as_a_dated_layer(name):
 def test_layers_with_the_times_of_the_build_are_rewritten(tmp_path):
     kept_base = plan_for(cuda="12.6", te="2.6", gpu="h100")
     bare = plan_of(load_matrix(), unlocked_of(**ROOT))
-    assert "rewrite-timestamp=true" in archive_output(bare, tmp_path, "a:b")
-    assert "rewrite-timestamp" not in archive_output(kept_base, tmp_path, "a:b")  # plain Ubuntu under it: one layer
+    settings = Settings(cache_dir=tmp_path)
+    assert "rewrite-timestamp=true" in archive_output(settings, bare, tmp_path, "a:b")
+    assert "rewrite-timestamp" not in archive_output(
+        settings, kept_base, tmp_path, "a:b"
+    )  # plain Ubuntu under it: one layer
 
 
 def unlocked_of(**axes):
