@@ -117,6 +117,7 @@ def test_everything_that_is_shipped_can_be_read(image, user):
 
 
 def test_pip_works_without_a_home(image, tmp_path):
+    tmp_path.chmod(0o755)  # pytest's folders are for their owner alone
     info = "own-1.dist-info"
     with zipfile.ZipFile(tmp_path / "own-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("own.py", "print('own')\n")
