@@ -1,4 +1,4 @@
-"""`jupyter = true` of a stack: what the lock asks for, what the image gets, what an editor is told."""
+"""`jupyter = true` of a stack: what the lock asks for, what the image gets, what an editor reads."""
 
 import json
 from pathlib import Path

@@ -120,6 +120,10 @@ def test_what_envbuild_puts_next_to_the_packages_has_an_owner():
     image.files |= {"usr/local/bin/uv": b"x", "usr/local/bin/pip": b"x", "opt/envbuild/constraints.txt": b"x"}
     assert image.owner("/usr/local/bin/uv") == ["file:uv"]
     assert image.owner("/usr/local/bin/pip") == image.owner("/opt/envbuild/constraints.txt") == ["envbuild:envbuild"]
+    compiled = f"{SITE}/__pycache__/_envbuild_home.cpython-311.pyc"
+    home = [f"{SITE}/_envbuild_home.py", f"{SITE}/_envbuild_home.pth", compiled]
+    image.files |= dict.fromkeys(home, b"x")
+    assert [image.owner(f"/{path}") for path in home] == [["envbuild:envbuild"]] * 3
     assert image.owned().unowned == ()
 
 
