@@ -34,7 +34,6 @@ _SECONDS = 1800.0
 _LIMIT = 64 << 20
 _ROOTS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "THC/", "TH/")
 """Where torch's wheels have headers."""
-_PROBE = "#include <torch/extension.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 _ERROR = re.compile(
     r"^(?P<path>[^\n:(]+)(?::|\()(?P<line>\d+)(?::\d+)?\)?: (?:fatal |catastrophic )?error[^:\n]*: (?P<text>.*)$",
     re.MULTILINE,
@@ -82,20 +81,13 @@ class FrontEnd:
             HostError: the front end did not end.
 
         """
-        first = Checked("passed")
-        for defines in ((), NO_HALF):
+        found: list[Checked] = []
+        for defines in ((), NO_HALF):  # which of the two a build asks for differs by extension
             text = self._run(unit, (*flags, *defines), place)
             if not text:
                 return Checked("passed")
-            first = self._judge(text)
-        return first
-
-    def reads(self, flags: Sequence[str], place: Path) -> str:
-        """Return why it does not read the headers of torch and CUDA by themselves, with `flags`; empty where it does."""
-        probe = place / "probe.cu"
-        probe.write_text(_PROBE, encoding="utf-8")
-        text = self._run(probe, flags, place)
-        return self._judge(text).first if text else ""
+            found.append(self._judge(text))
+        return next((each for each in found if each.verdict == "undecided"), found[0])
 
     def _run(self, unit: Path, flags: Sequence[str], place: Path) -> str:
         """Return what the front end prints where it does not take the file; empty where it does."""
@@ -188,14 +180,17 @@ class FrontEnd:
 
 
 def front_end(files: Files, wheels: Sequence[IndexFile], includes: Sequence[Path]) -> FrontEnd | None:
-    """Return what checks .cu files with the headers of `wheels`: their own nvcc, or else this machine's clang, or None.
+    """Return what checks .cu files with the headers of `wheels`: their own nvcc, or else this machine's clang.
+
+    None where there is neither, or where `includes` do not hold CUDA's headers.
 
     Raises:
         LockError: the wheel of nvcc cannot be read, or is not what the index states.
         HostError: it cannot be downloaded or kept.
 
     """
-    # torch's first: what a second one of the same name brings is an older or newer CUDA's
+    if not any((path / "cuda_runtime.h").is_file() for path in includes):
+        return None
     nvcc = next((wheel for wheel in wheels if wheel.filename.startswith("nvidia_cuda_nvcc-")), None)
     if nvcc is not None and platform.machine() == "x86_64":
         paths = [path for path in files.paths(nvcc) if "/bin/" in path and path.rpartition("/")[2] in _STEPS]

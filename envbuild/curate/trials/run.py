@@ -164,7 +164,11 @@ class Runner:
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
         compiler = (compiler_version(), clang_version()) if kind == "sources" else ()
         sources = COMPONENTS[component.axis].host_sources
-        reads = (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        reads: tuple[str, ...] = (
+            (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        )
+        if kind == "sources" and sources:
+            reads += sources.defines
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)

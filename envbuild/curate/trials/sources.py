@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.components.base import HostSources
-from envbuild.curate.trials.cuda import Checked, FrontEnd
+from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import CXX, code_files, stated_flags
 from envbuild.errors import HostError
@@ -28,7 +28,7 @@ _ERROR = re.compile(r"^(?:[^\n]*?)([^/\n]+/[^/\n:]+:\d+(?::\d+)?: (?:fatal )?err
 _WORTH_PRECOMPILING = 3
 """Units; torch's headers take longer to parse than all that a unit adds."""
 _ENOUGH = 3
-"""Files that fail, after which the rest is not looked at."""
+"""Files that fail, or that are the first and are not decided, after which the rest is not looked at."""
 _PRECOMPILED = "#include <torch/extension.h>\n"
 
 
@@ -100,7 +100,7 @@ def try_sources(
     kernels = code_files(folder, sources, release, (".cu",))
     if not units and not kernels:
         return None
-    if units and shutil.which(COMPILER) is None:
+    if shutil.which(COMPILER) is None:
         raise HostError(f"there is no {COMPILER} here", hint="install g++, or leave out --kind sources")
     defines, stated = stated_flags(folder, sources)
     standard = stated or torch_standard(files, torch)
@@ -114,24 +114,19 @@ def try_sources(
     # the standard of C++ files is another one where a build has a function for it: here every one that it states counts
     alike = changed(sources, cxx_flags=None)
     highest = stated_flags(folder, alike)[1] or torch_standard(files, torch)
-    checked: list[Checked] = []
+    undecided: list[str] = []
+    checked = 0
     with scratch("cuda") as place:
-        why = cuda.reads([f"-std=c++{torch_standard(files, torch)}", *common], place) if cuda.name == "clang" else ""
-        if why:
-            return replace(found, undecided=(shown(f"{cuda.name} does not read torch's headers: {why}", 500),))
         for unit in kernels:
             verdict, first = cuda.check(unit, [f"-std=c++{highest}", *common, *own], place)
-            checked.append(Checked(verdict, shown(f"{unit.relative_to(folder)}: {first}", 500)))
-            failed += [checked[-1].first] if verdict == "failed" else []
-            if len(failed) >= _ENOUGH:
+            checked += verdict != "undecided"
+            if verdict != "passed":
+                (failed if verdict == "failed" else undecided).append(
+                    shown(f"{unit.relative_to(folder)}: {first}", 500)
+                )
+            if len(failed) >= _ENOUGH or (len(undecided) >= _ENOUGH and not checked):
                 break
-    return replace(
-        found,
-        failed=tuple(failed),
-        cuda_by=cuda.name,
-        cuda_checked=sum(each.verdict != "undecided" for each in checked),
-        undecided=tuple(each.first for each in checked if each.verdict == "undecided"),
-    )
+    return replace(found, failed=tuple(failed), undecided=tuple(undecided), cuda_by=cuda.name, cuda_checked=checked)
 
 
 def _check_units(units: Sequence[Path], flags: Sequence[str], own: Sequence[str], folder: Path) -> list[str]:
