@@ -19,7 +19,6 @@ from envbuild.curate.trials.files import Files
 from envbuild.errors import HostError
 from envbuild.evidence.trials import Verdict
 from envbuild.lock.index import IndexFile
-from envbuild.util.bounded import read_text
 from envbuild.util.processes import bounded
 
 NO_HALF = tuple(
@@ -38,6 +37,8 @@ _ERROR = re.compile(
     r"^(?P<path>[^\n:(]+)(?::|\()(?P<line>\d+)(?::\d+)?\)?: (?:fatal |catastrophic )?error[^:\n]*: (?P<text>.*)$",
     re.MULTILINE,
 )
+_TORCH = ("torch/include", "torch/include/torch/csrc/api/include")
+_WORD = re.compile(rb"[A-Za-z_]\w*")
 _NO_HEADER = re.compile(r"'?([^':\s]+)'?(?:: No such file or directory| file not found)")
 _STANDARD = re.compile(r"C\+\+ ?\d\d")
 _NAMESPACE = re.compile(r"\b(?:at|c10|torch|caffe2)::|\bnamespace ['\"](?:at|c10|torch|caffe2)\b")
@@ -111,7 +112,16 @@ class FrontEnd:
         for path in self.includes:
             if (path / "cuda.h").is_file() and not (toolkit / "include/cuda.h").exists():
                 (toolkit / "include/cuda.h").symlink_to(path / "cuda.h")
-        start = [str(self.program), "-x", "cuda", "--cuda-host-only", "-fsyntax-only", "-nocudalib", "-w"]
+        start = [
+            str(self.program),
+            "-x",
+            "cuda",
+            "--cuda-host-only",
+            "-fsyntax-only",
+            "-nocudalib",
+            "-w",
+            "-ferror-limit=1",
+        ]
         return [
             [*start, f"--cuda-path={toolkit}", "--no-cuda-version-check", "--cuda-gpu-arch=sm_90", *flags, str(unit)]
         ]
@@ -166,17 +176,13 @@ class FrontEnd:
 
     @cached_property
     def _of_torch(self) -> tuple[Path, ...]:
-        return tuple(path for path in self.includes if "torch" in path.parts)
+        return tuple(path for path in self.includes if any(path.match(each) for each in _TORCH))
 
     @cached_property
     def _words(self) -> frozenset[str]:
         """Every word of torch's headers: what is not there under any condition is not there."""
-        found: set[str] = set()
-        for folder in self._of_torch[:1]:
-            for path in folder.rglob("*.h*"):
-                if path.is_file():
-                    found.update(re.findall(r"\w+", read_text(path)))
-        return frozenset(found)
+        files = (path for path in self._of_torch[0].rglob("*") if path.is_file()) if self._of_torch else ()
+        return frozenset(word.decode() for path in files for word in set(_WORD.findall(path.read_bytes())))
 
 
 def front_end(files: Files, wheels: Sequence[IndexFile], includes: Sequence[Path]) -> FrontEnd | None:
