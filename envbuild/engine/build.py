@@ -320,7 +320,7 @@ class Builder:
         """Build the image where the engine keeps its images; None where its builder cannot do that."""
         # a name that only this build has: what has it afterwards is what was built now
         with own_tag(self.client, EXPORTED) as name:
-            self._bake("image", store_output(name))
+            self._bake("image", store_output(self.client.settings, self.plan, name))
             image = self.client.find_image(name)
             if image is None or image.manifest is None:
                 return None
@@ -335,14 +335,14 @@ class Builder:
         """Build the image anywhere, download it and load it."""
         with scratch("image", self._cache("builds")) as folder:
             archive = folder / "image.tar"
-            metadata = self._bake("image", archive_output(archive, tag))
+            metadata = self._bake("image", archive_output(self.client.settings, self.plan, archive, tag))
             self._load(archive, tag)
         digest = metadata["image"]["containerimage.digest"]
         return Built(tag=tag, digest=digest, size=self.client.image(tag).size)
 
     def _through_registry(self, tag: str, repository: str) -> Built:
         """Have the builder push the image, under its digest alone, and pull it for the tests."""
-        metadata = self._bake("image", registry_output(repository))
+        metadata = self._bake("image", registry_output(self.client.settings, self.plan, repository))
         digest = str(metadata["image"]["containerimage.digest"])
         with self._timed("load"):
             pinned = pull_verified(self.client, f"{repository}@{digest}", digest)

@@ -49,7 +49,9 @@ class Built:
 
 def _note_of_build(settings: Settings, plan: Plan) -> Path:
     # Not `made`: notes of that name were written for images that came from a registry, too.
-    return settings.cache_dir / "built" / plan.key
+    # One image for each compression: a note has one digest.
+    other = "" if settings.compression == "zstd" else f"-{settings.compression}"
+    return settings.cache_dir / "built" / f"{plan.key}{other}"
 
 
 @dataclass(frozen=True, kw_only=True)

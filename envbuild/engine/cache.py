@@ -46,7 +46,9 @@ KINDS = (
     Kind(name="apptainer", about="home and /tmp of containers that Apptainer ran", made_again=False),
     Kind(name="bisect", about="verdicts of `bisect`", entries="[0-9a-f]{16}", made_again=False),
     Kind(name="builds", about="folders of builds: Dockerfile, contexts", entries="[0-9a-f]{16}", next_to=".lock"),
-    Kind(name="built", about="notes of images built here", entries=_HASH, type="file", made_again=False),
+    Kind(
+        name="built", about="notes of images built here", entries=rf"{_HASH}(?:-gzip)?", type="file", made_again=False
+    ),
     Kind(
         name="catalogs", about="versions of catalogues seen", entries=rf"{_HASH}\.json", type="file", made_again=False
     ),

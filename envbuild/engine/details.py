@@ -30,4 +30,9 @@ class Details:
 
 def part_of(stage: str) -> str:
     """Return the part of a build that a stage of the Dockerfile belongs to: a wheel is compiled in another stage than it lies in."""
-    return f"wheel-{stage.removeprefix('build-')}" if stage.startswith("build-") else stage
+    if stage.startswith("build-"):
+        return f"wheel-{stage.removeprefix('build-')}"
+    if stage == "os" or stage.startswith("os-"):
+        return "runtime"
+    first, of, _ = stage.partition("-")
+    return first if of and first in {"torch", "env", "stack"} else stage

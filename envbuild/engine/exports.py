@@ -12,9 +12,9 @@ from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 from envbuild.util import quote
 
-# zstd level 1 exports three times faster than gzip and unpacks faster still; every layer is written again, so that file
-# times newer than the lock's date are cut to it and the digest follows from the content alone.
-EXPORT = "compression=zstd,compression-level=1,force-compression=true,oci-mediatypes=true,rewrite-timestamp=true"
+# zstd level 1 exports three times faster than gzip and unpacks faster still; what cannot read it reads gzip.
+_PACKED = {"zstd": "compression=zstd,compression-level=1", "gzip": "compression=gzip,compression-level=6"}
+_EXPORT = "force-compression=true,oci-mediatypes=true"
 # A builder that cannot write its cache has still built: `Watch.cache_errors` says why it could not.
 _CACHE = "mode=max,image-manifest=true,oci-mediatypes=true,compression=zstd,compression-level=1,ignore-error=true"
 
@@ -34,20 +34,30 @@ def folder_output(folder: Path) -> str:
     return quote.csv_fields(type="local", dest=str(folder))
 
 
-def store_output(name: str) -> str:
+def _layers(settings: Settings, plan: Plan) -> str:
+    """Return how layers are exported.
+
+    BuildKit keeps a layer as it was compressed once. Where files have the time of the build it writes every layer again at
+    each export, cuts their times to the lock's date, and keeps nothing of that.
+    """
+    packed = f"{_PACKED[settings.compression]},{_EXPORT}"
+    return packed if plan.dated else f"{packed},rewrite-timestamp=true"
+
+
+def store_output(settings: Settings, plan: Plan, name: str) -> str:
     """Return the output that puts the image where the engine keeps its images."""
-    return f"{quote.csv_fields(type='image', name=name, unpack='false')},{EXPORT}"
+    return f"{quote.csv_fields(type='image', name=name, unpack='false')},{_layers(settings, plan)}"
 
 
-def archive_output(archive: Path, tag: str) -> str:
+def archive_output(settings: Settings, plan: Plan, archive: Path, tag: str) -> str:
     """Return the output that sends the image here, as an archive."""
-    return f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{EXPORT}"
+    return f"{quote.csv_fields(type='oci', dest=str(archive), name=tag)},{_layers(settings, plan)}"
 
 
-def registry_output(repository: str) -> str:
+def registry_output(settings: Settings, plan: Plan, repository: str) -> str:
     """Return the output that has the builder push the image to a repository, by its digest and under no tag."""
     options = {"type": "image", "name": repository, "push": "true", "push-by-digest": "true", "store": "false"}
-    return f"{quote.csv_fields(**options)},{EXPORT}"
+    return f"{quote.csv_fields(**options)},{_layers(settings, plan)}"
 
 
 def cache_of(settings: Settings, plan: Plan, target: str, *, taken: bool) -> dict[str, list[str]]:

@@ -31,6 +31,8 @@ _DEVEL_PACKAGES = ("g++", "make")
 
 # setuptools 82 removed pkg_resources, which apex's and TE's setup.py still import.
 SETUPTOOLS = "setuptools<82"
+JUPYTERLAB = "jupyterlab"
+"""What a stack's `jupyter = true` asks for, where its `python` does not say which version."""
 
 
 class PythonGroup(Frozen):
@@ -156,6 +158,8 @@ def inputs_of(
             elif build.version:
                 sdists.append(Sdist(name=build.name, distribution=build.name, version=build.version))
         env += [line for line in stack.python if _name(line) not in WITH_TORCH]
+        if stack.jupyter and JUPYTERLAB not in map(_name, stack.python):
+            env.append(JUPYTERLAB)
     if flavor == "devel":
         env.append("ninja")
 

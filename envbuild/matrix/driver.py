@@ -171,6 +171,41 @@ def compat_of(matrix: Matrix, cell: Cell) -> Compat | None:
     )
 
 
+def lowest_driver(matrix: Matrix, cell: Cell) -> str | None:
+    """Return the lowest driver that starts the cell's CUDA without cuda-compat; None where no source states one."""
+    facts = matrix.release("cuda", cell.versions["cuda"]).facts
+    if not isinstance(facts, CudaFacts):
+        return None
+    torch = matrix.release("torch", cell.versions["torch"]).facts
+    toolkit = torch.toolkit if isinstance(torch, TorchFacts) else None
+    return facts.driver_minor or facts.driver_full.get(toolkit or "")
+
+
+def required_driver(matrix: Matrix, cell: Cell, compat: Compat | None) -> str | None:
+    """Return which drivers an image needs, as NVIDIA_REQUIRE_CUDA states it; None where no source states the lowest one.
+
+    Words with a space between them are alternatives, and a comma joins what must hold together: `driver>=525.60.13
+    driver>=470,driver<471`. The container toolkit compares versions number by number.
+
+    Args:
+        matrix: where the lowest drivers are stated.
+        cell: its CUDA, and its GPUs, whose first driver branch may be a later one.
+        compat: the package that extends older drivers, where the image has it.
+
+    """
+    lowest = lowest_driver(matrix, cell)
+    if lowest is None:
+        return None
+    firsts = [
+        g.facts.first_driver for g in _gpus(matrix, cell) if isinstance(g.facts, GpuFacts) and g.facts.first_driver
+    ]
+    known = min(firsts, key=int, default="0")  # an image for several GPUs starts where the first of them does
+    if int(known) > parse_driver(lowest).major:
+        lowest = known
+    older = [b for b in (compat.branches if compat else ()) if int(b) >= int(known)]
+    return " ".join([f"driver>={lowest}", *(f"driver>={b},driver<{int(b) + 1}" for b in older)])
+
+
 def carries_compat(matrix: Matrix, cell: Cell) -> bool:
     """Return whether an image for the cell's own `driver` has to contain cuda-compat; NVIDIA's PyTorch images have it."""
     if _is_ngc(matrix, cell):

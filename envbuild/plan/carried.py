@@ -1,6 +1,8 @@
 """What an image carries of its plan: lists of packages, the lock, what is expected of it, labels."""
 
 import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from envbuild.components import components_in
@@ -11,7 +13,11 @@ from envbuild.lock.model import Lock
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.fleet import gpus_in
 from envbuild.paths import data_dir
+from envbuild.stacks.model import Repository
 from envbuild.stacks.parts import patches_of, tools_of
+
+JUPYTER = "jupyter_server_config.json"
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
@@ -35,11 +41,30 @@ def lists_of(locked: Locked, inputs: Inputs, view: View) -> dict[str, str]:
         lists[f"patches/{patch.filename}"] = patch.diff.decode()
     for name, text in tools_of(inputs.stack).items() if inputs.stack else ():
         lists[f"tools/{name}"] = text
-    if not inputs.provided:  # such a base has pip
-        lists["image/pip"] = (data_dir("dockerfiles") / "image" / "pip").read_text(encoding="utf-8")
+    names = ["_envbuild_home.py", "_envbuild_home.pth"]
+    names += [] if inputs.provided else ["pip"]  # such a base has pip
+    names += [JUPYTER] if inputs.stack is not None and inputs.stack.jupyter else []
+    for name in names:
+        lists[f"image/{name}"] = (data_dir("dockerfiles") / "image" / name).read_text(encoding="utf-8")
     for name, text in sorted(locked.pylocks.items()):
         lists[f"lock/pylock.{name}.toml"] = text if text.endswith("\n") else text + "\n"
     return lists
+
+
+def files_of(lists: Mapping[str, str], site: str) -> dict[str, str]:
+    """Return the files of `image/` that lie among the packages or the OS': path in the image -> name.
+
+    Args:
+        lists: the texts of the plan.
+        site: the environment's site-packages.
+
+    """
+    places = {
+        f"{site}/_envbuild_home.py": "_envbuild_home.py",
+        f"{site}/_envbuild_home.pth": "_envbuild_home.pth",
+        f"/etc/jupyter/{JUPYTER}": JUPYTER,
+    }
+    return {path: name for path, name in places.items() if f"image/{name}" in lists}
 
 
 def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
@@ -90,14 +115,24 @@ def expected(lock: Lock, inputs: Inputs, view: View) -> dict[str, Any]:
     }
 
 
-def labels_of(lock: Lock, cell: Cell) -> dict[str, str]:
-    """Return the labels of the image."""
+def labels_of(lock: Lock, cell: Cell, repository: Repository | None) -> dict[str, str]:
+    """Return the labels of the image: ours, and OCI's annotations as far as the lock decides them."""
     labels = {
         "org.opencontainers.image.title": "envbuild " + cell.id,
+        "org.opencontainers.image.version": cell.id,
+        "org.opencontainers.image.created": f"{_1970 + timedelta(seconds=lock.epoch):%Y-%m-%dT%H:%M:%SZ}",
         "io.envbuild.cell": cell.id,
         "io.envbuild.lock": lock.digest,
         "io.envbuild.complete": "true" if lock.complete else "false",
     }
+    base = next((image for image in lock.images if image.stage == "base"), None)
+    if base is not None:
+        labels["org.opencontainers.image.base.name"] = base.reference
+        if base.digest:
+            labels["org.opencontainers.image.base.digest"] = base.digest
     if lock.stack:
         labels["io.envbuild.stack"] = lock.stack
+    if repository is not None:
+        labels["org.opencontainers.image.source"] = repository.url
+        labels["org.opencontainers.image.revision"] = repository.commit
     return labels

@@ -3,10 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
+from envbuild.matrix.driver import lowest_driver
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import CudaFacts
 from envbuild.paths import data_dir
 from envbuild.plan.plan import Plan
 
@@ -49,16 +48,6 @@ def name_of(plan: Plan) -> str:
     return f"envbuild-{re.sub('[^a-z0-9]+', '-', stated.lower())}"[:40].rstrip("-")
 
 
-def driver_floor(matrix: Matrix, plan: Plan) -> str:
-    """Return the lowest driver that starts the cell's CUDA without cuda-compat, or nothing where no source states one."""
-    facts = matrix.release("cuda", plan.cell.versions["cuda"]).facts
-    if not isinstance(facts, CudaFacts):
-        return ""
-    torch = matrix.release("torch", plan.cell.versions["torch"]).facts
-    full = facts.driver_full.get(torch.toolkit or "") if isinstance(torch, TorchFacts) else None
-    return facts.driver_minor or full or ""
-
-
 def lock_of(plan: Plan) -> str:
     """Return the lock that the image must hold, or nothing where the plan has no complete lock."""
     return plan.lock.digest if plan.lock.complete else ""
@@ -71,7 +60,7 @@ def text_of(name: str) -> str:
 
 def check_words(matrix: Matrix, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Return the arguments of `check.py`."""
-    return lock_of(plan), str(cluster.gpus), driver_floor(matrix, plan), plan.cell.versions["cuda"]
+    return lock_of(plan), str(cluster.gpus), lowest_driver(matrix, plan.cell) or "", plan.cell.versions["cuda"]
 
 
 def require_gpus(plan: Plan, cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "07ae255de0094271b11da746b7ed61391e33281b1c1e21c8029956d1453e0d7d"
+OF = "6b5884c59d2fc0007c99209114889f738f65aed6165e1a16e384431a6ecceee4"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -15,7 +15,7 @@ def root(context, missing=missing, *, environment):
     cond_expr_undefined = Undefined
     if 0: yield None
     l_0_plan = resolve('plan')
-    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = missing
+    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = l_0_date = l_0_python_layer = l_0_byte_compiled = l_0_own_files = missing
     try:
         t_1 = environment.filters['commas']
     except KeyError:
@@ -240,6 +240,132 @@ def root(context, missing=missing, *, environment):
     l_0_managed_python = (Markup if context.eval_ctx.autoescape else identity)(concat(t_19))
     context.vars['managed_python'] = l_0_managed_python
     context.exported_vars.add('managed_python')
+    t_20 = []
+    pass
+    t_20.append(
+        'find /layer -newermt 1980-01-02 -exec touch -h -d @315532800 {} +',
+    )
+    l_0_date = (Markup if context.eval_ctx.autoescape else identity)(concat(t_20))
+    context.vars['date'] = l_0_date
+    context.exported_vars.add('date')
+    def macro(l_1_layer):
+        t_21 = []
+        if l_1_layer is missing:
+            l_1_layer = undefined("parameter 'layer' was not provided", name='layer')
+        pass
+        t_21.extend((
+            'RUN ',
+            escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install'))),
+            ' ',
+            escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc'))),
+            ' ',
+        ))
+        if (environment.getattr(l_1_layer, 'stage') != 'torch-rest'):
+            pass
+            t_21.extend((
+                escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-layer'))),
+                ' ',
+            ))
+        t_21.extend((
+            '\\\n    --mount=type=bind,from=lists,source=/python/',
+            escape(environment.finalize(environment.getattr(l_1_layer, 'stage'))),
+            '.txt,target=/run/envbuild/python.txt \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    ',
+            escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv))),
+            ' ',
+            escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache))),
+            ' \\\n    ',
+            escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site))),
+            ' \\\n    export ENVBUILD_PYTHON=',
+            escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python'))),
+        ))
+        if ((environment.getattr(l_1_layer, 'of') == 'torch') and context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')):
+            pass
+            t_21.extend((
+                ' ENVBUILD_INDEX=',
+                escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'))),
+            ))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            t_21.append(
+                ' ENVBUILD_SYSTEM_SITE=1',
+            )
+        t_21.append(
+            ' \\\n',
+        )
+        if (environment.getattr(l_1_layer, 'stage') == 'torch-rest'):
+            pass
+            t_21.append(
+                '    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv \\\n    && mkdir -p /layer/opt && mv /opt/venv /layer/opt/venv \\\n',
+            )
+        else:
+            pass
+            t_21.append(
+                '    && sh /run/envbuild/recipe/python-layer /run/envbuild/python.txt \\\n',
+            )
+        t_21.extend((
+            '    && ',
+            escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date))),
+        ))
+        return concat(t_21)
+    context.exported_vars.add('python_layer')
+    context.vars['python_layer'] = l_0_python_layer = Macro(environment, macro, 'python_layer', ('layer',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_root):
+        t_22 = []
+        if l_1_root is missing:
+            l_1_root = undefined("parameter 'root' was not provided", name='root')
+        pass
+        t_22.extend((
+            escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python'))),
+            ' -c \'import py_compile, sys; [py_compile.compile("',
+            escape(environment.finalize(l_1_root)),
+            '" + f, dfile=f, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH) for f in sys.argv[1:]]\'',
+        ))
+        return concat(t_22)
+    context.exported_vars.add('byte_compiled')
+    context.vars['byte_compiled'] = l_0_byte_compiled = Macro(environment, macro, 'byte_compiled', ('root',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_root):
+        t_23 = []
+        if l_1_root is missing:
+            l_1_root = undefined("parameter 'root' was not provided", name='root')
+        pass
+        for (l_2_path, l_2_name) in context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'files'), 'items')):
+            _loop_vars = {}
+            pass
+            t_23.extend((
+                'install -D -m 644 /run/envbuild/image/',
+                escape(environment.finalize(l_2_name)),
+                ' ',
+                escape(environment.finalize(l_1_root)),
+                escape(environment.finalize(l_2_path)),
+                ' \\\n    && ',
+            ))
+        l_2_path = l_2_name = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workspace'):
+            pass
+            t_23.extend((
+                'install -d -m 1777 ',
+                escape(environment.finalize(l_1_root)),
+                escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workspace'))),
+                ' \\\n    && ',
+            ))
+        t_23.append(
+            escape(environment.finalize(context.call((undefined(name='byte_compiled') if l_0_byte_compiled is missing else l_0_byte_compiled), l_1_root))),
+        )
+        def t_24(fiter):
+            for l_2_path in fiter:
+                if context.call(environment.getattr(l_2_path, 'endswith'), '.py'):
+                    yield l_2_path
+        for l_2_path in t_24(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'files')):
+            _loop_vars = {}
+            pass
+            t_23.extend((
+                ' ',
+                escape(environment.finalize(l_2_path)),
+            ))
+        l_2_path = missing
+        return concat(t_23)
+    context.exported_vars.add('own_files')
+    context.vars['own_files'] = l_0_own_files = Macro(environment, macro, 'own_files', ('root',), False, False, False, context.eval_ctx.autoescape)
     yield '# --- external inputs\n'
     if environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lock'), 'root'):
         pass
@@ -312,34 +438,71 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/', l_1_name, )), l_1_text, _loop_vars=_loop_vars)))
         yield '\n\n'
     l_1_name = l_1_text = missing
+    for l_1_layer in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        _loop_vars = {}
+        pass
+        yield escape(environment.finalize(context.call((undefined(name='file') if l_0_file is missing else l_0_file), markup_join(('/python/', environment.getattr(l_1_layer, 'stage'), '.txt', )), environment.getattr(l_1_layer, 'requirements'), _loop_vars=_loop_vars)))
+        yield '\n\n'
+    l_1_layer = missing
     yield '\n# --- OS packages of the image\nFROM base AS runtime\n'
     yield escape(environment.finalize(context.call((undefined(name='os_install') if l_0_os_install is missing else l_0_os_install), 'runtime')))
     yield '\n'
     yield escape(environment.finalize((undefined(name='managed_python') if l_0_managed_python is missing else l_0_managed_python)))
     yield '\n\nFROM runtime AS uv-unpack\nRUN --mount=type=bind,from=uv-wheel,target=/run/envbuild/in \\\n    '
     yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    yield ' -m zipfile -e /run/envbuild/in/uv.whl /unpacked && chmod 755 /unpacked/uv-*.data/scripts/uv && mv /unpacked/uv-*.data/scripts/uv /uv\nFROM scratch AS uv\nCOPY --from=uv-unpack /uv /uv\n\n# --- torch and what it brings\nFROM runtime AS torch\nRUN '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
-    yield ' '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
-    yield ' \\\n    '
-    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.torch.txt')))
-    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
-    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
-    yield ' '
-    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
-    yield ' \\\n    '
-    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
-    yield ' \\\n    ENVBUILD_PYTHON='
-    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'):
+    yield ' -m zipfile -e /run/envbuild/in/uv.whl /unpacked && chmod 755 /unpacked/uv-*.data/scripts/uv && mv /unpacked/uv-*.data/scripts/uv /uv\nFROM scratch AS uv\nCOPY --from=uv-unpack /uv /uv\n\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield ' ENVBUILD_INDEX='
-        yield escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')))
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'own_os'):
+            pass
+            yield "# The OS as one layer, by a copy of what `runtime` left: a stage's own layers have the time of the build in them.\nFROM runtime AS os-copy\nRUN --network=none --mount=type=bind,from=runtime,target=/run/envbuild/root \\\n    cp -a /run/envbuild/root /layer && "
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\nFROM scratch AS os\nCOPY --link --from=os-copy /layer/ /\n'
+        else:
+            pass
+            yield 'FROM runtime AS os\n'
+        yield '\n# --- torch and what it brings: a layer for each large distribution, the same in every image that holds it\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'torch'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS '
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield '\n'
+            yield escape(environment.finalize(context.call((undefined(name='python_layer') if l_0_python_layer is missing else l_0_python_layer), l_1_layer, _loop_vars=_loop_vars)))
+            yield '\n'
+        l_1_layer = missing
+        yield '\nFROM os AS torch\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'torch'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from='
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield ' /layer/ /\n'
+        l_1_layer = missing
+    else:
         pass
-        yield ' ENVBUILD_SYSTEM_SITE=1'
-    yield ' \\\n    sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.torch.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+        yield '# --- torch and what it brings\nFROM runtime AS torch\nRUN '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+        yield ' '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' \\\n    '
+        yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.torch.txt')))
+        yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n    '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' '
+        yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+        yield ' \\\n    '
+        yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+        yield ' \\\n    ENVBUILD_PYTHON='
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        if context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch'):
+            pass
+            yield ' ENVBUILD_INDEX='
+            yield escape(environment.finalize(context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'index'), 'torch')))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            yield ' ENVBUILD_SYSTEM_SITE=1'
+        yield ' \\\n    sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.torch.txt \\\n    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compiles'):
         pass
         yield '\n# --- compilers, build tools'
@@ -494,48 +657,134 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
         yield ' /out/ /\n'
     l_1_loop = l_1_component = missing
-    yield '\n# --- the Python environment, complete\nFROM torch AS env\nRUN '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
-    yield ' '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
-    yield ' \\\n    '
-    yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.env.txt')))
-    yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
-        _loop_vars = {}
+    yield '\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield '    --mount=type=bind,from=wheel-'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ',target=/run/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ' \\\n'
-    l_1_component = missing
-    yield '    '
-    yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
-    yield ' '
-    yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
-    yield ' \\\n    '
-    yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
-    yield ' \\\n    export ENVBUILD_PYTHON='
-    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+        yield '# --- the rest of the Python environment\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'env'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS '
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield '\n'
+            yield escape(environment.finalize(context.call((undefined(name='python_layer') if l_0_python_layer is missing else l_0_python_layer), l_1_layer, _loop_vars=_loop_vars)))
+            yield '\n'
+        l_1_layer = missing
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'FROM runtime AS env-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '\nRUN '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install', _loop_vars=_loop_vars)))
+            yield ' '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc', _loop_vars=_loop_vars)))
+            yield ' '
+            yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-layer', _loop_vars=_loop_vars)))
+            yield ' \\\n    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built \\\n    '
+            yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+            yield ' '
+            yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+            yield ' \\\n    export ENVBUILD_PYTHON='
+            yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+            yield ' ENVBUILD_ALONE=1'
+            if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+                pass
+                yield ' ENVBUILD_SYSTEM_SITE=1'
+            yield ' \\\n    && sh /run/envbuild/recipe/python-layer /dev/null /run/envbuild/built/*.whl && '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        l_1_component = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            pass
+            yield 'FROM runtime AS env-placed\nRUN set -e; \\\n'
+            for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+                _loop_vars = {}
+                pass
+                yield '    mkdir -p "/layer$(dirname '
+                yield escape(environment.finalize(l_1_target))
+                yield ')"; printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
+                yield escape(environment.finalize(l_1_module))
+                yield ' >/layer'
+                yield escape(environment.finalize(l_1_target))
+                yield '; \\\n'
+            l_1_module = l_1_target = missing
+            yield '    '
+            yield escape(environment.finalize(context.call((undefined(name='byte_compiled') if l_0_byte_compiled is missing else l_0_byte_compiled), '/layer')))
+            for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+                _loop_vars = {}
+                pass
+                yield ' '
+                yield escape(environment.finalize(l_1_target))
+            l_1_module = l_1_target = missing
+            yield '; \\\n    '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'FROM runtime AS env-mpi\nRUN --mount=type=bind,from=mpi,target=/run/envbuild/mpi \\\n    mkdir -p "/layer$(dirname '
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield ')" && cp -a /run/envbuild/mpi /layer'
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield ' && '
+            yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+            yield '\n'
+        yield '\nFROM torch AS env\n'
+        for l_1_layer in context.call(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers_in'), 'env'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from='
+            yield escape(environment.finalize(environment.getattr(l_1_layer, 'stage')))
+            yield ' /layer/ /\n'
+        l_1_layer = missing
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --link --from=env-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' /layer/ /\n'
+        l_1_component = missing
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            pass
+            yield 'COPY --link --from=env-placed /layer/ /\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'COPY --link --from=env-mpi /layer/ /\n'
+    else:
         pass
-        yield ' ENVBUILD_BROUGHT="'
-        yield escape(environment.finalize(t_8(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'))))
-        yield '"'
-    yield ' \\\n    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.env.txt'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'resolved_wheels'):
-        _loop_vars = {}
-        pass
-        yield ' /run/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield '/*.whl'
-    l_1_component = missing
-    yield ' \\\n'
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
-        pass
-        yield '    && ENVBUILD_ALONE=1 sh /run/envbuild/recipe/python-install /opt/venv /dev/null'
-        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+        yield '# --- the Python environment, complete\nFROM torch AS env\nRUN '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install')))
+        yield ' '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' \\\n    '
+        yield escape(environment.finalize(context.call((undefined(name='listed') if l_0_listed is missing else l_0_listed), 'python.env.txt')))
+        yield ' \\\n    --mount=type=bind,from=wheels,target=/run/envbuild/wheels \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' \\\n'
+        l_1_component = missing
+        yield '    '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' '
+        yield escape(environment.finalize((undefined(name='uv_cache') if l_0_uv_cache is missing else l_0_uv_cache)))
+        yield ' \\\n    '
+        yield escape(environment.finalize((undefined(name='site') if l_0_site is missing else l_0_site)))
+        yield ' \\\n    export ENVBUILD_PYTHON='
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'):
+            pass
+            yield ' ENVBUILD_BROUGHT="'
+            yield escape(environment.finalize(t_8(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided'))))
+            yield '"'
+        yield ' \\\n    && sh /run/envbuild/recipe/python-install /opt/venv /run/envbuild/python.env.txt'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'resolved_wheels'):
             _loop_vars = {}
             pass
             yield ' /run/envbuild/built/'
@@ -543,58 +792,129 @@ def root(context, missing=missing, *, environment):
             yield '/*.whl'
         l_1_component = missing
         yield ' \\\n'
-    for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
-        _loop_vars = {}
-        pass
-        yield '    && mkdir -p "$(dirname '
-        yield escape(environment.finalize(l_1_target))
-        yield ')" && printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
-        yield escape(environment.finalize(l_1_module))
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+            pass
+            yield '    && ENVBUILD_ALONE=1 sh /run/envbuild/recipe/python-install /opt/venv /dev/null'
+            for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'lone_wheels'):
+                _loop_vars = {}
+                pass
+                yield ' /run/envbuild/built/'
+                yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+                yield '/*.whl'
+            l_1_component = missing
+            yield ' \\\n'
+        for (l_1_module, l_1_target) in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'placed'):
+            _loop_vars = {}
+            pass
+            yield '    && mkdir -p "$(dirname '
+            yield escape(environment.finalize(l_1_target))
+            yield ')" && printf \'import sys\\n\\nimport %s as module\\n\\nsys.modules[__name__] = module\\n\' '
+            yield escape(environment.finalize(l_1_module))
+            yield ' >'
+            yield escape(environment.finalize(l_1_target))
+            yield ' \\\n'
+        l_1_module = l_1_target = missing
+        yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield 'COPY --from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' /record.json /opt/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '.json\n'
+        l_1_component = missing
+        yield '# What `pip install` in the image must leave as it is.\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+        yield ' \\\n    mkdir -p /opt/envbuild && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+        for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_1_name))
+        l_1_name = missing
         yield ' >'
-        yield escape(environment.finalize(l_1_target))
-        yield ' \\\n'
-    l_1_module = l_1_target = missing
-    yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/compile-pyc /opt/venv\n'
-    for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
-        _loop_vars = {}
-        pass
-        yield 'COPY --from=wheel-'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield ' /record.json /opt/envbuild/built/'
-        yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
-        yield '.json\n'
-    l_1_component = missing
-    yield '# What `pip install` in the image must leave as it is.\nRUN --network=none '
-    yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
-    yield ' \\\n    mkdir -p /opt/envbuild && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
-    for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
-        _loop_vars = {}
-        pass
-        yield ' '
-        yield escape(environment.finalize(l_1_name))
-    l_1_name = missing
-    yield ' >'
-    yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
-    yield '\n'
-    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
-        pass
-        yield 'COPY --from=mpi / '
-        yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
-        yield '/\n'
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+        yield '\n'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'):
+            pass
+            yield 'COPY --from=mpi / '
+            yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'mpi'), 'prefix')))
+            yield '/\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack'):
         pass
         template = environment.get_template('stack.j2', 'Dockerfile.j2')
-        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
+        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'byte_compiled': l_0_byte_compiled, 'date': l_0_date, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'own_files': l_0_own_files, 'python_layer': l_0_python_layer, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
         try:
             for event in gen:
                 yield event
         finally: gen.close()
-    yield '\nFROM '
-    yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
-    yield ' AS image\nCOPY --from=uv /uv /usr/local/bin/uv\n'
-    if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+    yield '\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
         pass
-        yield 'COPY --from=lists --chmod=755 /image/pip /usr/local/bin/pip\n'
+        yield '# --- what envbuild itself puts into the image\nFROM env AS own\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'constraints')))
+        yield ' \\\n    --mount=type=bind,from=lists,source=/lock,target=/run/envbuild/lock \\\n    --mount=type=bind,from=lists,source=/image,target=/run/envbuild/image \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    --mount=type=bind,from=wheel-'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ',target=/run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield ' \\\n'
+        l_1_component = missing
+        yield '    mkdir -p /layer/opt/envbuild'
+        if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            pass
+            yield '/built'
+        yield ' \\\n    && cp /run/envbuild/lock/* /layer/opt/envbuild/ \\\n'
+        for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
+            _loop_vars = {}
+            pass
+            yield '    && cp /run/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '/record.json /layer/opt/envbuild/built/'
+            yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
+            yield '.json \\\n'
+        l_1_component = missing
+        yield '    && PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /run/envbuild/recipe/constraints'
+        for l_1_name in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'held'):
+            _loop_vars = {}
+            pass
+            yield ' '
+            yield escape(environment.finalize(l_1_name))
+        l_1_name = missing
+        yield ' >/layer'
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'constraints')))
+        yield ' \\\n    && find /layer/opt/envbuild -type f -exec chmod 644 {} + \\\n    && '
+        yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '/layer')))
+        yield ' \\\n    && '
+        yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+        yield '\n\n# uv and pip, for who installs more\nFROM runtime AS installers\nRUN '
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield '--mount=type=bind,from=lists,source=/image,target=/run/envbuild/image '
+        yield escape(environment.finalize((undefined(name='uv') if l_0_uv is missing else l_0_uv)))
+        yield ' \\\n    mkdir -p /layer/usr/local/bin && cp /run/envbuild/uv/uv /layer/usr/local/bin/uv \\\n'
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield '    && cp /run/envbuild/image/pip /layer/usr/local/bin/pip \\\n'
+        yield '    && chmod 755 /layer/usr/local/bin/* && '
+        yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
+        yield '\n\n'
+    yield 'FROM '
+    yield escape(environment.finalize(('stack' if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack') else 'env')))
+    yield ' AS image\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        pass
+        yield 'COPY --link --from=installers /layer/ /\n'
+    else:
+        pass
+        yield 'COPY --from=uv /uv /usr/local/bin/uv\n'
+        if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
+            pass
+            yield 'COPY --from=lists --chmod=755 /image/pip /usr/local/bin/pip\n'
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'):
         pass
         yield '# '
@@ -608,7 +928,14 @@ def root(context, missing=missing, *, environment):
         yield ' '
         yield escape(environment.finalize(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'compat'), 'branch')))
         yield '\n'
-    yield 'COPY --from=lists /lock/ /opt/envbuild/\n'
+    if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'layers'):
+        pass
+        yield 'COPY --link --from=own /layer/ /\n'
+    else:
+        pass
+        yield 'COPY --from=lists /lock/ /opt/envbuild/\nRUN --network=none --mount=type=bind,from=lists,source=/image,target=/run/envbuild/image \\\n    '
+        yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '')))
+        yield '\n'
     yield escape(environment.finalize((undefined(name='environment') if l_0_environment is missing else l_0_environment)))
     yield '\nLABEL '
     l_1_loop = missing
@@ -631,4 +958,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&51=237&53=240&56=246&57=250&64=265&65=269&67=273&68=275&70=280&72=284&73=286&78=295&79=298&84=302&85=305&91=309&92=311&96=313&102=315&103=319&105=321&106=325&107=327&110=336&112=339&113=343&114=345&115=347&116=349&118=351&119=353&120=356&121=358&123=360&124=364&125=366&127=368&128=371&129=373&131=375&132=379&133=381&136=383&138=386&140=388&142=390&145=398&147=401&149=405&150=411&151=413&152=417&156=429&157=431&158=434&161=437&162=439&163=442&165=444&166=448&169=454&170=456&171=458&173=485&174=487&179=491&180=495&182=497&183=501&185=507&186=511&187=513&188=520&189=528&190=531&192=539&193=543&196=551&197=555&200=561&201=563&202=572&203=575&205=577&206=579&209=586&211=588&214=591&215=594&216=598&218=600&221=605&222=608&225=619&226=621'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&67=305&68=311&71=319&72=324&73=329&75=336&76=340&78=345&81=363&83=366&86=372&87=376&94=391&95=395&97=399&98=401&100=406&102=410&103=412&108=421&109=424&114=428&115=431&118=434&119=437&125=441&126=443&130=445&134=447&135=449&139=452&147=458&148=462&149=464&153=468&154=472&159=478&160=482&162=484&163=488&164=490&168=499&170=502&171=506&172=508&173=510&174=512&176=514&177=516&178=519&179=521&181=523&182=527&183=529&185=531&186=534&187=536&189=538&190=542&191=544&194=546&196=549&198=551&200=553&203=561&205=564&207=568&208=574&209=576&210=580&214=592&215=594&216=597&219=600&220=602&221=605&223=607&224=611&227=617&228=619&229=621&231=648&232=650&235=654&237=657&238=661&239=663&241=666&242=670&243=672&244=678&245=680&246=684&247=690&249=693&252=696&253=700&255=708&256=716&258=718&261=721&265=728&266=732&268=735&269=739&271=742&274=745&280=751&281=755&283=757&284=761&286=767&287=771&288=773&289=780&290=788&291=791&293=799&294=803&297=811&298=815&301=821&302=823&303=832&304=835&307=837&308=839&311=846&314=849&317=851&318=855&320=861&322=865&323=869&325=875&327=884&328=886&332=888&334=893&337=897&340=900&341=902&345=908&349=911&350=914&351=918&353=920&355=924&360=930&362=932&363=935&366=946&367=948'

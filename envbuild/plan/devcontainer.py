@@ -31,9 +31,14 @@ def devcontainer(plan: Plan, cluster: Cluster) -> str:
         if plan.compat:
             # an editor's container starts without the image's entrypoint; this makes the link that LD_LIBRARY_PATH names
             found["postStartCommand"] = ["sh", "-c", ". /opt/envbuild/cuda-compat.sh"]
+        jupyter = plan.stack is not None and plan.stack.jupyter
+        if jupyter:
+            # an editor forwards it from the container's 127.0.0.1, where the server listens
+            found["forwardPorts"] = [8888]
+            found["portsAttributes"] = {"8888": {"label": "Jupyter", "onAutoForward": "silent"}}
         found["customizations"] = {
             "vscode": {
-                "extensions": ["ms-python.python"],
+                "extensions": ["ms-python.python", *(["ms-toolsai.jupyter"] if jupyter else [])],
                 "settings": {"python.defaultInterpreterPath": "/opt/venv/bin/python"},
             }
         }

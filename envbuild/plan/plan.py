@@ -1,5 +1,6 @@
 """Lock -> plan: the stages that make the image, each with a key over exactly the inputs that can change its result."""
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -11,13 +12,14 @@ from envbuild.lock.files import Locked
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.model import COMPAT, Lock
 from envbuild.matrix.cell import DEBIAN_ARCH, X86_64, Cell
-from envbuild.matrix.driver import Compat
+from envbuild.matrix.driver import Compat, required_driver
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.view import CellView
 from envbuild.paths import data_dir
-from envbuild.plan.carried import labels_of, lists_of
+from envbuild.plan.carried import files_of, labels_of, lists_of
 from envbuild.plan.fit import require_inputs, require_known
-from envbuild.plan.stages import Stage, stages_of
+from envbuild.plan.layers import Layer, layers_of
+from envbuild.plan.stages import LAYER, Stage, stages_of
 from envbuild.stacks.load import stack_names
 from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
@@ -27,6 +29,7 @@ from envbuild.util.frozen import Frozen
 RECIPES = ("os-install", "python-install", "compile-pyc", "constraints", "build-wheel", "build-native")
 CONSTRAINTS = "/opt/envbuild/constraints.txt"
 """The versions that pip and uv leave as they are in the image."""
+WORKSPACE = "/workspace"
 
 
 class Plan(Frozen):
@@ -39,6 +42,8 @@ class Plan(Frozen):
     stages: tuple[Stage, ...]
     recipes: Mapping[str, str]
     lists: Mapping[str, str]
+    files: Mapping[str, str]
+    """Those of the lists that lie among the packages or the OS': path in the image -> name below `image/`."""
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     workdir: str
@@ -53,6 +58,24 @@ class Plan(Frozen):
     """Distributions of the base image whose versions the cell states."""
     compat: Compat | None
     """NVIDIA's package for older drivers, where the image carries it."""
+    layers: tuple[Layer, ...]
+    """The layers of the locked Python packages; none where they are installed together."""
+    own_os: bool
+    """Whether the image has the OS as one layer; otherwise it keeps the base image's layers, settings and labels."""
+
+    @property
+    def in_place(self) -> tuple[Step, ...]:
+        """The stack's steps that run in the image itself, and may write anywhere in it."""
+        return tuple(s for s in self.stack.steps if s.run and not s.compiles) if self.stack else ()
+
+    @property
+    def dated(self) -> bool:
+        """Whether each layer has fixed times as it is made, so that nothing has to be rewritten at an export."""
+        return bool(self.layers) and self.own_os and not self.compat and not self.in_place
+
+    def layers_in(self, of: str) -> tuple[Layer, ...]:
+        """Return the layers of the set `of`."""
+        return tuple(layer for layer in self.layers if layer.of == of)
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:
@@ -106,6 +129,11 @@ class Plan(Frozen):
         return (*images, "debs", "wheels", "uv-wheel", *sources, *own)
 
     @property
+    def workspace(self) -> str | None:
+        """The folder of the image that any user may write to; None where the stack's repository is there."""
+        return None if self.stack and self.stack.repository.path == WORKSPACE else WORKSPACE
+
+    @property
     def constraints(self) -> str:
         """The image's file with the versions that pip and uv leave as they are."""
         return CONSTRAINTS
@@ -149,8 +177,10 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     carries = lock.source(COMPAT) is not None
     inputs = inputs_of(matrix, cell, stack=stack, flavor=lock.flavor, te_source=lock.te_source, compat=carries)
     require_inputs(lock, inputs)
+    layers = layers_of(lock, [_normal(c.distribution) for c in inputs.components])
     names = (
         *RECIPES,
+        *([LAYER] if layers else []),
         *sorted({c.recipe for c in inputs.components if c.only_sms}),
         *([COMPAT] if inputs.compat else []),
     )
@@ -165,8 +195,9 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     lists = lists_of(locked, inputs, view)
     if inputs.compat:
         lists["lock/cuda-compat.sh"] = _switch(inputs.compat)
-    environment = _environment(view, lock, stack, site, inputs.compat)
-    labels = labels_of(lock, cell)
+    own_os = lock.root is not None or (lock.flavor == "runtime" and not ngc)
+    environment = _environment(view, lock, stack, site, inputs.compat, own_os=own_os)
+    labels = labels_of(lock, cell, stack.repository if stack else None)
     carried = (
         {name: text for name, text in lists.items() if name.startswith(("lock/", "image/"))} | environment | labels
     )
@@ -179,9 +210,10 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         stages=stages_of(lock, inputs, recipes, carried, placed=placed, mpi=mpi),
         recipes=recipes,
         lists=lists,
+        files=files_of(lists, site),
         environment=environment,
         labels=labels,
-        workdir=stack.repository.path if stack else "/workspace",
+        workdir=stack.repository.path if stack else WORKSPACE,
         # an NGC image's Python is the one on its own PATH: conda's in the old ones, the OS' in the others
         python="python3" if ngc else f"/opt/python/bin/python{version}" if managed else f"/usr/bin/python{version}",
         managed_python=managed,
@@ -190,7 +222,14 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
         provided=inputs.provided,
         held=_held(view, inputs.provided),
         compat=inputs.compat,
+        layers=layers,
+        own_os=own_os,
     )
+
+
+def _normal(name: str) -> str:
+    """Return a distribution's name as a lock has it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _switch(compat: Compat) -> str:
@@ -233,7 +272,9 @@ def _placed(view: View, site: str) -> tuple[tuple[str, str], ...]:
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat: Compat | None) -> dict[str, str]:
+def _environment(
+    view: CellView, lock: Lock, stack: Stack | None, site: str, compat: Compat | None, *, own_os: bool
+) -> dict[str, str]:
     kind = view.release("base").facts.kind
     mpi = _compiled_mpi(view)
     first = ["/opt/venv/bin", *([f"{mpi.prefix}/bin"] if mpi else [])]
@@ -252,6 +293,9 @@ def _environment(view: View, lock: Lock, stack: Stack | None, site: str, compat:
     if view.versions["cuda"] != "cpu":
         # Which devices the NVIDIA container toolkit hands in when the user names none, and with which driver libraries.
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        # a base of NVIDIA that is kept as it is states its own
+        if own_os and (drivers := required_driver(view.matrix, view.cell, compat)) is not None:
+            env["NVIDIA_REQUIRE_CUDA"] = drivers
     for component in components_in(view):
         env |= component.environment(view, site=site, devel=devel)
     own = {name: value.replace("{site}", site) for name, value in stack.environment.items()} if stack else {}

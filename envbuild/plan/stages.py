@@ -14,6 +14,9 @@ from envbuild.stacks.model import Stack
 from envbuild.stacks.parts import patches_of, tools_of
 from envbuild.util.frozen import Frozen
 
+LAYER = "python-layer"
+"""The recipe of a layer of packages; a plan without layers does not hold it."""
+
 # OS packages that decide what a compiler writes; an upgrade of any other leaves compiled wheels as they are.
 _COMPILER_PACKAGES = ("binutils", "cpp-", "gcc-", "g++-", "libc6", "libgcc-", "libstdc++-", "linux-libc-dev")
 # Build tools that decide what goes into a wheel.
@@ -119,7 +122,7 @@ def stages_of(
         python=cell["python"],
         managed=_source_inputs(lock.source("python")),
     )
-    python_recipe = digest_of(recipes["python-install"] + recipes["compile-pyc"])
+    python_recipe = digest_of(recipes["python-install"] + recipes["compile-pyc"] + recipes.get(LAYER, ""))
     torch = add(
         "torch",
         f"torch {cell['torch']}",

@@ -79,6 +79,11 @@ class Settings(BaseModel):
         None, description="Repository that a build leaves its finished steps in, for `cache_from` elsewhere."
     )
     builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
+    compression: Literal["zstd", "gzip"] = Field(
+        "zstd",
+        description="How the layers of images are compressed: `zstd`, or `gzip` for what cannot read it, such as an older "
+        "enroot. The image has another digest then, and the same layers.",
+    )
     engine: Literal["docker", "podman"] = Field(
         "docker",
         description="What runs, tests and pulls images: `docker` or `podman`. Images are built with Docker.",

@@ -232,6 +232,8 @@ class Stack(Model):
     """OS packages of the image."""
     python: tuple[Annotated[str, AfterValidator(_check_requirement)], ...] = ()
     """Requirements besides the cell's own components."""
+    jupyter: bool = False
+    """Whether the image has JupyterLab; its version is locked with the other packages."""
     builds: tuple[Build, ...] = ()
     tools: tuple[str, ...] = ()
     """Programs of dockerfiles/tools that the image gets in /usr/local/bin."""

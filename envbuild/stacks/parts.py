@@ -28,6 +28,8 @@ def digest_of(stack: Stack) -> str:
     parts["patches"] = [patch.digest for patch in patches_of(stack)]
     if stack.tools:
         parts["tools"] = tools_of(stack)
+    if stack.jupyter:  # left out otherwise: a stack without it has the digest that its locks know
+        parts["jupyter"] = True
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -182,7 +182,7 @@ class _Owners:
         for path in tree.hashes:
             if path not in self.owners and (OF_THE_ENVIRONMENT.fullmatch(path) or path == f"{VENV}/lib64"):
                 self.add(path, uv)
-        for target in (place.strip("/") for _, place in self.plan.placed):
+        for target in (place.strip("/") for place in (*(p for _, p in self.plan.placed), *self.plan.files)):
             self.add(target, self.refs["envbuild", ENVBUILD])
         for path in tree.hashes:  # what Python made of a source belongs where the source does
             source = source_of_byte_code(path)

@@ -12,9 +12,11 @@ import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from packaging.utils import canonicalize_name
 
+from envbuild.paths import data_dir
 from envbuild.util.foreign_tar import Body, Member, Readable, TarError, read_tar
 from envbuild.util.names import shown
 
@@ -53,7 +55,9 @@ _BY_INSTALLER = re.compile(r"[^/]+\.dist-info/(?:INSTALLER|REQUESTED|RECORD|dire
 _HANDED_ON = hashlib.sha256(
     b"import sys\n\nimport flash_attn_interface as module\n\nsys.modules[__name__] = module\n"
 ).digest()
-"""FA3's module where Transformer Engine imports it from: the one file that the build itself adds."""
+"""FA3's module where Transformer Engine imports it from."""
+_HOME = ("_envbuild_home.py", "_envbuild_home.pth")
+"""What gives a user whom the image does not know a home: these and FA3's module are what the build itself adds."""
 
 
 @dataclass(kw_only=True)
@@ -285,9 +289,23 @@ def _unlisted(tree: Tree, listed: Mapping[str, object]) -> tuple[list[str], int]
             continue
         if _is_byte_code(path, listed):
             compiled += 1
-        elif not (path.endswith("/flash_attn_interface.py") and sha == _HANDED_ON) and path != f"{VENV}/lib64":
+        elif not _is_added(path, sha) and path != f"{VENV}/lib64":
             unlisted.append(f"/{shown(path)}")
     return unlisted, compiled
+
+
+def _is_added(path: str, sha: bytes | None) -> bool:
+    """Return whether the build itself adds the file, with this content."""
+    if path.endswith("/flash_attn_interface.py"):
+        return sha == _HANDED_ON
+    folder, _, name = path.rpartition("/")
+    return bool(_SITE.fullmatch(f"{folder}/")) and name in _HOME and sha == _hash_of_own(name)
+
+
+@cache
+def _hash_of_own(name: str) -> bytes:
+    """Return the sha256 of a file of dockerfiles/image."""
+    return hashlib.sha256((data_dir("dockerfiles") / "image" / name).read_bytes()).digest()
 
 
 def source_of_byte_code(path: str) -> str | None:
@@ -304,7 +322,8 @@ def source_of_byte_code(path: str) -> str | None:
 def _is_byte_code(path: str, listed: Mapping[str, object]) -> bool:
     """Return whether `path` is where Python keeps the byte code of a source that is listed."""
     source = source_of_byte_code(path)
-    return source is not None and (source in listed or source.endswith("/flash_attn_interface.py"))
+    added = ("/flash_attn_interface.py", f"/{_HOME[0]}")
+    return source is not None and (source in listed or source.endswith(added))
 
 
 def hold_to_wheel(

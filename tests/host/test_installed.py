@@ -12,6 +12,7 @@ import pytest
 from fake_image import SITE, FakeImage, encoded, fake_image
 
 from envbuild.errors import LockError
+from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
 from envbuild.verify.installed import hold_to_records, hold_to_wheel, read_record, read_tree
@@ -76,6 +77,21 @@ def test_a_change_is_named(image, path, body, says):
         image.files[path] = body
     changed, _ = faults(image)
     assert any(says in line for line in changed), changed
+
+
+HOOK = {
+    name: (data_dir("dockerfiles") / "image" / name).read_bytes()
+    for name in ("_envbuild_home.py", "_envbuild_home.pth")
+}
+
+
+def test_what_the_build_itself_adds_among_the_packages_is_known_by_its_content(image):
+    image.files |= {f"{SITE}/{name}": body for name, body in HOOK.items()}
+    image.files[f"{SITE}/__pycache__/_envbuild_home.cpython-311.pyc"] = b"byte code"
+    assert faults(image) == ([], [])
+    for name, body in HOOK.items():
+        image.files |= {f"{SITE}/{name}": body + b"\nimport evil\n", f"{SITE}/torch/{name}": body}
+    assert faults(image)[1] == sorted(f"/{SITE}/{folder}{name}" for name in HOOK for folder in ("", "torch/"))
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def test_the_file_is_written_before_anything_reads_its_variables():
     plan = plan_for(cuda="cpu")
     text = dockerfile(plan)
     assert plan.environment["PIP_CONSTRAINT"] == plan.environment["UV_CONSTRAINT"] == CONSTRAINTS
-    assert text.index(f">{CONSTRAINTS}") < text.index(f'PIP_CONSTRAINT="{CONSTRAINTS}"') < text.index("LABEL ")
-    assert "/image/pip /usr/local/bin/pip" in text
+    assert text.index(f">/layer{CONSTRAINTS}") < text.index(f'PIP_CONSTRAINT="{CONSTRAINTS}"') < text.index("LABEL ")
+    assert "/image/pip /layer/usr/local/bin/pip" in text
     assert CONSTRAINTS not in script(plan)  # a host's environment has no such file
     assert "image/pip" not in script(plan)
 

@@ -9,6 +9,7 @@ import pytest
 from cell_inputs import plan_for
 
 from envbuild.engine.builders import ASKED
+from envbuild.engine.built import OwnBuild, built_digest, own_build, remember_built
 from envbuild.engine.exports import archive_output, bake_file, cache_of, registry_output, store_output
 from envbuild.settings import Settings
 
@@ -25,20 +26,33 @@ def fields(text):
     return dict(part.split("=", 1) for part in row)
 
 
-@pytest.mark.parametrize(
-    "output", [store_output("a:b"), archive_output(Path("/x y,z/i.tar"), "a:b"), registry_output("h/p")]
-)
-def test_every_way_makes_the_same_layers(output):
-    found = fields(output)
-    assert {name: found[name] for name in ("compression", "force-compression", "rewrite-timestamp")} == {
-        "compression": "zstd",
-        "force-compression": "true",
-        "rewrite-timestamp": "true",
-    }
+WAYS = [
+    lambda settings, plan: store_output(settings, plan, "a:b"),
+    lambda settings, plan: archive_output(settings, plan, Path("/x y,z/i.tar"), "a:b"),
+    lambda settings, plan: registry_output(settings, plan, "h/p"),
+]
 
 
-def test_a_builder_pushes_by_digest_alone():
-    found = fields(registry_output("h/p"))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_every_way_makes_the_same_layers_and_rewrites_none_that_has_fixed_times(plan, tmp_path, way, compression):
+    found = fields(way(Settings(cache_dir=tmp_path, compression=compression), plan))
+    assert plan.dated
+    assert (found["compression"], found["force-compression"]) == (compression, "true")
+    assert "rewrite-timestamp" not in found
+
+
+def test_a_note_of_one_compression_is_none_of_the_other(plan, tmp_path):
+    by_zstd, by_gzip = (Settings(cache_dir=tmp_path, compression=each) for each in ("zstd", "gzip"))
+    remember_built(by_zstd, plan, OwnBuild(digest=f"sha256:{1:064x}"))
+    assert own_build(by_gzip, plan) is None
+    remember_built(by_gzip, plan, OwnBuild(digest=f"sha256:{2:064x}"))
+    assert built_digest(by_zstd, plan) == f"sha256:{1:064x}"
+    assert built_digest(by_gzip, plan) == f"sha256:{2:064x}"
+
+
+def test_a_builder_pushes_by_digest_alone(plan, tmp_path):
+    found = fields(registry_output(Settings(cache_dir=tmp_path), plan, "h/p"))
     assert (found["type"], found["name"], found["push"], found["push-by-digest"]) == ("image", "h/p", "true", "true")
     assert found["store"] == "false"  # nothing stays where the builder keeps images
 
