@@ -72,7 +72,8 @@ def try_pairs(
     names      each name that the component's Python imports is there
     libraries  each library that its binaries need is in the set
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
-    sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels (minutes)
+    sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels; each .cu file by
+               nvcc's front end (CUDA 13, from PyPI) or by clang (minutes)
 
     A stopped run continues where it was. Exits with 0 whatever the results are.
     """  # noqa: D301 - click reads the character

@@ -52,7 +52,12 @@ class Apex(Component):
     needs_commit = True
     runtime = ("packaging",)
     # apex.contrib is not built, and setup.py states a C++ standard for an extension of it alone
-    host_sources = HostSources(folders=("csrc",), includes=("csrc",), flags_in=())
+    host_sources = HostSources(
+        folders=("csrc",),
+        includes=("csrc",),
+        flags_in=(),
+        defines=("-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"),  # torch's version, in older setup.py
+    )
     upstream = Upstream(repository=_URL)
     extensions = {"apex": _EXTENSIONS}
 

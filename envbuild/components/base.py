@@ -159,6 +159,7 @@ class HostSources(Frozen):
         includes: folders that its build adds to the search for headers.
         flags_in: the files in which its build states compiler flags.
         cxx_flags: the function there that gives the flags of C++ files, where .cu files get another standard.
+        defines: macros that its build defines with every release of torch that the matrix has, as `-DNAME`.
         instead: a file -> the releases of torch with which its build takes it, and the file that it takes it for. Of the
             two, a build compiles one.
 
@@ -168,6 +169,7 @@ class HostSources(Frozen):
     includes: tuple[str, ...]
     flags_in: tuple[str, ...] = ("setup.py",)
     cxx_flags: str | None = None
+    defines: tuple[str, ...] = ()
     instead: Mapping[str, tuple[str, str]] = _NONE_INSTEAD
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 from index_server import Index, wheel
@@ -16,7 +17,7 @@ from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
 from envbuild.curate.trials.run import Runner
 from envbuild.curate.trials.subject import find
-from envbuild.errors import UsageError
+from envbuild.errors import LockError, UsageError
 from envbuild.evidence.trials import load_trials
 from envbuild.matrix.model import BaseFacts
 from envbuild.settings import load_settings
@@ -207,6 +208,68 @@ def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp
     assert "has no member named" in found["2.9.0", "sources"].first
     assert found["2.8.0", "sources"].counts == {"units": 3, "failed": 0, "standard": 17, "cuda_files": 1}
     assert any("te 2.5.0 with torch 2.9.0: csrc/a.cpp" in text for text in outcome.contradictions)
+
+
+GLOBAL = "__attribute__((global))"
+PROGRAMS = ("nvcc", "nvcc.profile", "cudafe++")
+NVCC = Path("/usr/local/cuda/bin/nvcc")
+"""A toolkit of CUDA 13, whose files a wheel of this index holds as PyPI's does."""
+
+
+@pytest.mark.skipif(
+    not all(NVCC.with_name(name).is_file() for name in PROGRAMS),
+    reason=f"there is no {NVCC} here",
+)
+def test_cu_files_are_checked_by_the_nvcc_of_the_wheel(index, matrix, tmp_path):
+    """A .cu file was counted and not looked at: one that calls what torch does not have passed."""
+    cu13 = "nvidia/cu13"
+    runtime = f"#pragma once\n#define __global__ {GLOBAL}\n"
+    for name, version, members in (
+        ("nvidia-cuda-runtime", "13.0.96", {f"{cu13}/include/cuda_runtime.h": runtime}),
+        ("nvidia-cuda-nvcc", "13.0.88", {f"{cu13}/bin/{p}": NVCC.with_name(p).read_bytes() for p in PROGRAMS}),
+        ("nvidia-cuda-cccl", "13.0.85", {}),
+        ("nvidia-cuda-crt", "13.0.88", {}),
+    ):
+        index.add(name, version, wheel(name, version, f"py3-none-{LINUX}", members=members))
+    header = "#pragma once\nnamespace torch { struct Tensor { int dim(); }; }\n"
+    for version, text in (("2.8.0", header), ("2.9.0", header.replace("dim", "ndim"))):
+        members = {
+            "torch/__init__.py": "",
+            "torch/include/torch/extension.h": text,
+            "torch/utils/cpp_extension.py": "flag = '-std=c++17'\n",
+        }
+        needs = ("nvidia-cuda-runtime==13.0.96",)
+        index.add("torch", version, wheel("torch", version, f"cp311-cp311-{LINUX}", needs, members=members))
+    kernel = "#include <torch/extension.h>\n__global__ void k(int* x) { *x = 1; }\n"
+    sdist = {
+        "PKG-INFO": "Metadata-Version: 2.1\nRequires-Dist: torch\n",
+        "csrc/kernel.cu": kernel + "int f(torch::Tensor t) { return t.dim(); }\n",
+    }
+    index.add("transformer-engine-torch", "2.5.0", tar("transformer_engine_torch-2.5.0", sdist))
+    sdist["csrc/a_submodule.cu"] = "#include <cutlass/cutlass.h>\n"
+    index.add("transformer-engine-torch", "2.6.0", tar("transformer_engine_torch-2.6.0", sdist))
+    with index.served() as url:
+        run(matrix, tmp_path, url, "te", "torch", kinds=("sources",))
+        files = Files(settings_of(tmp_path, url))
+        file = files.wheel("nvidia-cuda-nvcc", "13.0.88")
+        assert os.access(files.programs(file, ()) / cu13 / "bin" / "nvcc", os.X_OK)
+        with pytest.raises(LockError, match="is not the file"):  # what is run is what the index states
+            files.programs(dataclasses.replace(file, sha256="0" * 64), (f"{cu13}/bin/nvcc",))
+        with pytest.raises(LockError, match="states no hash"):
+            files.programs(dataclasses.replace(file, sha256=None), (f"{cu13}/bin/nvcc",))
+    found = {tuple(t.pair.values()): t for t in load_trials(tmp_path / "records")}
+    assert {key: trial.verdict for key, trial in found.items()} == {
+        ("2.6.0", "2.9.0"): "failed",
+        ("2.6.0", "2.8.0"): "undecided",
+        ("2.5.0", "2.9.0"): "failed",
+        ("2.5.0", "2.8.0"): "passed",
+    }
+    assert found["2.5.0", "2.9.0"].first.startswith("csrc/kernel.cu: ")
+    assert found["2.5.0", "2.9.0"].first.endswith('class "torch::Tensor" has no member "dim"')
+    assert "not decided by nvcc" in found["2.6.0", "2.8.0"].first
+    counts = {"units": 0, "failed": 0, "standard": 17, "cuda_files": 1, "cuda_by_nvcc": 1}
+    assert found["2.5.0", "2.8.0"].counts == counts
+    assert found["2.6.0", "2.8.0"].counts == {**counts, "cuda_files": 2}
 
 
 def tar(stem, files):

@@ -24,6 +24,7 @@ from envbuild.net.download import download
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, path_below, read_below
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
+from envbuild.util.foreign_zip import ZipError, opened_zip, read_member
 from envbuild.util.git import empty_repository, objects_of, run_git
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
@@ -185,6 +186,35 @@ class Files:
                 for path, body in archive.read_many([name for name in archive.names if wanted(name)]):
                     self._keep(f"{key}/headers/{path}", body)
             self._keep(f"{key}/headers.done", b"")
+        return place
+
+    def programs(self, wheel: IndexFile, paths: Collection[str]) -> Path:
+        """Return the folder that holds those files of `wheel`, to be run: the whole wheel is read and checked by its hash.
+
+        Raises:
+            LockError: the index states no hash, does not hold the wheel, or it is damaged.
+            HostError: the index cannot be reached, or the folder cannot be written.
+
+        """
+        if wheel.sha256 is None:
+            raise LockError(
+                f"the index states no hash of {wheel.filename}, which would be run", where=place_of(wheel.url)
+            )
+        place = self.folder / wheel.sha256 / "programs"
+        if self._read_kept(wheel, "programs.done") is None:
+            with scratch("programs") as folder:
+                downloaded, _ = download(self.settings, wheel.url, wheel.sha256, folder)
+                try:
+                    with opened_zip(downloaded) as archive:
+                        for path in paths:
+                            self._keep(f"{wheel.sha256}/programs/{path}", read_member(archive, path, _LARGEST))
+                except ZipError as error:
+                    raise LockError(
+                        f"{wheel.filename} cannot be unpacked: {error}", where=place_of(wheel.url)
+                    ) from None
+            for path in paths:
+                (place / path).chmod(0o755)
+            self._keep(f"{wheel.sha256}/programs.done", b"")
         return place
 
     def source(self, sdist: IndexFile) -> Path:

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
+from envbuild.curate.trials.cuda import clang_version, front_end
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import UMBRELLA, required_standard, try_headers
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
@@ -22,7 +23,7 @@ from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
 from envbuild.curate.trials.pairs import Pair
 from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved
-from envbuild.curate.trials.sources import compiler_version, cuda_tools, include_folders, try_sources
+from envbuild.curate.trials.sources import SourcesFound, compiler_version, cuda_tools, include_folders, try_sources
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find, fits_cuda
 from envbuild.curate.wheels import Distribution, python_tags
 from envbuild.errors import LockError
@@ -33,7 +34,7 @@ from envbuild.matrix.model import AxisName
 from envbuild.settings import Settings
 from envbuild.util.names import shown
 
-METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 1}
+METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 2}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
 _BEST_PYTHON = "3.12"
 _FIRST = 600
@@ -161,9 +162,13 @@ class Runner:
         # where no cell holds a pair, one Python shows what there is to see
         pythons = pair.pythons or self._usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
-        compiler = (compiler_version(),) if kind == "sources" else ()
+        compiler = (compiler_version(), clang_version()) if kind == "sources" else ()
         sources = COMPONENTS[component.axis].host_sources
-        reads = (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        reads: tuple[str, ...] = (
+            (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
+        )
+        if kind == "sources" and sources:
+            reads += sources.defines
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
@@ -343,18 +348,28 @@ class Runner:
             wheels += self._wheels_of(resolved(self.files, tools, found.python))
         torch = next(wheel for wheel in wheels if wheel.filename.startswith("torch-"))
         includes = include_folders(self.files, wheels)
+        cuda = front_end(self.files, wheels, includes)
         for folder in self._folders(component):
-            checked = try_sources(self.files, folder, sources, torch=torch, includes=includes)
+            checked = try_sources(self.files, folder, sources, torch=torch, includes=includes, cuda=cuda)
             if checked is not None:
-                counts = {
-                    "units": checked.units,
-                    "failed": len(checked.failed),
-                    "standard": checked.standard,
-                    "cuda_files": checked.cuda_files,
-                }
-                first = checked.failed[0] if checked.failed else ""
-                return Result(verdict="failed" if checked.failed else "passed", first=first, counts=counts)
+                return _of_sources(checked)
         return None
+
+
+def _of_sources(checked: SourcesFound) -> Result:
+    counts = {
+        "units": checked.units,
+        "failed": len(checked.failed),
+        "standard": checked.standard,
+        "cuda_files": checked.cuda_files,
+    }
+    if checked.cuda_by:
+        counts[f"cuda_by_{checked.cuda_by}"] = checked.cuda_checked
+    if checked.failed:
+        return Result(verdict="failed", first=checked.failed[0], counts=counts)
+    if checked.undecided:
+        return Result(verdict="undecided", first=checked.undecided[0], counts=counts)
+    return Result(verdict="passed", counts=counts)
 
 
 def _asks_along(component: Subject, other: Subject) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Trials of C++ sources: each translation unit that an ordinary compiler reads, type-checked against torch's own headers.
+"""Trials of sources: each translation unit type-checked against torch's own headers, C++ by g++ and .cu files by `cuda`.
 
 Nothing is compiled: the compiler parses and checks (`-fsyntax-only`). Headers come from the wheels of the set, torch's and
 NVIDIA's, as pip would install them. torch's are parsed once per set of flags, into a precompiled header.
@@ -8,14 +8,16 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.components.base import HostSources
+from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import CXX, code_files, stated_flags
 from envbuild.errors import HostError
 from envbuild.lock.index import IndexFile
+from envbuild.util.frozen import replace as changed
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
@@ -25,6 +27,8 @@ _SECONDS = 1800.0
 _ERROR = re.compile(r"^(?:[^\n]*?)([^/\n]+/[^/\n:]+:\d+(?::\d+)?: (?:fatal )?error: [^\n]*)$", re.MULTILINE)
 _WORTH_PRECOMPILING = 3
 """Units; torch's headers take longer to parse than all that a unit adds."""
+_ENOUGH = 3
+"""Files that fail, or that are the first and are not decided, after which the rest is not looked at."""
 _PRECOMPILED = "#include <torch/extension.h>\n"
 
 
@@ -37,7 +41,13 @@ class SourcesFound:
     """The first error of each unit that does not pass."""
     standard: int
     cuda_files: int
-    """Files for nvcc, which this does not look at."""
+    """.cu files."""
+    cuda_by: str = ""
+    """The front end that looked at them; empty where there was none."""
+    cuda_checked: int = 0
+    """Those that passed or failed."""
+    undecided: tuple[str, ...] = ()
+    """The first reason of each .cu file that could not be decided."""
 
 
 def has_header(path: str) -> bool:
@@ -63,9 +73,15 @@ def torch_standard(files: Files, torch: IndexFile) -> int:
 
 
 def try_sources(
-    files: Files, folder: Path, sources: HostSources, *, torch: IndexFile, includes: Sequence[Path]
+    files: Files,
+    folder: Path,
+    sources: HostSources,
+    *,
+    torch: IndexFile,
+    includes: Sequence[Path],
+    cuda: FrontEnd | None = None,
 ) -> SourcesFound | None:
-    """Type-check every C++ file of a component, until three of them fail; None where it has none.
+    """Type-check every C++ and .cu file of a component, until three of them fail; None where it has none.
 
     Args:
         files: where headers are kept.
@@ -73,6 +89,7 @@ def try_sources(
         sources: where its C++ lies.
         torch: torch's wheel.
         includes: folders of the headers of torch and CUDA.
+        cuda: what checks .cu files; None leaves them out.
 
     Raises:
         HostError: there is no C++ compiler here, or it did not end.
@@ -80,17 +97,41 @@ def try_sources(
     """
     release = torch.filename.split("-")[1].partition("+")[0]
     units = code_files(folder, sources, release, CXX)
-    if not units:
+    kernels = code_files(folder, sources, release, (".cu",))
+    if not units and not kernels:
         return None
     if shutil.which(COMPILER) is None:
         raise HostError(f"there is no {COMPILER} here", hint="install g++, or leave out --kind sources")
     defines, stated = stated_flags(folder, sources)
     standard = stated or torch_standard(files, torch)
-    flags = [f"-std=c++{standard}", "-w", "-fPIC", "-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    flags += [*defines, f"-I{sysconfig.get_paths()['include']}"]
-    flags += [f"-isystem{path}" for path in includes]
     own = [f"-I{folder / each}" for each in sources.includes]
-    failed = []
+    common = ["-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H", *defines, *sources.defines]
+    common += [f"-I{sysconfig.get_paths()['include']}", *(f"-isystem{path}" for path in includes)]
+    failed = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder)
+    found = SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=len(kernels))
+    if cuda is None or not kernels or len(failed) >= _ENOUGH:
+        return found
+    # the standard of C++ files is another one where a build has a function for it: here every one that it states counts
+    alike = changed(sources, cxx_flags=None)
+    highest = stated_flags(folder, alike)[1] or torch_standard(files, torch)
+    undecided: list[str] = []
+    checked = 0
+    with scratch("cuda") as place:
+        for unit in kernels:
+            verdict, first = cuda.check(unit, [f"-std=c++{highest}", *common, *own], place)
+            checked += verdict != "undecided"
+            if verdict != "passed":
+                (failed if verdict == "failed" else undecided).append(
+                    shown(f"{unit.relative_to(folder)}: {first}", 500)
+                )
+            if len(failed) >= _ENOUGH or (len(undecided) >= _ENOUGH and not checked):
+                break
+    return replace(found, failed=tuple(failed), undecided=tuple(undecided), cuda_by=cuda.name, cuda_checked=checked)
+
+
+def _check_units(units: Sequence[Path], flags: Sequence[str], own: Sequence[str], folder: Path) -> list[str]:
+    """Return the first error of each C++ file that fails, of three at most."""
+    failed: list[str] = []
     with scratch("precompiled") as place:
         worth = len(units) >= _WORTH_PRECOMPILING and _precompile(place, flags)
         ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
@@ -100,10 +141,9 @@ def try_sources(
                 error = _check(unit, [*flags, *own])
             if error:
                 failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))
-            if len(failed) == 3:
+            if len(failed) == _ENOUGH:
                 break
-    cuda = len(code_files(folder, sources, release, (".cu",)))
-    return SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=cuda)
+    return failed
 
 
 def _precompile(place: Path, flags: Sequence[str]) -> bool:

@@ -1,0 +1,221 @@
+"""Trials of .cu files: the host side of each, type-checked by a front end that reads CUDA, against torch's own headers.
+
+For CUDA 13 that is NVIDIA's own: PyPI's wheel of nvcc holds it, and its two first steps are run (the preprocessor and
+cudafe++), so that no kernel is compiled. PyPI's wheels of older CUDA hold no nvcc: there it is clang, where the machine has one.
+clang is not what compiles these files in a build. What it alone objects to is not decided.
+"""
+
+import platform
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from envbuild.curate.trials.files import Files
+from envbuild.errors import HostError
+from envbuild.evidence.trials import Verdict
+from envbuild.lock.index import IndexFile
+from envbuild.util.processes import bounded
+
+NO_HALF = tuple(
+    f"-D__CUDA_NO_{name}__"
+    for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+)
+"""What torch's cpp_extension defines for nvcc, and what some builds take back with -U."""
+_CLANGS = (*(f"clang++-{number}" for number in range(24, 15, -1)), "clang++")
+_NVCC = "nvcc"
+_STEPS = ("cudafe++", _NVCC, "nvcc.profile")
+_SECONDS = 1800.0
+_LIMIT = 64 << 20
+_ROOTS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "THC/", "TH/")
+"""Where torch's wheels have headers."""
+_ERROR = re.compile(
+    r"^(?P<path>[^\n:(]+)(?::|\()(?P<line>\d+)(?::\d+)?\)?: (?:fatal |catastrophic )?error[^:\n]*: (?P<text>.*)$",
+    re.MULTILINE,
+)
+_TORCH = ("torch/include", "torch/include/torch/csrc/api/include")
+_WORD = re.compile(rb"[A-Za-z_]\w*")
+_NO_HEADER = re.compile(r"'?([^':\s]+)'?(?:: No such file or directory| file not found)")
+_STANDARD = re.compile(r"C\+\+ ?\d\d")
+_NAMESPACE = re.compile(r"\b(?:at|c10|torch|caffe2)::|\bnamespace ['\"](?:at|c10|torch|caffe2)\b")
+_ABSENT = re.compile(r"no (?:member|type|template) named '(\w+)' in (?:namespace )?'(?:at|c10|torch|caffe2)\b")
+
+
+class Checked(NamedTuple):
+    """What became of one file."""
+
+    verdict: Verdict
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What checks .cu files.
+
+    Args:
+        name: whose it is.
+        program: nvcc or clang++.
+        includes: folders of the headers of torch and CUDA.
+
+    """
+
+    name: Literal["nvcc", "clang"]
+    program: Path
+    includes: tuple[Path, ...] = field(repr=False)
+
+    def check(self, unit: Path, flags: Sequence[str], place: Path) -> Checked:
+        """Type-check the host side of `unit`.
+
+        Failed is what torch's headers decide: a header or a name that they do not have, or a C++ standard that they refuse.
+        What else the front end objects to may come from how it is run here, and is not decided.
+
+        Args:
+            unit: the .cu file.
+            flags: the C++ standard, macros and folders of headers.
+            place: a folder for what is written on the way.
+
+        Raises:
+            HostError: the front end did not end.
+
+        """
+        found: list[Checked] = []
+        for defines in ((), NO_HALF):  # which of the two a build asks for differs by extension
+            text = self._run(unit, (*flags, *defines), place)
+            if not text:
+                return Checked("passed")
+            found.append(self._judge(text))
+        return next((each for each in found if each.verdict == "undecided"), found[0])
+
+    def _run(self, unit: Path, flags: Sequence[str], place: Path) -> str:
+        """Return what the front end prints where it does not take the file; empty where it does."""
+        commands = self._by_clang(unit, flags, place) if self.name == "clang" else self._by_nvcc(unit, flags, place)
+        for command in commands:
+            done = bounded(command, seconds=_SECONDS, limit=_LIMIT)
+            if done.fault:
+                raise HostError(
+                    f"{self.program.name} {done.fault}", hint="try again on a machine with more memory or time"
+                )
+            if done.code:
+                text = (done.err + done.out).decode("utf-8", "replace").strip()
+                return text or f"{Path(command[0]).name} ended with {done.code}"
+        return "" if commands else "the steps of this nvcc are not known"
+
+    def _by_clang(self, unit: Path, flags: Sequence[str], place: Path) -> list[list[str]]:
+        # what clang takes for a toolkit: it reads the version there
+        toolkit = place / "toolkit"
+        for name in ("bin", "include"):
+            (toolkit / name).mkdir(parents=True, exist_ok=True)
+        for path in self.includes:
+            if (path / "cuda.h").is_file() and not (toolkit / "include/cuda.h").exists():
+                (toolkit / "include/cuda.h").symlink_to(path / "cuda.h")
+        start = [
+            str(self.program),
+            "-x",
+            "cuda",
+            "--cuda-host-only",
+            "-fsyntax-only",
+            "-nocudalib",
+            "-w",
+            "-ferror-limit=1",
+        ]
+        return [
+            [*start, f"--cuda-path={toolkit}", "--no-cuda-version-check", "--cuda-gpu-arch=sm_90", *flags, str(unit)]
+        ]
+
+    def _by_nvcc(self, unit: Path, flags: Sequence[str], place: Path) -> list[list[str]]:
+        start = [
+            str(self.program),
+            "--dryrun",
+            "--keep",
+            "--keep-dir",
+            str(place),
+            "-ccbin",
+            "g++",
+            "-arch=sm_90",
+            "-w",
+        ]
+        start += ["-allow-unsupported-compiler", "--expt-relaxed-constexpr", "--expt-extended-lambda"]
+        # nvcc takes no -isystemPATH in one word
+        start += [f"-isystem={path / 'cccl'}" for path in self.includes if (path / "cccl").is_dir()]
+        own = [re.sub(r"^-isystem(?!=)", "-isystem=", flag) for flag in flags]
+        shown = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
+        lines = [line[3:] for line in shown.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
+        commands = [shlex.split(line) for line in lines if " -E " in line and ".cpp4.ii" in line]
+        commands += [
+            [str(self.program.with_name("cudafe++")), *shlex.split(line)[1:]]
+            for line in lines
+            if line.startswith("cudafe++ ")
+        ]
+        return commands if len(commands) == 2 else []
+
+    def _judge(self, text: str) -> Checked:
+        found = _ERROR.search(text)
+        if found is None:
+            return Checked("undecided", f"{self.name}: {text.splitlines()[0]}")
+        path, message = Path(found["path"]), found["text"]
+        first = f"{'/'.join(path.parts[-2:])}:{found['line']}: {message}"
+        if self._shows(path, message):
+            return Checked("failed", first)
+        return Checked("undecided", f"not decided by {self.name}: {first}")
+
+    def _shows(self, path: Path, message: str) -> bool:
+        """Return whether the error is about torch's headers, and none of the front end's own."""
+        ours = any(path.is_relative_to(folder) for folder in self._of_torch)
+        if missing := _NO_HEADER.search(message):
+            return missing[1].startswith(_ROOTS)
+        if _STANDARD.search(message):
+            return ours
+        if self.name == "clang":
+            absent = _ABSENT.search(message)
+            return absent is not None and absent[1] not in self._words
+        return ours or _NAMESPACE.search(message) is not None
+
+    @cached_property
+    def _of_torch(self) -> tuple[Path, ...]:
+        return tuple(path for path in self.includes if any(path.match(each) for each in _TORCH))
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        """Every word of torch's headers: what is not there under any condition is not there."""
+        files = (path for path in self._of_torch[0].rglob("*") if path.is_file()) if self._of_torch else ()
+        return frozenset(word.decode() for path in files for word in set(_WORD.findall(path.read_bytes())))
+
+
+def front_end(files: Files, wheels: Sequence[IndexFile], includes: Sequence[Path]) -> FrontEnd | None:
+    """Return what checks .cu files with the headers of `wheels`: their own nvcc, or else this machine's clang.
+
+    None where there is neither, or where `includes` do not hold CUDA's headers.
+
+    Raises:
+        LockError: the wheel of nvcc cannot be read, or is not what the index states.
+        HostError: it cannot be downloaded or kept.
+
+    """
+    if not any((path / "cuda_runtime.h").is_file() for path in includes):
+        return None
+    nvcc = next((wheel for wheel in wheels if wheel.filename.startswith("nvidia_cuda_nvcc-")), None)
+    if nvcc is not None and platform.machine() == "x86_64":
+        paths = [path for path in files.paths(nvcc) if "/bin/" in path and path.rpartition("/")[2] in _STEPS]
+        if len(paths) == len(_STEPS):
+            folder = files.programs(nvcc, paths)
+            program = folder / next(path for path in paths if path.endswith(f"/{_NVCC}"))
+            return FrontEnd("nvcc", program, tuple(includes))
+    found = clang()
+    return FrontEnd("clang", Path(found), tuple(includes)) if found else None
+
+
+def clang() -> str | None:
+    """Return the newest clang++ of this machine from 16 on, or the one without a number; None when there is none."""
+    return next((path for name in _CLANGS if (path := shutil.which(name))), None)
+
+
+def clang_version() -> str:
+    """Return clang's first line; empty when there is none."""
+    found = clang()
+    if found is None:
+        return ""
+    return bounded([found, "--version"], seconds=60.0, limit=1 << 20).out.decode("utf-8", "replace").partition("\n")[0]
