@@ -272,12 +272,17 @@ class _Maker:
         glibc = cell.versions["glibc"]
         sets: list[PythonSet] = []
         held: list[str] = []
+        unreached: tuple[HostError, str] | None = None
         for group in self.inputs.python:
             # The environment grows on torch's set; tools and toolchain are in separate folders.
             shared = group.name == "env"
             asked = self._with_requirements_of(group, files) if shared else group
             if not asked.requirements:
                 sets.append(PythonSet(name=group.name, requirements=()))
+                continue
+            if shared and unreached is not None:  # by itself it would take another torch
+                self._miss_set(asked, *unreached)
+                sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.note(f"resolving the {group.name} packages")
             shared_env = group.name in {"torch", "env"}
@@ -296,9 +301,9 @@ class _Maker:
                 )
             except HostError as error:
                 host = urlsplit(group.index or self.settings.index_url).hostname or "index"
-                # the stage that installs this set alone; the whole environment has none
-                within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(group.name, ())
-                self._miss("python", f"{group.name} packages: {', '.join(asked.requirements)}", error, host, *within)
+                self._miss_set(asked, error, host)
+                if group.name == "torch":
+                    unreached = error, host
                 sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.pylocks[group.name] = text
@@ -306,6 +311,11 @@ class _Maker:
             if group.name == "torch":
                 held = [f"{p.name}=={p.version}" for p in found.packages]
         return tuple(sets)
+
+    def _miss_set(self, group: PythonGroup, error: HostError, host: str) -> None:
+        # the stage that installs this set alone; the whole environment has none
+        within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(group.name, ())
+        self._miss("python", f"{group.name} packages: {', '.join(group.requirements)}", error, host, *within)
 
     def _with_requirements_of(self, group: PythonGroup, files: tuple[FileSource, ...]) -> PythonGroup:
         """Add what the compiled wheels will ask for at run time, as their sources' metadata states it."""

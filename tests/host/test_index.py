@@ -1,14 +1,18 @@
 """Asking a package index: logins, proxies and what is not there."""
 
 import base64
+import dataclasses
 
 import pytest
+from cell_inputs import inputs_for
 from index_server import Index, wheel
 
 from envbuild.errors import HostError
 from envbuild.lock.index import files_of
 from envbuild.lock.inputs import PythonGroup
+from envbuild.lock.make import _Maker
 from envbuild.lock.python import resolve
+from envbuild.matrix.load import load_matrix
 from envbuild.net.download import download
 from envbuild.settings import load_settings
 
@@ -94,3 +98,20 @@ def test_the_login_of_an_index_is_in_no_pylock(index, tmp_path, html):
     assert f'path = "wheels/{name}"' in text
     for secret in ("p%3Aw", "p:w", "me%40", str(tmp_path)):
         assert secret not in text
+
+
+def test_an_environment_is_not_resolved_without_the_torch_that_it_grows_on(index, tmp_path):
+    index.add("grows", "1.0", wheel("grows", "1.0", "py3-none-any", requires=["torch"]))
+    index.add("torch", "2.15.0", wheel("torch", "2.15.0", "py3-none-any"))
+    own = {"cuda": "13.0", "torch": "2.11.0", "te": "none", "apex": "none", "os": "debian12", "base": "debian12-root"}
+    groups = (
+        PythonGroup(name="torch", requirements=("torch==2.11.0",), index=f"{DEAD}/whl/cu130"),
+        PythonGroup(name="env", requirements=("grows",)),
+    )
+    inputs = dataclasses.replace(inputs_for(**own), python=groups)
+    with index.served() as url:
+        maker = _Maker(settings_of(tmp_path, ENVBUILD_INDEX_URL=url), load_matrix(), inputs, lambda _: None, 0)
+        sets = maker._python(())
+    assert [(s.name, s.packages) for s in sets] == [("torch", ()), ("env", ())]
+    assert [m.what for m in maker.missing] == ["torch packages: torch==2.11.0", "env packages: grows"]
+    assert maker.unreached
