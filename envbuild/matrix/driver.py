@@ -200,7 +200,7 @@ def required_driver(matrix: Matrix, cell: Cell, compat: Compat | None) -> str | 
         g.facts.first_driver for g in _gpus(matrix, cell) if isinstance(g.facts, GpuFacts) and g.facts.first_driver
     ]
     known = min(firsts, key=int, default="0")  # an image for several GPUs starts where the first of them does
-    if int(known) > parse_driver(lowest).major:
+    if int(known) > int(lowest.partition(".")[0]):
         lowest = known
     older = [b for b in (compat.branches if compat else ()) if int(b) >= int(known)]
     return " ".join([f"driver>={lowest}", *(f"driver>={b},driver<{int(b) + 1}" for b in older)])
