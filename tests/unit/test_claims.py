@@ -356,7 +356,7 @@ def resolved(*flags: str) -> tuple[str, dict]:
 @pytest.mark.parametrize(("gpu", "sm"), [("b200", "sm_100"), ("a100", "sm_80")])
 def test_resolve_claims_no_gpu_that_nothing_ran_on(gpu, sm) -> None:
     text, answer = resolved("--gpu", gpu, "--cuda", "13.0", "--te", "2.12")
-    assert f"run elsewhere: not run on {sm}; run on sm_90: 4x H200, driver 580, 2026-11-22" in text
+    assert f"run elsewhere: not run on {sm}; run on sm_90: the image, H100 80GB HBM3, driver 580, 2026-11-23" in text
     assert "proven" not in text
     assert "verified" not in text
     rows = [line for line in text.splitlines() if line.startswith(("  cuda", "  torch", "  te ", "  apex"))]
@@ -370,10 +370,15 @@ def test_resolve_claims_no_gpu_that_nothing_ran_on(gpu, sm) -> None:
 
 def test_resolve_says_what_of_a_run_was_not_as_in_the_cell() -> None:
     text, answer = resolved("--gpu", "h100", "--python", "3.12", "--cuda", "13.0", "--te", "2.12")
-    assert "run elsewhere: run on sm_90: 4x H200" in text
-    assert "torch adopted from the host" in text
-    assert "adopted" in answer["standing"]["differences"]
+    assert "run elsewhere: run on sm_90: the image, H100 80GB HBM3" in text
+    assert "with Python 3.11 (here 3.12), debian12 (here ubuntu24.04)" in text
+    assert {"python", "os"} <= set(answer["standing"]["differences"])
     assert "gpu" not in answer["standing"]["differences"]
+    on_a_host, _ = resolved(
+        "--gpu", "h100", "--python", "3.12", "--cuda", "13.0", "--te", "2.12", "--deepspeed", "auto"
+    )
+    assert "all but te: run elsewhere: run on sm_90: 2x H200" in on_a_host
+    assert "torch adopted from the host" in on_a_host
     stated, answer = resolved("--cuda", "12.6", "--te", "none", "--apex", "none")
     assert "stated only: no run of it is recorded" in stated
     assert answer["standing"]["claim"] == "stated"

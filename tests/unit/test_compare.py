@@ -310,6 +310,9 @@ def test_a_lock_is_found_by_its_digest(tmp_path: Path) -> None:
 def test_what_differs_between_two_runs() -> None:
     found = run_differences(trained(), trained(lock_digest="sha256:11", suite="sha256:33"))
     assert {each.what for each in found} == {"lock", "smoke suite"}
+    # the hash of a suite covers the files up to a level: two runs of two levels have two, and nothing has changed
+    other = trained(lock_digest="sha256:11", suite="sha256:33", level="bench")
+    assert {each.what for each in run_differences(trained(), other)} == {"lock"}
 
 
 # --- the bench against a baseline ---
