@@ -54,7 +54,8 @@ def test_the_cpu_cell_is_built_and_proven(cpu):
     assert cpu["smoke"]["verdict"] == "passed"
     assert cpu["smoke"]["passed"] > 0
     assert cpu["lock"]["complete"]
-    assert {"base", "runtime", "torch", "env", "image", "export"} <= {s["name"] for s in cpu["stages"]}
+    # the cell has no package besides torch and what it needs, so no step of the stage `env`
+    assert {"base", "runtime", "torch", "image", "export"} <= {s["name"] for s in cpu["stages"]}
     assert cpu["run"].startswith("envbuild run ")
 
 
