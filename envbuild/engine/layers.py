@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     kind: Kind
     sha256: str | None
-    """The first 16 digits of a file's hash."""
+    """A file's whole hash: the files of a sandbox are equal by it alone."""
     mode: str
     owner: str
     mtime: float
@@ -177,7 +177,7 @@ def _entry(member: Member) -> Entry:
         sha = hashlib.sha256()
         while piece := member.body.read(PIECE):
             sha.update(piece)
-        digest = sha.hexdigest()[:16]
+        digest = sha.hexdigest()
     return Entry(
         kind=member.kind,
         sha256=digest,

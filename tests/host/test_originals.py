@@ -1,5 +1,6 @@
 """What `reproduce` compares with, where it is a file or a folder: the lock that it carries, and its files. None of it is trusted."""
 
+import hashlib
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import pytest
 from cell_inputs import complete, inputs_for
 from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
-from envbuild.engine import apptainer
+from envbuild.engine import apptainer, originals
 from envbuild.engine.layers import read_image
 from envbuild.engine.originals import InArchive, InFolder, open_original
 from envbuild.engine.reproduce import Difference, Reproduction, between
@@ -147,6 +148,39 @@ def test_a_sandbox_is_compared_file_by_file(locked, files, tmp_path) -> None:
     assert {(each.path, each.what.split()[0]) for each in found()} == {
         ("etc/issue", "sha256"), ("etc/more", "only"), ("opt/envbuild/lock.json", "mode"),
     }  # fmt: skip
+
+
+def test_files_are_compared_by_their_whole_hash(locked, tmp_path) -> None:
+    body, root = b"one", sandbox(tmp_path, {})
+    again = read_image(image(locked, layer_with_modes([], {"etc/issue": body})).write(tmp_path), "again")
+    # two files that share half of a hash's first half can be made; of these, equality is all that decides
+    whole = hashlib.sha256(body).hexdigest()
+    assert again.files["etc/issue"].sha256 == original(root, locked).contents()["etc/issue"].sha256 == whole
+
+
+def test_what_has_the_name_of_apptainers_links_and_is_none_is_compared(locked, tmp_path) -> None:
+    root = sandbox(tmp_path, {})
+    body = layer_with_modes([("etc/", None)], {"etc/issue": b"one", ODD: b"1"})
+    again = read_image(image(locked, body).write(tmp_path), "again")
+
+    def found() -> set[str]:
+        return {each.path for each in between(original(root, locked), again, ("box/", "again"))}
+
+    (root / ".exec").symlink_to(".singularity.d/actions/exec")
+    (root / "singularity").symlink_to(".singularity.d/runscript")
+    assert found() == set()
+    (root / "environment").mkdir()
+    (root / "environment" / "more.py").write_bytes(b"")
+    (root / ".run").write_bytes(b"")
+    (root / ".test").symlink_to("/etc/issue")
+    assert found() == {"environment", "environment/more.py", ".run", ".test"}
+
+
+def test_files_of_a_lock_that_are_too_many_are_refused(locked, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(originals, "_LOCK_BYTES", 1 << 10)
+    many = layer(*((f"opt/envbuild/pylock.s{number}.toml", bytes(1000)) for number in range(100)))
+    with pytest.raises(LockError, match="more than"):
+        archive(image(locked, many), tmp_path).locked()
 
 
 def layer_with_modes(folders: list[tuple[str, None]], files: dict[str, bytes]) -> bytes:
