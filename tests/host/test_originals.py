@@ -14,7 +14,7 @@ from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 from envbuild.engine import apptainer, originals
 from envbuild.engine.layers import read_image
 from envbuild.engine.originals import InArchive, InFolder, open_original
-from envbuild.engine.reproduce import Difference, Reproduction, between
+from envbuild.engine.reproduce import COMPRESSION, Difference, Reproduction, between
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
 from envbuild.settings import Settings
@@ -214,6 +214,41 @@ def test_a_hard_link_of_a_layer_is_a_file_of_a_sandbox(locked, tmp_path) -> None
     (root / "one").chmod(0o644)
     os.link(root / "one", root / "two")
     assert list(between(original(root, locked), again, ("box/", "again"))) == []
+
+
+def listed(made: Image, *others: str) -> Image:
+    """Put the image and others, by their platforms, into a list whose digest is then the archive's; the others are elsewhere."""
+    own = made.index["manifests"][0] | {"platform": {"os": "linux", "architecture": "amd64"}}
+    more = [
+        made.blob(f"other {number}".encode()) | {"platform": {"os": "linux", "architecture": each}}
+        for number, each in enumerate(others)
+    ]
+    for each in more:
+        del made.blobs[each["digest"].removeprefix("sha256:")]
+    made.index = {"manifests": [made.blob(json.dumps({"manifests": [own, *more]}).encode())]}
+    return made
+
+
+def test_the_digest_of_a_list_of_several_images_is_not_that_of_a_rebuilt_one(
+    locked, files, tmp_path, monkeypatch
+) -> None:
+    """Who signs for it would sign for the others."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    body = layer(*files.items())
+    again = read_image(image(locked, body, media_type=ZSTD).write(tmp_path, "again.tar"), "again")
+
+    def differences(*others: str) -> list[Difference]:
+        return list(between(archive(listed(image(locked, body), *others), tmp_path), again, ("x.oci.tar", "again")))
+
+    assert differences() == [COMPRESSION]
+    assert differences("unknown") == [COMPRESSION]  # what BuildKit states of an image
+    for others in (["arm64"], ["arm64", "unknown"], ["arm", "arm"]):
+        (found,) = differences(*others)
+        assert found.path == "(list)"
+        assert not Reproduction(digest="a", again="b", seconds=1, differences=(found,)).same_layers
+    for platform in ("amd64", "x86_64", ""):  # the registry's readers may take the other one
+        with pytest.raises(LockError, match="two images for one platform"):
+            differences(platform)
 
 
 def test_a_label_that_states_the_digest_proves_nothing_by_itself() -> None:
