@@ -47,7 +47,7 @@ class Exports:
 
     def builder(self, small: str) -> Builder:
         (self.folder / "small").write_text(small)
-        plan = SimpleNamespace(platform=None, tag="envbuild-test-export:plan")
+        plan = SimpleNamespace(platform=None, tag="envbuild-test-export:plan", dated=False)
         made = Builder(client=self.client, plan=plan, on_change=lambda *_: None, note=lambda _: None)
         made.folder = made._private = self.folder
         self.log = io.StringIO()
