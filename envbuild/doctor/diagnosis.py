@@ -209,13 +209,13 @@ def _toolkit(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
         )
     elif toolkit.runtime == "configured":
         yield _missing("the engine was not restarted since the NVIDIA runtime was configured", configure[-1])
-    elif choice == "cdi" or toolkit.cdi_devices:
-        yield _missing(access.problem or "Docker has no other way than CDI here", *access.fix)
+    elif choice == "cdi" or (choice == "auto" and toolkit.cdi_devices):
+        yield _missing(access.problem, *access.fix)
     else:
         yield _missing(
             f"NVIDIA container toolkit {toolkit.version} is installed, but the engine does not know it",
             *configure,
-            f"or by CDI: {DESCRIBE}",
+            "or unset gpu_access: by CDI" if choice == "native" else f"or by CDI: {DESCRIBE}",
         )
     if toolkit.nvidia_docker2:
         yield _warn(

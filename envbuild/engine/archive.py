@@ -116,6 +116,30 @@ def read_manifest(body: Any) -> Manifest:
     return cast("Manifest", _model(Manifest, body, "the manifest"))
 
 
+def _real(listed: list[Descriptor]) -> list[Descriptor]:
+    """Leave out BuildKit's statements about an image, which are listed next to it with an unknown platform."""
+    return [each for each in listed if each.platform.architecture != "unknown"] or listed
+
+
+def _of_several(listed: list[Descriptor]) -> bool:
+    """Return whether a list names several images.
+
+    Raises:
+        ImageError: two of them may be for this machine: each reader could take another one.
+
+    """
+    images = {each.digest: each.platform for each in _real(listed)}
+    here = {_architecture(platform.machine()), ""}
+    mine = [each for each in images.values() if each.os in {"linux", ""} and _architecture(each.architecture) in here]
+    if len(images) > 1 and len(mine) > 1:
+        raise ImageError("its list names two images for one platform: save one of them alone")
+    return len(images) > 1
+
+
+def _architecture(name: str) -> str:
+    return DEBIAN_ARCH.get(name.lower(), name.lower())
+
+
 def _model(kind: type[BaseModel], body: Any, what: str) -> BaseModel:
     try:
         return kind.model_validate(body)
@@ -236,14 +260,17 @@ class Archive:
         """
         index = read_index(_parsed(self._index(), "index.json"))
         listing: list[Descriptor] = []
+        several = False
         for _ in range(2):  # an index over the platforms, in which the image itself is one
             listing.append(self._chosen(index.manifests))
             body = self.json(listing[-1])
             if not (isinstance(body, dict) and "manifests" in body):
-                return Held(digest=listing[0].digest, listing=tuple(listing), manifest=read_manifest(body))
+                manifest = read_manifest(body)
+                return Held(digest=listing[0].digest, listing=tuple(listing), manifest=manifest, of_several=several)
             if {"config", "layers"} & body.keys():  # each reader would take another half for the truth
                 raise ImageError(f"the blob {listing[-1].digest} is an index and a manifest at once")
             index = read_index(body)
+            several = _of_several(index.manifests)
         raise ImageError("an index in an index in an index")
 
     def _chosen(self, listed: list[Descriptor]) -> Descriptor:
@@ -253,8 +280,7 @@ class Archive:
             ImageError: it lists several, and which one is meant is open.
 
         """
-        # BuildKit's statements about an image are listed next to it, with an unknown platform
-        real = [each for each in listed if each.platform.architecture != "unknown"] or listed
+        real = _real(listed)
         images = list({each.digest: each for each in reversed(real)}.values())[::-1]  # one image can have several tags
         if len(images) > 1:
             # an engine saves the list of all platforms with the image of one of them
@@ -318,6 +344,8 @@ class Held:
     listing: tuple[Descriptor, ...]
     """From the list down to the manifest."""
     manifest: Manifest
+    of_several: bool = False
+    """Whether the digest is of a list that names other images, too, for other platforms."""
 
 
 class Layout(Archive):

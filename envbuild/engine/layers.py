@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     kind: Kind
     sha256: str | None
-    """The first 16 digits of a file's hash."""
+    """A file's whole hash: the files of a sandbox are equal by it alone."""
     mode: str
     owner: str
     mtime: float
@@ -36,6 +36,8 @@ class Contents:
     """Digest of each layer, uncompressed: what it is, however it was packed. Computed here, not taken from the image."""
     files: dict[str, Entry]
     """By path, what a container of the image sees: upper layers win, and what they delete is gone."""
+    of_several: bool = False
+    """Whether the image's digest is that of a list which names other images, too."""
 
 
 def read_image(archive: Path, where: str, limits: Bounds = LIMITS) -> Contents:
@@ -68,7 +70,8 @@ def contents_of(archive: Archive, limits: Bounds = LIMITS) -> Contents:
         HostError: `zstd` is missing.
 
     """
-    manifest = archive.manifest()
+    held = archive.image()
+    manifest = held.manifest
     config = archive.json(manifest.config)
     if not isinstance(config, dict):
         raise ImageError(f"the configuration {manifest.config.digest} is not an object")
@@ -80,7 +83,9 @@ def contents_of(archive: Archive, limits: Bounds = LIMITS) -> Contents:
             merge(root, read_layer(hashed, left))
             diff_ids.append(f"sha256:{hashed.sha.hexdigest()}")
     layers = tuple(each.digest for each in manifest.layers)
-    return Contents(config=config, layers=layers, diff_ids=tuple(diff_ids), files=flat(root))
+    return Contents(
+        config=config, layers=layers, diff_ids=tuple(diff_ids), files=flat(root), of_several=held.of_several
+    )
 
 
 class _Hashed:
@@ -177,7 +182,7 @@ def _entry(member: Member) -> Entry:
         sha = hashlib.sha256()
         while piece := member.body.read(PIECE):
             sha.update(piece)
-        digest = sha.hexdigest()[:16]
+        digest = sha.hexdigest()
     return Entry(
         kind=member.kind,
         sha256=digest,

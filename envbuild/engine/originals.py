@@ -30,7 +30,7 @@ LABEL = "io.envbuild.lock"
 # `pylock.SET.toml`; a set's name is a SafeName.
 LOCK_FILES = re.compile(r"lock\.json|pylock\.[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\.toml", re.ASCII)
 _LOCK_BYTES = 16 << 20
-"""Of one file of a lock."""
+"""Of the files of a lock together, as of an image in the engine."""
 _CHANGED = "the image was changed after its build; do not use it"
 _PIECE = 1 << 20
 _ADDED = frozenset({"etc/hosts", "etc/resolv.conf"})
@@ -190,6 +190,8 @@ def _lock_files(archive: Archive) -> dict[str, bytes]:
                 elif parent == folder and LOCK_FILES.fullmatch(name):
                     if member.body is None or member.size > _LOCK_BYTES:
                         raise ImageError(f"{IN_IMAGE}/{name} in the image is no regular file of fewer than 16 MiB")
+                    if member.size + sum(map(len, (found | own).values())) > _LOCK_BYTES:
+                        raise ImageError(f"the files of the lock in {IN_IMAGE} have more than 16 MiB together")
                     own[name] = b"".join(iter(lambda body=member.body: body.read(_PIECE), b""))  # type: ignore[misc]
         found |= own
     return found
@@ -226,19 +228,29 @@ def _walk(root: Path) -> Iterator[tuple[str, Entry]]:
     for folder, folders, files, handle in os.fwalk(root, onerror=_raised):  # an image's names are of any characters
         inside = os.path.relpath(folder, root)
         if inside == ".":
-            folders[:] = [name for name in folders if name not in apptainer.MADE]
+            folders[:] = [name for name in folders if not _is_made(name, handle)]
         for name in (*folders, *files):
             path = name if inside == "." else f"{inside}/{name}"
-            if path in apptainer.MADE:
+            if inside == "." and _is_made(name, handle):
                 continue
             facts = os.lstat(name, dir_fd=handle)
             kind = _kind(facts.st_mode)
             digest = None
             if kind == "file":
                 with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=handle), "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
             link = os.readlink(name, dir_fd=handle) if kind == "link" else ""
             yield path, Entry(kind, digest, oct(stat.S_IMODE(facts.st_mode)), "", 0, link)
+
+
+def _is_made(name: str, root: int) -> bool:
+    """Whether Apptainer put `name` into the root of a sandbox: its folder, or a link into that."""
+    if name not in apptainer.MADE:
+        return False
+    mode = os.lstat(name, dir_fd=root).st_mode
+    if name == apptainer.MADE[0]:
+        return stat.S_ISDIR(mode)
+    return stat.S_ISLNK(mode) and os.readlink(name, dir_fd=root).lstrip("/").startswith(f"{apptainer.MADE[0]}/")
 
 
 def _raised(error: OSError) -> None:

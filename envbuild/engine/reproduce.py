@@ -34,6 +34,9 @@ class Difference:
 COMPRESSION = Difference(path="(layers)", what="the same layers, compressed in another way")
 """What differs where another engine's compressor packed the very same layers: what the lock makes is the same."""
 
+LIST = Difference(path="(list)", what="the digest is of a list of several images, and one of them was compared")
+"""What keeps a list for several platforms from counting as built here: a signature of its digest would be of each of them."""
+
 STATED = "the label states another digest than the rebuild has; a .sif and a sandbox have no layers to compare"
 
 
@@ -206,7 +209,9 @@ def compare(
 
 def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> Iterator[Difference]:
     """Yield what differs between two images, called by `names`, fit for a terminal."""
-    same = True
+    same = not (one.of_several or other.of_several)
+    if not same:
+        yield LIST
     for key in sorted(one.config.keys() | other.config.keys()):
         if one.config.get(key) != other.config.get(key) and key not in {"rootfs", "history"}:
             same = False

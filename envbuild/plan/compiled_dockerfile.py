@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "6b5884c59d2fc0007c99209114889f738f65aed6165e1a16e384431a6ecceee4"
+OF = "558a2b4d7e8836dbf3e031d70d11c64055491f3b5b658c61d3d79ebd24435b20"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -673,7 +673,7 @@ def root(context, missing=missing, *, environment):
         for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
             _loop_vars = {}
             pass
-            yield 'FROM runtime AS env-'
+            yield 'FROM runtime AS env-wheel-'
             yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
             yield '\nRUN '
             yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'python-install', _loop_vars=_loop_vars)))
@@ -742,7 +742,7 @@ def root(context, missing=missing, *, environment):
         for l_1_component in environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'components'):
             _loop_vars = {}
             pass
-            yield 'COPY --link --from=env-'
+            yield 'COPY --link --from=env-wheel-'
             yield escape(environment.finalize(environment.getattr(l_1_component, 'axis')))
             yield ' /layer/ /\n'
         l_1_component = missing

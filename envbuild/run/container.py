@@ -139,10 +139,10 @@ class Container:
     """Whether a first process reaps what the command leaves: for a guest alone."""
 
 
-def _fixes(host: HostFacts, *areas: str) -> str | None:
+def _fixes(host: HostFacts, *areas: str, choice: Choice = "auto") -> str | None:
     fixes = [
         fix
-        for area in diagnose(host)
+        for area in diagnose(host, choice)
         if area.name in areas
         for finding in area.findings
         if finding.status in {MISSING, "absent"}
@@ -200,7 +200,7 @@ def gpus_and_access(
         return wanted, access, access.problem if access.how == "cdi" and access.problem else None
     # Docker has more than one way: what the machine is short of is in its area of the diagnosis
     whole = runtime == "docker" and choice != "cdi"
-    hint = _fixes(host, "toolkit") if whole else "; ".join(access.fix) or None
+    hint = _fixes(host, "toolkit", choice=choice) if whole else "; ".join(access.fix) or None
     why = "" if whole else f" ({access.problem})"
     if gpus == "auto":
         fix = f": fix it with {hint}" if hint else ""

@@ -1,5 +1,6 @@
 """What `reproduce` compares with, where it is a file or a folder: the lock that it carries, and its files. None of it is trusted."""
 
+import hashlib
 import io
 import json
 import os
@@ -10,10 +11,10 @@ import pytest
 from cell_inputs import complete, inputs_for
 from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
-from envbuild.engine import apptainer
+from envbuild.engine import apptainer, originals
 from envbuild.engine.layers import read_image
 from envbuild.engine.originals import InArchive, InFolder, open_original
-from envbuild.engine.reproduce import Difference, Reproduction, between
+from envbuild.engine.reproduce import COMPRESSION, Difference, Reproduction, between
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
 from envbuild.settings import Settings
@@ -149,6 +150,39 @@ def test_a_sandbox_is_compared_file_by_file(locked, files, tmp_path) -> None:
     }  # fmt: skip
 
 
+def test_files_are_compared_by_their_whole_hash(locked, tmp_path) -> None:
+    body, root = b"one", sandbox(tmp_path, {})
+    again = read_image(image(locked, layer_with_modes([], {"etc/issue": body})).write(tmp_path), "again")
+    # two files that share half of a hash's first half can be made; of these, equality is all that decides
+    whole = hashlib.sha256(body).hexdigest()
+    assert again.files["etc/issue"].sha256 == original(root, locked).contents()["etc/issue"].sha256 == whole
+
+
+def test_what_has_the_name_of_apptainers_links_and_is_none_is_compared(locked, tmp_path) -> None:
+    root = sandbox(tmp_path, {})
+    body = layer_with_modes([("etc/", None)], {"etc/issue": b"one", ODD: b"1"})
+    again = read_image(image(locked, body).write(tmp_path), "again")
+
+    def found() -> set[str]:
+        return {each.path for each in between(original(root, locked), again, ("box/", "again"))}
+
+    (root / ".exec").symlink_to(".singularity.d/actions/exec")
+    (root / "singularity").symlink_to(".singularity.d/runscript")
+    assert found() == set()
+    (root / "environment").mkdir()
+    (root / "environment" / "more.py").write_bytes(b"")
+    (root / ".run").write_bytes(b"")
+    (root / ".test").symlink_to("/etc/issue")
+    assert found() == {"environment", "environment/more.py", ".run", ".test"}
+
+
+def test_files_of_a_lock_that_are_too_many_are_refused(locked, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(originals, "_LOCK_BYTES", 1 << 10)
+    many = layer(*((f"opt/envbuild/pylock.s{number}.toml", bytes(1000)) for number in range(100)))
+    with pytest.raises(LockError, match="more than"):
+        archive(image(locked, many), tmp_path).locked()
+
+
 def layer_with_modes(folders: list[tuple[str, None]], files: dict[str, bytes]) -> bytes:
     """As `layer`, folders with the mode of folders, and a hard link that a sandbox has as a file."""
     out = io.BytesIO()
@@ -180,6 +214,41 @@ def test_a_hard_link_of_a_layer_is_a_file_of_a_sandbox(locked, tmp_path) -> None
     (root / "one").chmod(0o644)
     os.link(root / "one", root / "two")
     assert list(between(original(root, locked), again, ("box/", "again"))) == []
+
+
+def listed(made: Image, *others: str) -> Image:
+    """Put the image and others, by their platforms, into a list whose digest is then the archive's; the others are elsewhere."""
+    own = made.index["manifests"][0] | {"platform": {"os": "linux", "architecture": "amd64"}}
+    more = [
+        made.blob(f"other {number}".encode()) | {"platform": {"os": "linux", "architecture": each}}
+        for number, each in enumerate(others)
+    ]
+    for each in more:
+        del made.blobs[each["digest"].removeprefix("sha256:")]
+    made.index = {"manifests": [made.blob(json.dumps({"manifests": [own, *more]}).encode())]}
+    return made
+
+
+def test_the_digest_of_a_list_of_several_images_is_not_that_of_a_rebuilt_one(
+    locked, files, tmp_path, monkeypatch
+) -> None:
+    """Who signs for it would sign for the others."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    body = layer(*files.items())
+    again = read_image(image(locked, body, media_type=ZSTD).write(tmp_path, "again.tar"), "again")
+
+    def differences(*others: str) -> list[Difference]:
+        return list(between(archive(listed(image(locked, body), *others), tmp_path), again, ("x.oci.tar", "again")))
+
+    assert differences() == [COMPRESSION]
+    assert differences("unknown") == [COMPRESSION]  # what BuildKit states of an image
+    for others in (["arm64"], ["arm64", "unknown"], ["arm", "arm"]):
+        (found,) = differences(*others)
+        assert found.path == "(list)"
+        assert not Reproduction(digest="a", again="b", seconds=1, differences=(found,)).same_layers
+    for platform in ("amd64", "x86_64", ""):  # the registry's readers may take the other one
+        with pytest.raises(LockError, match="two images for one platform"):
+            differences(platform)
 
 
 def test_a_label_that_states_the_digest_proves_nothing_by_itself() -> None:

@@ -100,6 +100,16 @@ def test_what_was_asked_for_and_cannot_be_had() -> None:
     assert "libcuda" not in " ".join(container_flags(hooked, Container(image="x"), folder=None)[2])
 
 
+def test_docker_without_a_native_way_says_what_to_install_although_cdi_would_serve() -> None:
+    bare = with_cdi(H200.but(commands={INFO: docker_info()}, folders={"/usr/bin": ()}))
+    assert how(bare)["docker"] == "cdi"
+    with pytest.raises(HostError, match="cannot see this machine's GPUs") as caught:
+        run_flags(bare, Container(image="x", gpus="all"), "native")
+    assert "nvidia-ctk runtime configure" in (caught.value.hint or "")
+    _, notes = run_flags(bare, Container(image="x"), "native")
+    assert "nvidia-ctk runtime configure" in notes[0]
+
+
 def test_gpus_in_apptainers_instances_are_native(tmp_path) -> None:
     sif = tmp_path / "a.sif"
     sif.touch()

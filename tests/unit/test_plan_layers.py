@@ -1,6 +1,7 @@
 """Layers of large distributions: each is made alone, with fixed times, and is the same in every image that holds it."""
 
 import re
+from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -129,6 +130,16 @@ def test_a_stack_reaches_the_image_as_a_dated_layer(name):
         assert texts["stack-made"].endswith(TOUCHED)
 
 
+@pytest.mark.parametrize("name", ["rest", "placed", "onnx"])
+def test_a_build_of_a_stack_shares_no_stage_with_another_layer(name):
+    stack = load_stack("llama3-70b")
+    stack = stack.model_copy(update={"builds": (*stack.builds, stack.builds[0].model_copy(update={"name": name}))})
+    plan = plan_of(load_matrix(), complete(inputs_for_stack(stack)), stack)
+    assert plan.layers
+    made = re.findall(r"^FROM .* AS (\S+)", dockerfile(plan), flags=re.MULTILINE)
+    assert [stage for stage, count in Counter(made).items() if count > 1] == []
+
+
 def test_layers_with_the_times_of_the_build_are_rewritten(tmp_path):
     kept_base = plan_for(cuda="12.6", te="2.6", gpu="h100")
     bare = plan_of(load_matrix(), unlocked_of(**ROOT))
@@ -162,7 +173,7 @@ def test_a_distribution_that_replaces_another_is_installed_with_it():
     ("stage", "part"),
     [
         ("torch-nvidia-cublas", "torch"),
-        ("env-te", "env"),
+        ("env-wheel-te", "env"),
         ("os-copy", "runtime"),
         ("stack-made", "stack"),
         ("build-te", "wheel-te"),
