@@ -35,6 +35,8 @@ def known(uid):
 def folder_of(uid):
     """Return this user's folder among the temporary ones; None where there is none to write to."""
     for place in (os.environ.get("TMPDIR") or "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - what is found there is looked at
+        if not is_safe(place):
+            continue
         folder = f"{place}/home-{uid}"
         try:  # noqa: SIM105 - contextlib takes longer to import than all of this
             os.mkdir(folder, 0o700)
@@ -48,6 +50,16 @@ def folder_of(uid):
         if found.st_uid == uid and found.st_mode & 0o170022 == 0o040000:
             return folder
     return None
+
+
+def is_safe(place):
+    """Return whether no other user can put another folder in the place of one below `place`."""
+    try:
+        found = os.stat(place)
+    except OSError:
+        return False
+    shared = found.st_mode & 0o022 and not found.st_mode & 0o1000  # without the sticky bit, anyone moves what is there
+    return os.path.isabs(place) and found.st_uid in (0, os.getuid()) and not shared
 
 
 settle(os.getuid())

@@ -77,6 +77,16 @@ def test_a_folder_that_somebody_else_can_write_to_is_not_taken(tmp, uid, kind):
     assert (str(home), name) == (f"{OTHERS[0]}/home-{uid}", f"uid{uid}")
 
 
+def test_a_place_where_others_could_swap_the_folder_is_passed_over(tmp, uid):
+    tmp.chmod(0o777)  # as a volume of Kubernetes is; without the sticky bit
+    assert started(tmp, uid)[0] == Path(f"{OTHERS[0]}/home-{uid}")
+    assert list(tmp.iterdir()) == []
+
+
+def test_a_relative_place_is_no_home(tmp, uid):
+    assert started(Path("tmp"), uid)[0] == Path(f"{OTHERS[0]}/home-{uid}")
+
+
 def test_without_a_place_to_write_python_starts_all_the_same(tmp, uid):
     assert started(tmp / "missing", uid, HOOK.replace('"/var/tmp", "/dev/shm"', "")) == (Path("/"), f"uid{uid}")
 
