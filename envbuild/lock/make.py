@@ -272,7 +272,7 @@ class _Maker:
         glibc = cell.versions["glibc"]
         sets: list[PythonSet] = []
         held: list[str] = []
-        unreached: tuple[HostError, str] | None = None
+        torch_is_missing = False
         for group in self.inputs.python:
             # The environment grows on torch's set; tools and toolchain are in separate folders.
             shared = group.name == "env"
@@ -280,8 +280,8 @@ class _Maker:
             if not asked.requirements:
                 sets.append(PythonSet(name=group.name, requirements=()))
                 continue
-            if shared and unreached is not None:  # by itself it would take another torch
-                self._miss_set(asked, *unreached)
+            if shared and torch_is_missing:  # by itself it would take another torch
+                self._miss_set(asked, HostError("it grows on the torch packages, which are missing"))
                 sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.note(f"resolving the {group.name} packages")
@@ -300,10 +300,8 @@ class _Maker:
                     excludes=self.inputs.provided,
                 )
             except HostError as error:
-                host = urlsplit(group.index or self.settings.index_url).hostname or "index"
-                self._miss_set(asked, error, host)
-                if group.name == "torch":
-                    unreached = error, host
+                self._miss_set(asked, error)
+                torch_is_missing = torch_is_missing or group.name == "torch"
                 sets.append(PythonSet(name=group.name, requirements=asked.requirements, index=group.index))
                 continue
             self.pylocks[group.name] = text
@@ -312,7 +310,8 @@ class _Maker:
                 held = [f"{p.name}=={p.version}" for p in found.packages]
         return tuple(sets)
 
-    def _miss_set(self, group: PythonGroup, error: HostError, host: str) -> None:
+    def _miss_set(self, group: PythonGroup, error: HostError) -> None:
+        host = urlsplit(group.index or self.settings.index_url).hostname or "index"
         # the stage that installs this set alone; the whole environment has none
         within = {"torch": ("torch",), "tools": ("builder",), "toolchain": ("builder",)}.get(group.name, ())
         self._miss("python", f"{group.name} packages: {', '.join(group.requirements)}", error, host, *within)
