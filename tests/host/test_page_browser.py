@@ -92,6 +92,7 @@ def in_view(browser, selector):
 
 
 def text_of(browser, selector):
+    browser.wait_for(selector)
     return browser.js(f"document.querySelector({json.dumps(selector)}).innerText")
 
 

@@ -144,6 +144,16 @@ class Browser:
         assert box[2], f"{selector} is covered"
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+        # A click on a link to a place in the page is followed a little later: the page hears of it after this call.
+        self.js("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+
+    def wait_for(self, selector: str, seconds: float = 20) -> None:
+        """Wait until the page has an element that matches."""
+        end = time.monotonic() + seconds
+        while not self.js(f"document.querySelector({json.dumps(selector)}) !== null"):
+            if time.monotonic() > end:
+                raise BrowserError(f"the page has no {selector} after {seconds} seconds")
+            time.sleep(0.02)
 
     def type(self, text: str) -> None:
         """Type into what has the focus."""
