@@ -14,14 +14,15 @@ from envbuild.net.registry import find_digest
 from envbuild.plan.plan import Plan
 from envbuild.registry.repository import Repository
 from envbuild.settings import Settings
-from envbuild.util.names import shown
+from envbuild.util.names import image_tag, shown
 
 
 def registry_reference(settings: Settings, lock: Lock) -> str | None:
     """Return where the registry of the settings keeps the image of `lock`, or None without a registry."""
     if not settings.registry:
         return None
-    return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
+    of_lock = lock.digest.removeprefix("sha256:")[:16]
+    return f"{settings.registry}:{image_tag(f'{lock.as_cell.id[:90]}-{of_lock}')}"
 
 
 def expected_of(
