@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,19 @@ INSTALL = (
     "install Apptainer: https://apptainer.org/docs/admin/main/installation.html (Debian sid, EPEL and conda-forge have it), "
     "or Docker: scripts/install-engine (Debian, Ubuntu)"
 )
-MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
-"""What a sandbox has in its root and the image has not."""
-_LABELS = ".singularity.d/labels.json"
+FOLDER = ".singularity.d"
+"""The folder in the root of a sandbox that Apptainer makes: its labels, and scripts that each start of a container runs."""
+_LINKS = {
+    ".exec": "actions/exec",
+    ".run": "actions/run",
+    ".shell": "actions/shell",
+    ".test": "actions/test",
+    "apptainer": "runscript",
+    "environment": "env/90-environment.sh",
+    "singularity": "runscript",
+}
+"""The links to it that Apptainer makes (its internal/pkg/build/sources/base_environment.go)."""
+_LABELS = f"{FOLDER}/labels.json"
 _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0
 _FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(Squashfs")
@@ -48,6 +59,22 @@ def version() -> str:
     result = bounded([program(), "--version"], seconds=_LOOK_S, limit=1 << 16)
     found = re.search(rb"version ([0-9][\w.+-]{0,40})", result.out)
     return found[1].decode() if found else "unknown"
+
+
+def is_made(name: str, root: int) -> bool:
+    """Return whether Apptainer put `name` into the root of a sandbox: its folder, or one of its links into that.
+
+    Args:
+        name: an entry of the root; the image, whom nobody trusts, may have something else under each of these names.
+        root: the open folder.
+
+    """
+    if name != FOLDER and name not in _LINKS:
+        return False
+    mode = os.lstat(name, dir_fd=root).st_mode
+    if name == FOLDER:
+        return stat.S_ISDIR(mode)
+    return stat.S_ISLNK(mode) and os.readlink(name, dir_fd=root).removeprefix("/") == f"{FOLDER}/{_LINKS[name]}"
 
 
 def own_environment(scratch: Path | None = None) -> dict[str, str]:

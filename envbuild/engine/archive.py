@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -266,7 +266,9 @@ class Archive:
             body = self.json(listing[-1])
             if not (isinstance(body, dict) and "manifests" in body):
                 manifest = read_manifest(body)
-                return Held(digest=listing[0].digest, listing=tuple(listing), manifest=manifest, of_several=several)
+                return Held(
+                    digest=listing[0].digest, listing=tuple(listing), manifest=manifest, body=body, of_several=several
+                )
             if {"config", "layers"} & body.keys():  # each reader would take another half for the truth
                 raise ImageError(f"the blob {listing[-1].digest} is an index and a manifest at once")
             index = read_index(body)
@@ -344,6 +346,8 @@ class Held:
     listing: tuple[Descriptor, ...]
     """From the list down to the manifest."""
     manifest: Manifest
+    body: Mapping[str, Any]
+    """The manifest's own values."""
     of_several: bool = False
     """Whether the digest is of a list that names other images, too, for other platforms."""
 

@@ -251,7 +251,10 @@ class ApptainerRuntime:
                 own = held.enter_context(scratch("export"))
                 apptainer.unpack_sif(root, own / "root")
                 root = own / "root"
-            names = sorted(entry.name for entry in root.iterdir() if entry.name not in apptainer.MADE)
+            handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, handle)
+            # by what they are: under the name of one of Apptainer's links an image may have anything
+            names = sorted(each.name for each in root.iterdir() if not apptainer.is_made(each.name, handle))
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
             command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
             try:
