@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from envbuild.host import HostFacts
+from envbuild.host.build_tools import BUILDKIT, BUILDX, older
 from envbuild.host.gpu_access import DESCRIBE, Choice, gpu_access
 from envbuild.matrix.cell import DEBIAN_ARCH
 
@@ -130,6 +131,16 @@ def _engine(host: HostFacts) -> Iterator[MachineFinding]:
         yield _missing(
             "docker has no buildx",
             "sudo apt-get install docker-buildx   # docker-buildx-plugin from Docker's own repository",
+        )
+    elif older(engine.buildx, BUILDX):
+        yield _missing(
+            f"buildx {engine.buildx} is older than {BUILDX}: its progress cannot be read, so nothing is built with it",
+            f"install buildx {BUILDX} or later: https://github.com/docker/buildx#installing",
+        )
+    if older(engine.buildkit, BUILDKIT):
+        yield _missing(
+            f"the builder's BuildKit {engine.buildkit} is older than {BUILDKIT}, the first that sets the times of files",
+            f"take a builder with BuildKit {BUILDKIT} or later: docker buildx ls",
         )
     if engine.rootless:
         yield _warn(
