@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from envbuild.host import HostFacts
 from envbuild.host.build_tools import BUILDKIT, BUILDX, older
-from envbuild.host.gpu_access import DESCRIBE, Choice, gpu_access
+from envbuild.host.gpu_access import DESCRIBE, Choice, cdi_of, gpu_access
 from envbuild.matrix.cell import DEBIAN_ARCH
 
 ENGINE_MAJOR = 28
@@ -308,7 +308,7 @@ def _apptainer(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
         yield _ok(
             f"Apptainer {host.apptainer}: runs OCI archives and layouts, .sif files and sandboxes{gpus}; builds no images"
         )
-        if host.gpus and access.problem and (choice == "cdi" or host.toolkit.cdi_devices):
+        if host.gpus and access.problem and (choice == "cdi" or cdi_of(host, "apptainer").devices):
             yield _warn(f"{'' if access.how != 'nv' else 'by --nv and not by CDI: '}{access.problem}", *access.fix)
         if host.user_namespaces is False:
             yield _warn(

@@ -125,7 +125,7 @@ class Settings(BaseModel):
     )
     gpu_access: Literal["auto", "cdi", "native"] = Field(
         "auto",
-        description="How containers get the GPUs: `cdi` by the CDI specification in `/etc/cdi` or `/var/run/cdi`, `native` by "
+        description="How containers get the GPUs: `cdi` by the CDI specification in the folders that the runtime reads, `native` by "
         "Docker's `--gpus` or Apptainer's `--nv`, `auto` by CDI where the runtime can, or else natively.",
     )
     sources: ExistingFolder | None = Field(
