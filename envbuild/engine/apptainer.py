@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from envbuild.engine import squashfs
 from envbuild.errors import HostError
 from envbuild.util.below import open_below
 from envbuild.util.foreign_json import parse_json
@@ -115,33 +116,19 @@ def build(target: Path, source: str, *, scratch: Path, sandbox: bool) -> None:
 
 
 def unpack_sif(path: Path, target: Path) -> None:
-    """Unpack the file system of a .sif into the new folder `target`. Nothing of it is mounted or runs.
+    """Unpack the file system of a .sif into the new folder `target`. Nothing of it is mounted or runs; see `squashfs.unpack`.
 
     Apptainer's own way starts a container with every right of root, which a host that gives fewer refuses.
 
     Raises:
-        HostError: `unsquashfs` is missing or failed.
-        ValueError: it is no .sif, or its file system is of another kind.
+        HostError: `unsquashfs` is missing or failed, or the disk has no room for it.
+        ValueError: it is no .sif, its file system is of another kind, or it is out of bounds.
 
     """
-    if shutil.which("unsquashfs") is None:
-        raise HostError("the command unsquashfs is missing", hint="install squashfs-tools: Apptainer needs it, too")
     found = _FILE_SYSTEM.search(_listed(path))
     if found is None:
         raise ValueError("it has no squashfs file system")
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    command = [
-        "unsquashfs",
-        "-no-progress",
-        "-no-xattrs",
-        "-offset",
-        found[1].decode(),
-        "-dest",
-        str(target),
-        str(path),
-    ]
-    if followed(command, feed=lines.append, stdout=True):
-        raise HostError(f"the .sif could not be unpacked: {last_words(''.join(lines))}", where=str(path))
+    squashfs.unpack(path, int(found[1]), target)
 
 
 def _listed(path: Path) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envbuild.engine import apptainer, unpacked
+from envbuild.engine.archive import ImageError
 from envbuild.engine.image import Image
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
@@ -244,12 +245,16 @@ class ApptainerRuntime:
 
     @contextlib.contextmanager
     def export(self, image: Image, *, seconds: float) -> Iterator[Stream]:
-        """Yield the image's file system as one tar; a .sif is unpacked for it. See `Runtime.export`."""
+        """Yield the image's file system as one tar; a .sif is unpacked for it, within bounds. See `Runtime.export`."""
         with contextlib.ExitStack() as held:
             root = Path(place_of(image))
             if not root.is_dir():
                 own = held.enter_context(scratch("export"))
-                apptainer.unpack_sif(root, own / "root")
+                try:
+                    apptainer.unpack_sif(root, own / "root")
+                except ValueError as error:
+                    why = f"the .sif cannot be read: {shown(str(error))}"
+                    raise ImageError(why, where=shown(image.reference)) from None
                 root = own / "root"
             handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
             held.callback(os.close, handle)
