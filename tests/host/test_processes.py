@@ -55,6 +55,20 @@ def test_a_command_that_will_not_end_is_killed_with_what_it_started(tmp_path):
     assert not (tmp_path / "outlived").exists()
 
 
+def test_a_command_that_ends_at_once_is_read_to_its_end_in_silence(tmp_path, monkeypatch):
+    """Its pipe was closed while somebody still read on, and that one's traceback was printed."""
+    failed = []
+    monkeypatch.setattr("threading.excepthook", failed.append)
+
+    def feed(line: str) -> None:
+        raise ValueError
+
+    for _ in range(20):
+        with pytest.raises(ValueError):
+            follow("echo ready", tmp_path, feed)
+    assert failed == []
+
+
 def test_stdout_is_handed_over_where_it_is_asked_for(tmp_path):
     lines: list[str] = []
     command = ["sh", "-c", "echo out; echo err >&2"]
