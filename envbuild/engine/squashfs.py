@@ -22,7 +22,7 @@ _KEPT_LINES = 50
 
 @dataclass
 class _Counted:
-    """What a listing has come to, held against the bounds as it grows."""
+    """What a listing has come to, compared with the bounds as it grows."""
 
     limits: Bounds
     bytes: int = 0
