@@ -11,7 +11,7 @@ from typing import Any
 
 from envbuild.engine import squashfs
 from envbuild.errors import HostError
-from envbuild.util.below import open_below
+from envbuild.util.below import open_below, remove_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded, followed
@@ -167,11 +167,17 @@ def labels_of_sandbox(folder: Path) -> dict[str, Any]:
 
 
 def add_label(folder: Path, text: str) -> None:
-    """Write which image a sandbox of ours was made from."""
+    """Write which image a sandbox of ours was made from. The image may have links in place of Apptainer's folder and file.
+
+    Raises:
+        ValueError: its labels cannot be read, or they are a link.
+
+    """
     labels = labels_of_sandbox(folder) | {LABEL: text}
-    path = folder / _LABELS
-    path.unlink(missing_ok=True)
-    path.write_text(json.dumps(labels, indent=1), encoding="utf-8")
+    remove_below(folder, _LABELS)
+    handle = open_below(folder, _LABELS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(labels, indent=1))
 
 
 def labels_of_sif(path: Path) -> dict[str, Any]:

@@ -135,7 +135,10 @@ def make_sandbox(archive: Archive, target: Path, own: Path, limits: Bounds = LIM
         label = label_of(archive, held)
         _require_bounds(Layout(layout), held, own, limits)
         apptainer.build(target, f"oci:{layout}", scratch=own, sandbox=True)
-        apptainer.add_label(target, label.model_dump_json())
+        try:
+            apptainer.add_label(target, label.model_dump_json())
+        except ValueError as error:
+            raise ImageError(f"the image's own /{apptainer.FOLDER} cannot be used: {shown(str(error))}") from None
     except OSError as error:
         raise HostError(f"the image cannot be unpacked: {error.strerror or error}", where=str(own)) from None
     return label

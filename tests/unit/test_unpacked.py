@@ -264,6 +264,31 @@ def test_layers_out_of_bounds_are_not_handed_to_apptainer(
     assert not (tmp_path / "box").exists()
 
 
+@pytest.mark.parametrize(
+    "makes",
+    [
+        'ln -s "$OUTSIDE" "$3/.singularity.d"',
+        'mkdir "$3/.singularity.d"; ln -s "$OUTSIDE/x" "$3/.singularity.d/labels.json"',
+        'mkdir "$3/.singularity.d"; echo [ >"$3/.singularity.d/labels.json"',
+        'mkdir "$3/.singularity.d"; echo [] >"$3/.singularity.d/labels.json"',
+    ],
+)
+def test_labels_that_an_image_has_in_place_of_apptainers_are_one_error(
+    tmp_path: Path, makes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("OUTSIDE", str(outside))
+    (tmp_path / "apptainer").write_text(f'#!/bin/sh\nmkdir -p "$3"\n{makes}\n')
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    made = SavedImage((GZIP, packed(tar_layer(("a", b"a")), GZIP))).write(tmp_path)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(ImageError, match=r"/\.singularity\.d cannot be used"):
+        make_sandbox(Archive(made), tmp_path / "box", tmp_path / "own")
+    assert list(outside.iterdir()) == []
+
+
 def test_a_folder_of_blobs_that_is_a_link_leads_nowhere(layout: Path, tmp_path: Path) -> None:
     (layout / "blobs").rename(tmp_path / "elsewhere")
     (layout / "blobs").symlink_to(tmp_path / "elsewhere")
