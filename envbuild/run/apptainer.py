@@ -261,9 +261,12 @@ class ApptainerRuntime:
             # by what they are: under the name of one of Apptainer's links an image may have anything
             names = sorted(each.name for each in root.iterdir() if not apptainer.is_made(each.name, handle))
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
-            command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
+            # and the names by its stdin: a root may have more of them than a command line holds
+            listed = io.BytesIO(b"".join(os.fsencode(name) + b"\0" for name in names))
+            words = ["--ignore-failed-read", "--format=posix", "--null", "--verbatim-files-from", "--files-from=-"]
+            command = ["tar", "-C", str(root), *words, "-cf", "-"]
             try:
-                with streamed(command, seconds=seconds) as stream:
+                with streamed(command, seconds=seconds, stdin=listed.read) as stream:
                     yield stream
             except subprocess.CalledProcessError as error:
                 result = bytes(error.stderr).decode("utf-8", "replace")

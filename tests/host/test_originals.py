@@ -207,6 +207,17 @@ def test_an_audit_reads_what_has_the_name_of_apptainers_links(tmp_path) -> None:
     assert not {each for each in found if each.startswith((".singularity.d", ".exec"))}
 
 
+def test_an_audit_reads_a_root_with_more_names_than_a_command_line_holds(tmp_path) -> None:
+    root = tmp_path / "box"
+    root.mkdir()
+    names = {"-x", "--checkpoint=1", "a\nb", *(f"{number:06}{'x' * 200}" for number in range(15_000))}
+    for name in names:
+        (root / name).touch()
+    image = image_of(Label(digest=f"sha256:{'a' * 64}"), reference="box/", place=root, confirmed_by="label")
+    with ApptainerRuntime(Settings(cache_dir=tmp_path)).export(image, seconds=60) as stream:
+        assert {member.path for member in read_tar(stream)} == names
+
+
 def test_files_of_a_lock_that_are_too_many_are_refused(locked, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(originals, "_LOCK_BYTES", 1 << 10)
     many = layer(*((f"opt/envbuild/pylock.s{number}.toml", bytes(1000)) for number in range(100)))
