@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from recorded import ENGINE, H200
-from saved_images import GZIP, packed
+from saved_images import GZIP, ZSTD, packed
 from saved_images import Image as SavedImage
 from saved_images import layer as tar_layer
 
@@ -262,6 +262,20 @@ def test_layers_out_of_bounds_are_not_handed_to_apptainer(
         make()
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "box").exists()
+
+
+def test_a_host_that_runs_images_need_not_have_zstd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SavedImage((ZSTD, packed(tar_layer(("a", b"a")), ZSTD))).write(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text('#!/bin/sh\nmkdir -p "$3/.singularity.d"\n')
+    (tools / "apptainer").chmod(0o755)
+    for name in ("sh", "mkdir"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tools))
+    (tmp_path / "own").mkdir()
+    make_sandbox(Archive(made), tmp_path / "box", tmp_path / "own")
+    assert (tmp_path / "box" / ".singularity.d" / "labels.json").is_file()
 
 
 @pytest.mark.parametrize(
