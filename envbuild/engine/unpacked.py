@@ -105,7 +105,7 @@ def label_of(archive: Archive, held: Held) -> Label:
     config = archive.json(held.manifest.config)
     if not isinstance(config, dict):
         raise ImageError("the image's configuration is no table")
-    kept = {key: config[key] for key in ("config", "os", "architecture") if key in config}
+    kept = {key: config[key] for key in ("config", "os", "architecture", "rootfs") if key in config}
     return Label(digest=held.digest, size=sum(each.size for each in held.manifest.layers), config=kept)
 
 

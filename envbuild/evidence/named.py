@@ -55,7 +55,12 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
     The hash of a suite covers its files up to the level of the run, so it says something of two runs of one level alone.
     """
     apart = {"smoke suite"} if first.level != second.level else set[str]()
+    if first.same_image(second):
+        apart.add("ran")
     facts = [{name: fact for name, fact in _facts(each).items() if name not in apart} for each in (first, second)]
+    if first.same_image(second) and first.image != second.image:
+        for each, record in zip(facts, (first, second), strict=True):
+            each["compression of the image's layers"] = f"that of {record.image}"
     return differences_of(*facts)
 
 
