@@ -84,7 +84,7 @@ class Verified:
 
 
 class UnknownImageError(LockError):
-    """Nobody vouches for an image, and nobody named the one that the lock makes by the recipe of this release."""
+    """Nobody confirms an image, and nobody named the one that the lock makes by the recipe of this release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +160,14 @@ class Expected:
         if self.records:
             return UnknownImageError(
                 f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}. They do not state "
-                "by which recipe their images were made; if by another one, nobody vouches for this image",
+                "by which recipe their images were made; if by another one, nobody confirms this image",
                 where=where,
                 hint=hint,
             )
         own = [each.record for each in self.others.values() if each.record]
         who = f"the evidence record {' or '.join(own)} is" if own else "what this machine built from the lock is"
         return UnknownImageError(
-            f"nobody vouches for {what}, which has {digest}: {who} of an image by another recipe, {' or '.join(self.others)}",
+            f"nobody confirms {what}, which has {digest}: {who} of an image by another recipe, {' or '.join(self.others)}",
             where=where,
             hint=hint,
         )

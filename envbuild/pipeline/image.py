@@ -206,7 +206,7 @@ def _verified(client: EngineClient, built: Built, request: ImageRequest) -> Veri
 def _ready_made(
     request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path], note: Note
 ) -> Made | None:
-    """Return the engine's image, or the registry's; an image that nobody vouches for is left there."""
+    """Return the engine's image, or the registry's; an image that nobody confirms is left there."""
     locked, folder = found
     expected = _expected(client, plan, request)
     if (made := _present(request, client, plan, found, expected)) is not None:

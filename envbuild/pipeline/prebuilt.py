@@ -73,7 +73,7 @@ def pull_prebuilt(
         expected: the digests that somebody else than the registry named.
 
     Raises:
-        UnknownImageError: nobody vouches for the registry's image, and the expected digests may be by another recipe.
+        UnknownImageError: nobody confirms the registry's image, and the expected digests may be by another recipe.
         LockError: the registry holds another digest than the expected one, something else than this lock's image, other
             layers or another configuration than this machine built from the lock, or something damaged.
         HostError: the registry cannot be reached or refuses.

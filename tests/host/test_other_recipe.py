@@ -301,7 +301,7 @@ def test_a_record_by_another_recipe_names_no_digest_to_expect(site, plan):
     record = site.record(ran, recipe=OLD_RECIPE)
     held = site.serve(image(plan))
     error = site.refused(
-        "nobody vouches for the registry's image", held.digest, record, "of an image by another recipe", ran.digest,
+        "nobody confirms the registry's image", held.digest, record, "of an image by another recipe", ran.digest,
         "envbuild image --lock", "catalogue", "--digest", kind=UnknownImageError,
     )  # fmt: skip
     assert "was expected" not in error.what
@@ -367,7 +367,7 @@ def test_a_build_of_this_machine_by_another_recipe_is_no_digest_to_expect(site, 
     assert (verified.by, verified.other_recipe) == ("build", True)
 
 
-def test_image_builds_what_nobody_vouches_for(site, plan):
+def test_image_builds_what_nobody_confirms(site, plan):
     site.record(image(plan, FIRST), recipe=OLD_RECIPE)
     site.serve(image(plan))
     notes: list[str] = []
@@ -378,7 +378,7 @@ def test_image_builds_what_nobody_vouches_for(site, plan):
         patched.setattr(prebuilt, "committed_evidence", lambda: records)
         assert pipeline._ready_made(request, client, plan, (None, None), notes.append) is None
         (text,) = notes
-        assert "nobody vouches for the registry's image" in text
+        assert "nobody confirms the registry's image" in text
         assert "the image is built here" in text
         assert "mine:1" not in site.words().replace("inspect -- mine:1", "")
         # where a record by this recipe names another digest, something is wrong, and no build hides it

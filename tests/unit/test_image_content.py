@@ -123,7 +123,7 @@ def test_another_start_is_another_configuration(changed):
     ],
 )
 def test_a_configuration_of_another_shape_is_refused(blob):
-    with pytest.raises(ValueError):  # noqa: PT011 - what pydantic says of each is its own
+    with pytest.raises(ValueError):
         stated_content(blob)
 
 
