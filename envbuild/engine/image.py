@@ -93,6 +93,10 @@ class Image:
     confirmed_by: Literal["engine", "blobs", "label"] = "engine"
     """Where the digest comes from: the engine's store; blobs that were compared with it as they were unpacked here; a label of the
     sandbox or .sif, which whoever made it wrote."""
+    recipe: str | None = None
+    """The recipe that built it, where the archive that it comes from states one; see `ImageContent`."""
+    release: str | None = None
+    """Likewise the release."""
 
     @property
     def content(self) -> ImageContent:

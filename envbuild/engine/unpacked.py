@@ -5,6 +5,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,7 +162,8 @@ def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: 
                 ) from None
             with contextlib.suppress(OSError):  # another run may have been quicker
                 (own / "root").rename(place)
-    return _image(label, reference, place, "blobs")
+    found = _image(label, reference, place, "blobs")
+    return replace(found, recipe=held.made_by.recipe, release=held.made_by.release)
 
 
 def _labelled(reference: str, path: Path, kind: Kind) -> Image:

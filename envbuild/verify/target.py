@@ -120,7 +120,8 @@ def _content(image: "Image", settings: "Settings") -> dict[str, Any]:
 
     if image.confirmed_by == "label":
         return {}
-    by = recipe_of_image(settings, image.digest)
+    own = recipe_of_image(settings, image.digest)
+    by = own if own.recipe else image
     known = {"layers": list(image.layers), "config": image.config, "recipe": by.recipe, "release": by.release}
     return {name: value for name, value in known.items() if value}
 
