@@ -110,6 +110,8 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
+    if _DIGEST.fullmatch(build.digest):
+        _remember_recipe(settings, plan, build.digest)  # first: who finds the other note builds nothing, and notes nothing
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
@@ -117,8 +119,6 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
     lines += [f"layers {','.join(build.layers)}\n"] if build.layers else []
     lines += [f"{what} from {origin}\n" for what, origin in parts if origin]
     place.write_text("".join(lines) + build.digest, encoding="utf-8")
-    if _DIGEST.fullmatch(build.digest):
-        _remember_recipe(settings, plan, build.digest)
 
 
 def _remember_recipe(settings: Settings, plan: Plan, digest: str) -> None:
