@@ -111,7 +111,9 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
     if _DIGEST.fullmatch(build.digest):
-        _remember_recipe(settings, plan, build.digest)  # first: who finds the other note builds nothing, and notes nothing
+        _remember_recipe(
+            settings, plan, build.digest
+        )  # first: who finds the other note builds nothing, and notes nothing
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
