@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,7 +110,7 @@ def label_of(archive: Archive, held: Held) -> Label:
     config = archive.json(held.manifest.config)
     if not isinstance(config, dict):
         raise ImageError("the image's configuration is no table")
-    kept = {key: config[key] for key in ("config", "os", "architecture") if key in config}
+    kept = {key: config[key] for key in ("config", "os", "architecture", "rootfs") if key in config}
     return Label(digest=held.digest, size=sum(each.size for each in held.manifest.layers), config=kept)
 
 
@@ -198,7 +199,8 @@ def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: 
                 ) from None
             with contextlib.suppress(OSError):  # another run may have been quicker
                 (own / "root").rename(place)
-    return _image(label, reference, place, "blobs")
+    found = _image(label, reference, place, "blobs")
+    return replace(found, recipe=held.made_by.recipe, release=held.made_by.release)
 
 
 def _labelled(reference: str, path: Path, kind: Kind) -> Image:
