@@ -57,7 +57,7 @@ def _proxy(value: str) -> str:
     _url_text(value)
     # curl and apt read a bare host:port as an HTTP proxy, so machines carry such values.
     if not _has_host(value.partition("://")[2 if "://" in value else 0]):
-        raise ValueError("it names no host; leave the setting out for none")
+        raise ValueError("it names no host, or a port that is no number; leave the setting out for none")
     return value if "://" in value else f"http://{value}"
 
 
