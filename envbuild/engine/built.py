@@ -166,10 +166,20 @@ def built_digest(settings: Settings, plan: Plan) -> str | None:
     return note.digest if note else None
 
 
+def is_other_recipe(recipe: str | None, plan: Plan) -> bool:
+    """Return whether a recipe is known, and another one than this release's for the lock."""
+    return recipe is not None and recipe != recipe_digest(plan)
+
+
 def find_built(client: EngineClient, plan: Plan, tag: str) -> Built | None:
-    """Return the image `tag` when the engine has it and this machine built it from exactly this plan."""
+    """Return the image `tag` when the engine has it and this machine built it from exactly this plan.
+
+    One that an earlier release built from the same lock by another recipe is another image: it is built again.
+    """
     digest = built_digest(client.settings, plan)
-    return None if digest is None else find_image(client, tag, digest)
+    if digest is None or is_other_recipe(recipe_of_image(client.settings, digest).recipe, plan):
+        return None
+    return find_image(client, tag, digest)
 
 
 def find_image(client: EngineClient, tag: str, digest: str) -> Built | None:

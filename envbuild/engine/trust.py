@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from envbuild.engine.built import own_build, recipe_of_image
+from envbuild.engine.built import is_other_recipe, own_build, recipe_of_image
 from envbuild.engine.image import Image
 from envbuild.errors import LockError
 from envbuild.evidence.content import ImageContent
-from envbuild.plan.dockerfile import recipe_digest
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -201,7 +200,7 @@ def expected_digests(
     contents: dict[str, ImageContent] = {}
     if own is not None and own.steps_from is None:
         repacked = bool(catalog and own.layers) and own.layers == tuple(layers)
-        if _is_other(recipe_of_image(settings, own.digest).recipe, plan):
+        if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
             others[own.digest] = Verified(by="build", digest=own.digest, other_recipe=True)
             contents[own.digest] = own.content
         elif not repacked:
@@ -220,7 +219,7 @@ def expected_digests(
             recipe = record.content.recipe or recipe
         if recipe is None:
             unknown[digest] = record.id
-        elif _is_other(recipe, plan):
+        elif is_other_recipe(recipe, plan):
             others[digest] = Verified(by="evidence", digest=digest, record=record.id, other_recipe=True)
         else:
             known[digest] = record.id
@@ -229,11 +228,6 @@ def expected_digests(
     if not found and not others:
         return None
     return Expected(by="evidence", records=found, contents=contents, others=others, recipe_known=bool(known))
-
-
-def _is_other(recipe: str | None, plan: Plan) -> bool:
-    """Return whether a recipe is known, and another one than this release's for the lock."""
-    return recipe is not None and recipe != recipe_digest(plan)
 
 
 def require_own_content(settings: Settings, plan: Plan, verified: Verified, image: Image, *, where: str) -> None:
@@ -257,7 +251,7 @@ def require_own_content(settings: Settings, plan: Plan, verified: Verified, imag
     own = own_build(settings, plan)
     if verified.by != "catalog" or own is None or own.steps_from is not None or not own.layers:
         return
-    if _is_other(recipe_of_image(settings, own.digest).recipe, plan):
+    if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
         return
     if image.layers != own.layers:
         raise LockError(

@@ -12,7 +12,7 @@ import pytest
 from cell_inputs import complete, inputs_for
 
 from envbuild.cli import main
-from envbuild.engine.built import OwnBuild, recipe_of_image, remember_built
+from envbuild.engine.built import OwnBuild, find_built, recipe_of_image, remember_built
 from envbuild.engine.client import EngineClient
 from envbuild.engine.image import stated_content
 from envbuild.engine.trust import UnknownImageError, expected_digests, pulled_for
@@ -365,6 +365,21 @@ def test_a_build_of_this_machine_by_another_recipe_is_no_digest_to_expect(site, 
     site.serve(own)
     verified = site.pull()
     assert (verified.by, verified.other_recipe) == ("build", True)
+
+
+def test_an_image_that_this_machine_built_by_another_recipe_is_built_again(site, plan):
+    own = image(plan)
+    content = stated_content(own.config)
+    remember_built(site.settings, plan, OwnBuild(digest=own.digest, layers=content.layers, config=content.config))
+    site.serve(own)
+    site.pull()
+    client = EngineClient(site.settings)
+    found = find_built(client, plan, "mine:1")
+    assert found is not None
+    assert found.digest == own.digest
+    note = site.settings.cache_dir / "made-by" / own.digest.removeprefix("sha256:")
+    note.write_text(note.read_text().replace(recipe_digest(plan), OLD_RECIPE))
+    assert find_built(client, plan, "mine:1") is None
 
 
 def test_image_builds_what_nobody_confirms(site, plan):
