@@ -11,7 +11,13 @@ an image of another digest."""
 
 
 def older(version: str | None, floor: str) -> bool:
-    """Return whether a version as a program writes it, `v0.13.1-desktop.1`, is before `floor`; an unknown one is not."""
+    """Return whether a version as a program writes it, `v0.13.1-desktop.1`, is before `floor`; an unknown one is not.
+
+    A distribution that compiles a program without stating its version makes it write `v0.0.0+unknown`, as Debian's engine
+    does of its BuildKit: that is unknown, too.
+    """
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version or "")
+    if found is None or not int(found[1]) and not int(found[2]):
+        return False
     major, minor = floor.split(".")
-    return found is not None and (int(found[1]), int(found[2])) < (int(major), int(minor))
+    return (int(found[1]), int(found[2])) < (int(major), int(minor))

@@ -7,6 +7,7 @@ import pytest
 from envbuild.engine.builders import ASKED, asking, read_answer, read_builder, require_able
 from envbuild.engine.machine import Machine
 from envbuild.errors import HostError
+from envbuild.host.build_tools import older
 from envbuild.settings import Settings
 
 BIG = Machine(cores=64, memory_gib=256.0, platform="linux/amd64")
@@ -123,3 +124,13 @@ def test_what_is_too_old_to_build_is_named_before_the_build(tmp_path, monkeypatc
     with pytest.raises(HostError, match=re.escape(says)) as refused:
         require_able(Settings(cache_dir=tmp_path), facts)
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "is_older"),
+    [("v0.12.5", True), ("0.12", True), ("v0.13.0", False), ("v0.13.1-desktop.1", False), ("1.0.0", False)]
+    + [(unknown, False) for unknown in ("v0.0.0+unknown", "0.0.0", "", None, "unknown")],
+)  # fmt: skip
+def test_a_version_that_is_not_known_is_not_too_old(version, is_older):
+    """Debian's engine states its BuildKit as `v0.0.0+unknown`."""
+    assert older(version, "0.13") is is_older
