@@ -2,7 +2,7 @@
 
     python benchmarks/bench_registry.py                                        # all cells; hours, 60 GB of disk, root
     python benchmarks/bench_registry.py --cell cpu --cell te-2.11 --cell te-2.12 --minutes 40
-    python benchmarks/bench_registry.py --cell mine='--cuda 13.0 --te 2.12 --megatron auto' --cell cpu --no-second
+    python benchmarks/bench_registry.py --cell mine='--cuda 13.0 --te 2.12 --megatron auto' --cell cpu --figure pulls
 
 Starts a registry with a relay in front that counts bytes, and an engine. There it makes every cell with `envbuild image` and
 publishes it, signed, with `envbuild catalog publish`. Then it starts a second engine, and pulls by flags with the registry's
@@ -12,7 +12,7 @@ machine is a row of the table and ends nothing. At the end the engines, the regi
 The default cells: {cells}.
 
 With --folder, the registry's data, the caches and the results stay there, and a later run with the same folder makes only the
-cells that are not published yet. Exits with 0 when all figures were measured, met or not, and 1 when one is missing.
+cells that are not published yet, and adds its figures to the earlier ones. Exits with 0 when all figures were measured, met or not, and 1 when one is missing.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from envbuild.util.foreign_json import parse_json
 EMPTY = "--cuda 13.0 --te 2.12"
 SECOND = "--cuda 13.0 --te 2.11"
 UPDATE = ("te-2.11", "te-2.12")
+FIGURES = ("update", "pulls", "empty", "second")
 
 
 def cell_of(text: str) -> Cell:
@@ -62,8 +63,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--update", nargs=2, default=UPDATE, metavar="CELL", help="what a client has, and pulls next")
     parser.add_argument("--empty", default=EMPTY, metavar="FLAGS", help=f"what an empty machine asks for [{EMPTY}]")
     parser.add_argument("--second", default=SECOND, metavar="FLAGS", help=f"what the second engine builds [{SECOND}]")
-    parser.add_argument("--no-second", action="store_true", help="build nothing on the second engine")
-    parser.add_argument("--no-pulls", action="store_true", help="leave out the pulls that give no figure")
+    parser.add_argument("--figure", action="append", choices=FIGURES, help="measure this on the second engine [all]")
     parser.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--verbose", action="store_true", help="show what the commands print")
@@ -95,42 +95,36 @@ def measure(site: Site, options: argparse.Namespace) -> dict[str, Any]:
     if options.wheels and not (site.folder / "publisher" / "wheels").exists():
         shutil.copytree(options.wheels, site.folder / "publisher" / "wheels")
     rows = fill(site, options.cell or CELLS, options.minutes)
+    site.stop("publisher")  # the second engine needs the room
     cells = {row["name"]: row for row in rows if row["outcome"] == "published"}
     blobs = {row["digest"]: blobs_of(site, row["digest"]) for row in cells.values()}
     new = new_bytes(rows, blobs)
     for name, row in cells.items():
         row |= {"bytes": sum(blobs[row["digest"]].values()), "new_bytes": new[name]}
-    report: dict[str, Any] = {
+    earlier = site.kept("report", {})
+    report: dict[str, Any] = {name: earlier[name] for name in ("update", "empty", "second") if name in earlier}
+    report |= {
         "cells": rows,
         "shared": shared(rows, blobs),
         "compile": compiles(rows),
-        "pulls": {},
+        "storage_bytes": sum(f.stat().st_size for f in (site.folder / "registry").rglob("data") if f.is_file()),
+        "pulls": earlier.get("pulls", {}),
         "left_out": [],
     }
-
-    def step(name: str, why_not: str, act: Callable[[], Any]) -> None:
-        """Take one figure; what it needs may be missing, and then the others are taken all the same."""
-        if not why_not:
-            try:
-                report[name] = act()
-            except StepError as error:
-                why_not = str(error)
-        if why_not:
-            site.say(f"{name}: {why_not}")
-            report["left_out"].append(f"{name}: {why_not}")
-
-    unpublished = [name for name in options.update if name not in cells]
-    step("update", f"{' and '.join(unpublished)} is not published" if unpublished else "",
-         lambda: updated(site, [cells[name] for name in options.update], report["pulls"]))  # fmt: skip
-    if not options.no_pulls:
-        rest = [row for row in cells.values() if row["name"] not in report["pulls"]]
-        step("rest", "", lambda: [pulled(site, row, report["pulls"]) for row in rest])
-    step("empty", "" if cells else "nothing is published", lambda: from_nothing(site, shlex.split(options.empty)))
-    if not options.no_second:
-        step("second", "" if cells else "nothing is published", lambda: second(site, shlex.split(options.second)))
-    report["storage_bytes"] = sum(f.stat().st_size for f in (site.folder / "registry").rglob("*") if f.is_file())
-    report["traffic_note"] = "bytes include HTTP's headers"
-    site.keep("report", report)
+    asked = [cells.get(name) for name in options.update]
+    takes: dict[str, Callable[[], Any]] = {
+        "update": lambda: updated(site, options.update, asked, report["pulls"]),
+        "pulls": lambda: pull_rest(site, cells, report["pulls"]),
+        "empty": lambda: from_nothing(site, shlex.split(options.empty)),
+        "second": lambda: second(site, shlex.split(options.second)),
+    }
+    for name in takes if options.figure is None else options.figure:
+        try:
+            report[name] = takes[name]()
+        except StepError as error:
+            site.say(f"{name}: {error}")
+            report["left_out"].append(f"{name}: {error}")
+        site.keep("report", report)
     return report
 
 
@@ -170,15 +164,29 @@ def blobs_of(site: Site, digest: str) -> dict[str, int]:
     return blobs | {digest: len(manifest.body)}
 
 
-def updated(site: Site, rows: Sequence[Mapping[str, Any]], pulls: dict[str, Any]) -> dict[str, Any]:
+def updated(
+    site: Site, names: Sequence[str], rows: Sequence[Mapping[str, Any] | None], pulls: dict[str, Any]
+) -> dict[str, Any]:
     """Pull two cells one after the other into an empty engine; return what the second one costs."""
     site.fresh_client()
-    for row in rows:
+    size = 0
+    for name, row in zip(names, rows, strict=True):
+        if row is None:
+            raise StepError(f"{name} is not published", 1)
         pulled(site, row, pulls)
-    return update([row["name"] for row in rows], pulls[rows[1]["name"]]["bytes"], rows[1]["bytes"])
+        size = row["bytes"]
+    return update(names, pulls[names[1]]["bytes"], size)
 
 
-def pulled(site: Site, row: Mapping[str, Any], pulls: dict[str, Any]) -> str:
+def pull_rest(site: Site, cells: Mapping[str, Mapping[str, Any]], pulls: dict[str, Any]) -> dict[str, Any]:
+    """Pull every cell that was not pulled yet."""
+    for name, row in cells.items():
+        if name not in pulls:
+            pulled(site, row, pulls)
+    return pulls
+
+
+def pulled(site: Site, row: Mapping[str, Any], pulls: dict[str, Any]) -> None:
     """Pull a cell by its flags into the second engine, next to what that has; note seconds and bytes."""
     if "client" not in site.engines or site.free_gb < 15:
         site.fresh_client()
@@ -190,11 +198,12 @@ def pulled(site: Site, row: Mapping[str, Any], pulls: dict[str, Any]) -> str:
     if (answer["digest"], answer["verified"]["by"]) != (row["digest"], "catalog"):
         raise StepError(f"{row['name']}: pulled {answer['digest']}, verified by {answer['verified']['by']}", 1)
     pulls[row["name"]] = {"seconds": seconds, "bytes": site.relay.traffic.down, "verified": answer["verified"]["text"]}
-    return str(row["name"])
 
 
 def from_nothing(site: Site, flags: Sequence[str]) -> dict[str, Any]:
     """Ask an empty machine for a published image; then have the engine alone pull the same digest on an empty machine."""
+    if not site.envbuild(site.publisher, "catalog", *flags)["entries"]:
+        raise StepError(f"no published image fits {shlex.join(flags)}", 1)
     site.fresh_client()
     site.say(f"an empty machine: envbuild image {shlex.join(flags)}")
     notes: list[dict[str, Any]] = []
@@ -203,7 +212,7 @@ def from_nothing(site: Site, flags: Sequence[str]) -> dict[str, Any]:
     answer = site.envbuild(site.client, *words, events=notes)
     traffic = site.relay.traffic
     if answer["origin"] != "pulled":
-        raise StepError(f"no published image fits {shlex.join(flags)}: it was {answer['origin']}", 1)
+        raise StepError(f"{shlex.join(flags)} was not pulled: it was {answer['origin']}", 1)
     verified = next(float(event["at"]) for event in notes if event.get("text") == "audit")
     site.fresh_client()
     site.say("an empty machine: docker pull of the same digest")

@@ -167,6 +167,8 @@ def for_people(report: Mapping[str, Any]) -> str:
         what = f"compile time of `envbuild image {found['flags']}` on the second engine"
         rows.append([what, "0 s", value, _met(not found["compiled"])])
     parts.append(table(["figure", "target: at most", "measured", "met"], rows))
+    stored = f"The registry's blobs, with locks, signatures, SBOMs, provenance and wheels: {report['storage_bytes']:,} bytes."
+    parts.append(stored)
     if report["left_out"]:
         parts.append("Not measured:\n\n" + "\n".join(f"- {text}" for text in report["left_out"]))
     return "\n\n".join(parts)

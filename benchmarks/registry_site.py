@@ -56,7 +56,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Set the counts to zero."""
         with self._lock:
             self._down = self._up = 0
             self._first = self._last = 0.0
@@ -91,9 +91,9 @@ class Relay:
         room = memoryview(bytearray(_PIECE))
         with contextlib.suppress(OSError):
             while count := source.recv_into(room):
-                target.sendall(room[:count])
                 self._count(count, down)
-        # What one side has ended, the other is told; a side that broke breaks both.
+                target.sendall(room[:count])
+        # The end of one side is passed on; when the server's side ends, the connection is over.
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
         if down:
@@ -207,7 +207,7 @@ class Site:
 
     def _install(self, *words: str) -> str:
         env = os.environ | {"XDG_STATE_HOME": str(self.folder / "state")}
-        # A session of its own: Ctrl-C is this process's to handle, and it stops what was started.
+        # In a separate session: Ctrl-C ends this process, which then stops what was started.
         done = subprocess.run(
             [INSTALL, *words], env=env, check=False, text=True, capture_output=True, start_new_session=True
         )

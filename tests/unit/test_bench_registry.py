@@ -76,6 +76,7 @@ def test_the_tables_name_what_missed_its_target():
         "shared": shared([row("a"), row("c", OTHER)], BLOBS),
         "compile": compiles([row("a", wheels={"te": "1"}, seconds={"te": 3.0})]),
         "pulls": {"a": {"seconds": 5.0, "bytes": 1200}},
+        "storage_bytes": 2100,
         "left_out": ["update: b is not published"],
         "empty": empty(
             ["--cuda", "13.0"],
