@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -145,15 +146,18 @@ class Site:
         return self
 
     def __exit__(self, *_: object) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave an engine behind
-        try:
-            for what in list(self.engines):
-                self.stop(what)
-            if self._port:
-                self._install("--stop-registry", str(self._port))
-                self.relay.close()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        """Stop everything, whatever goes wrong with a part of it; another Ctrl-C must not leave an engine behind."""
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        steps = [partial(self.stop, what) for what in self.engines]
+        if self._port:
+            steps += [partial(self._install, "--stop-registry", str(self._port)), self.relay.close]
+        for step in steps:
+            try:
+                step()
+            except StepError as error:
+                self.say(str(error))
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     @property
     def registry(self) -> str:
