@@ -21,8 +21,8 @@ from envbuild.lock.files import Locked, read_lock, write_lock
 
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
-HOST = 8
-"""The exit code of `envbuild` where something is out of reach."""
+HOST, AUDIT = 8, 6
+"""The exit codes of `envbuild` where something is out of reach, and where the audit found a defect."""
 ROOM_GB = 20.0
 """What a cell needs at most next to the build cache of the cells before."""
 STAND_IN_GB = 40.0
@@ -116,6 +116,9 @@ def publish(site: Site, cell: Cell) -> dict[str, Any]:
         with _made(site, cell, tag) as report:
             row |= {key: report[key] for key in ("id", "digest", "size_bytes", "seconds")}
             row |= {"torch": report["cell"]["torch"], "compiled": compiled(report)}
+            defects = [check["text"] for check in report["audit"]["checks"] if check["verdict"] == "failed"]
+            if defects:
+                row["stand_in"] += f"; the audit finds: {'; '.join(defects)}"
             row["wheels"] = _wheels_in(site, tag)
         site.say(f"{cell.name}: publishing")
         signed = time.monotonic()
@@ -174,7 +177,8 @@ def _made(site: Site, cell: Cell, tag: str) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         more, env = _prepared(site, cell, cell.stand_in, stack)
         site.say(f"{cell.name}: building")
-        yield site.envbuild(env, *words, *more)
+        # PyPI's torch may have no code for the cell's GPU: it is published with what the audit found.
+        yield site.envbuild(env, *words, *more, accepted=(0, AUDIT))
 
 
 def _prepared(site: Site, cell: Cell, given: StandIn, stack: ExitStack) -> tuple[list[str], dict[str, str]]:

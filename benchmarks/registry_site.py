@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 INSTALL = ROOT / "scripts" / "install-engine"
 REPOSITORY = "cells"
 SIGNER = "release"
+ERROR = "envbuild: error: "
 _PIECE = 1 << 20
 
 
@@ -261,12 +262,22 @@ class Site:
         return own | {"DOCKER_HOST": self.engines["client"], "ENVBUILD_CACHE_DIR": place}
 
     def envbuild(
-        self, env: Mapping[str, str], *words: str, events: list[dict[str, Any]] | None = None
+        self,
+        env: Mapping[str, str],
+        *words: str,
+        events: list[dict[str, Any]] | None = None,
+        accepted: Collection[int] = (0,),
     ) -> dict[str, Any]:
-        """Run `envbuild … --json` from an empty folder; return its answer. `events` gets those of `--progress json`.
+        """Run `envbuild … --json` from an empty folder; return its answer.
+
+        Args:
+            env: its environment.
+            words: what follows `envbuild`.
+            events: gets those of `--progress json`.
+            accepted: the exit codes with which it has an answer.
 
         Raises:
-            StepError: it ended badly; the text is its own error.
+            StepError: it ended with another one; the text is its own error.
 
         """
         answer, cwd = self.folder / "answer.json", self.folder / "empty"
@@ -278,7 +289,8 @@ class Site:
 
             def feed(line: str) -> None:
                 nonlocal last
-                last = line.strip() or last
+                if not last.startswith(ERROR):  # what follows it says more, and is no error
+                    last = line.strip() or last
                 log.write(line)
                 log.flush()
                 if events is not None:
@@ -292,8 +304,8 @@ class Site:
         found: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             found = json.loads(answer.read_text(encoding="utf-8"))
-        if code:
-            raise StepError(str(found.get("what") or last or f"exit code {code}"), code)
+        if code not in accepted:
+            raise StepError(str(found.get("what") or last.removeprefix(ERROR) or f"exit code {code}"), code)
         return found
 
     def docker(self, env: Mapping[str, str], *words: str) -> str:
