@@ -35,7 +35,7 @@ from envbuild.registry.repository import Repository
 from envbuild.util.foreign_json import parse_json
 
 EMPTY = "--cuda 13.0 --te 2.12"
-SECOND = "--cuda 13.0 --te 2.11"
+SECOND = "--cuda 13.0 --te 2.11 --apex auto"
 UPDATE = ("te-2.11", "te-2.12")
 FIGURES = ("update", "pulls", "empty", "second")
 
