@@ -149,7 +149,7 @@ class Site:
     def __exit__(self, *_: object) -> None:
         """Stop everything, whatever goes wrong with a part of it; another Ctrl-C must not leave an engine behind."""
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        steps = [partial(self.stop, what) for what in self.engines]
+        steps = [partial(self.stop, what) for what in tuple(self.engines)]
         if self._port:
             steps += [partial(self._install, "--stop-registry", str(self._port)), self.relay.close]
         for step in steps:
@@ -204,8 +204,9 @@ class Site:
 
     def stop(self, what: str) -> None:
         """Stop an engine and delete what it holds."""
-        if self.engines.pop(what, None) is not None:
+        if what in self.engines:
             self._install("--stop", self._name(what))
+            del self.engines[what]  # not before: Ctrl-C in the middle leaves it to the end of the run
 
     def _name(self, what: str) -> str:
         return f"{what[0]}-{os.getpid() % 10**7}"
