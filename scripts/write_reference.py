@@ -54,6 +54,7 @@ PLAIN = {
     "AxisKey": "axis",
     "Version": "version",
     "SafeName": "name",
+    "StackName": "name of a stack",
     "FileName": "name of a file",
     "FileUrl": "address of a file",
     "SourceUrl": "address of a git repository",

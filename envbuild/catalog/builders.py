@@ -59,8 +59,7 @@ def require_builders(repository: Repository, digest: str, settings: Settings) ->
             where="trusted_builders",
             hint="name more keys in trusted_keys",
         )
-    stated = {name for claims in (BUILT, LAYERS) for name in signers(repository, digest, verifiers, claims=claims)}
-    found = tuple(each.name for each in verifiers if each.name in stated)
+    found = signers(repository, digest, verifiers, claims=(BUILT, LAYERS), needed=needed)
     if len(found) < needed:
         raise LockError(
             f"{needed} trusted builders must have built this image, and {', '.join(found) or 'none'} did",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from envbuild.matrix.cell import Cell
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.model import Field, Model
-from envbuild.util.names import Commit, Digest, Line, SafeName, Version, shown
+from envbuild.util.names import CellId, Commit, Digest, Line, SafeName, StackName, Version, shown
 
 LARGEST = 16 << 20
 """Bytes of a catalogue: some 10,000 entries."""
@@ -23,13 +23,13 @@ _MOST = 10_000
 class Entry(Model):
     """An image that the registry holds, and the lock that makes it."""
 
-    id: SafeName
+    id: CellId
     """The cell's."""
     cell: dict[SafeName, Version]
     """Axis -> release, as in the lock."""
     commits: dict[SafeName, Commit] = {}
     flavor: Literal["runtime", "devel"]
-    stack: SafeName | None = None
+    stack: StackName | None = None
     stack_digest: Line | None = None
     te_source: Literal["pypi", "git"] = "pypi"
     compat: bool = False

@@ -74,6 +74,12 @@ def policy_of(settings: Settings, own: Sequence[Signer] = ()) -> Policy:
         raise DataError("one key is trusted under two names", where="trusted_keys", hint="name it once")
     if len({each.body for each in trusted}) != len(trusted):
         raise DataError("one identity is trusted under two names", where="trusted_identities", hint="name it once")
+    if len({each.builder for each in trusted}) != len(trusted):
+        raise DataError(
+            "one identity is trusted of two issuers, and provenance names a builder without its issuer",
+            where="trusted_identities",
+            hint="keep the issuer that the builder's CI has",
+        )
     for signer in own:  # by the key itself: one that counted under two names would sign for two
         if signer.verifier.body in {known.body for known in trusted}:
             continue

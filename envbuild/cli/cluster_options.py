@@ -145,8 +145,14 @@ def _known_digest(asked: "ResolvedRequest", plan: "Plan") -> str | None:
 
     expected = expected_of(asked.settings, plan, None)
     if expected is None or len(expected.records) != 1:
+        if expected is None:
+            what = "no digest of the image is known"
+        elif expected.records:
+            what = "several digests of the image are known"
+        else:
+            what = "no digest of the image by this release's recipe is known, only by another recipe"
         raise LockError(
-            "no digest of the image is known" if expected is None else "several digests of the image are known",
+            what,
             where=f"lock {plan.lock.digest[:19]}",
             hint="give --digest, which `envbuild image … --json` prints",
         )

@@ -110,8 +110,15 @@ def image(
     from envbuild.cli.image_report import for_people
     from envbuild.errors import UsageError
     from envbuild.pipeline.output import check_output
+    from envbuild.settings.values import BuilderName
+    from envbuild.util.names import checked, shown
 
     substitutes = _contexts(contexts)
+    if builder is not None:
+        try:
+            checked(BuilderName, builder)
+        except ValueError as error:
+            raise UsageError(f"{shown(builder)!r} names no builder: {error}", where="--builder") from None
     if output is not None and not patterns:
         check_output(output)
     asked = Asked(

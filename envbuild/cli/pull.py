@@ -32,7 +32,8 @@ def pull(
 
     The image must contain the lock. It is verified when its digest is known from somewhere other than the registry:
     --digest, an earlier build of the lock on this machine, the signed catalogue, or committed evidence. An image with
-    another digest is then refused. When no digest is known, the answer shows that the image is not verified.
+    another digest is then refused, unless only the compression of its layers differs. A build or evidence by another
+    release's recipe confirms only its own image. When no digest is known, the answer shows that the image is not verified.
 
     Exits with 4 when no published image fits, when the cell has no lock, when the registry has no image of it, or when the
     catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.

@@ -179,11 +179,12 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
 
     compared: dict[str, Any] = {}
     no_baseline: EnvbuildError | None = None
-    if baseline and report.verdict == "passed":
+    if baseline and report.verdict in ("passed", "failed"):
         try:
             compared, slow = _held(evidence_of(report), *baseline, settings.cache_dir / "locks")
-            report = replace(report, verdict="failed", reason=slow) if slow else report
-        except EnvbuildError as error:  # the run is kept and shown all the same
+            reason = "; ".join(each for each in (report.reason, slow) if each)
+            report = replace(report, verdict="failed", reason=reason) if slow else report
+        except EnvbuildError as error:  # the run is kept and shown all the same, and its failure comes first
             no_baseline = error
     answer = report.as_json() | ({"baseline": compared} if compared else {})
     try:

@@ -94,7 +94,8 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
 
     TAG is an image of the engine, or the path of an OCI archive, an OCI layout, a .sif or a sandbox. Of an archive or a
     layout each blob is compared with its digest. A .sif and a sandbox only state theirs: their files are compared, too, but
-    for their owners and times and what Apptainer adds.
+    for their owners and times and what Apptainer adds: /.singularity.d, whose scripts run at each start, and links to it.
+    The answer names what was not compared.
 
     What follows from a lock is the image's configuration and its uncompressed layers. Where another engine compressed the
     same layers in another way, only the digests differ: the answer says so, and this exits with 0.
@@ -149,6 +150,7 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
         "same_layers": found.same_layers,
         "seconds": round(found.seconds, 1),
         "differences": [{"path": d.path, "what": d.what} for d in found.differences],
+        "not_compared": list(found.not_compared),
         "signers": [key.name for key in keys] if signed else [],
     }
     emit(
@@ -165,13 +167,14 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
                 if found.same_layers
                 else "DIFFERENT"
             )
+            + "".join(f"\n  not compared: {each}" for each in found.not_compared)
         ),
     )
     if not found.same_layers:
         listed = "".join(f"\n  - {d.path}: {d.what}" for d in found.differences[:40])
         more = f"\n  - and {len(found.differences) - 40} more (--json lists all)" if len(found.differences) > 40 else ""
         raise LockError(
-            f"the rebuild differs in {len(found.differences)} places{listed}{more}",
+            f"the rebuild differs in {len(found.differences)} place{'s'[: len(found.differences) != 1]}{listed}{more}",
             where=tag,
             hint="please report it: an image must follow from its lock alone",
         )

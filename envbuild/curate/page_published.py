@@ -7,13 +7,13 @@ from typing import Annotated
 from envbuild.errors import DataError, UsageError
 from envbuild.util.bounded import read_text
 from envbuild.util.model import Field, Model
-from envbuild.util.names import Digest, ImageReference, SafeName, Version, checked, shown
+from envbuild.util.names import CellId, Digest, ImageReference, SafeName, StackName, Version, checked, shown
 
 
 class Published(Model):
     """One image of a registry, as a catalogue lists it."""
 
-    id: SafeName
+    id: CellId
     """The cell's."""
     cell: dict[SafeName, Version]
     """Axis -> release."""
@@ -22,7 +22,7 @@ class Published(Model):
     size: int = Field(ge=0, le=1 << 40)
     """Bytes to download."""
     flavor: SafeName = "runtime"
-    stack: SafeName | None = None
+    stack: StackName | None = None
     signers: tuple[SafeName, ...] = ()
 
 

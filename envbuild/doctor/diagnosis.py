@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from envbuild.host import HostFacts
-from envbuild.host.gpu_access import DESCRIBE, Choice, gpu_access
+from envbuild.host.build_tools import BUILDKIT, BUILDX, older
+from envbuild.host.gpu_access import DESCRIBE, Choice, cdi_of, gpu_access
 from envbuild.matrix.cell import DEBIAN_ARCH
 
 ENGINE_MAJOR = 28
@@ -130,6 +131,16 @@ def _engine(host: HostFacts) -> Iterator[MachineFinding]:
         yield _missing(
             "docker has no buildx",
             "sudo apt-get install docker-buildx   # docker-buildx-plugin from Docker's own repository",
+        )
+    elif older(engine.buildx, BUILDX):
+        yield _missing(
+            f"buildx {engine.buildx} is older than {BUILDX}: its progress cannot be read, so nothing is built with it",
+            f"install buildx {BUILDX} or later: https://github.com/docker/buildx#installing",
+        )
+    if older(engine.buildkit, BUILDKIT):
+        yield _missing(
+            f"the builder's BuildKit {engine.buildkit} is older than {BUILDKIT}, the first that sets the times of files",
+            f"take a builder with BuildKit {BUILDKIT} or later: docker buildx ls",
         )
     if engine.rootless:
         yield _warn(
@@ -297,7 +308,7 @@ def _apptainer(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
         yield _ok(
             f"Apptainer {host.apptainer}: runs OCI archives and layouts, .sif files and sandboxes{gpus}; builds no images"
         )
-        if host.gpus and access.problem and (choice == "cdi" or host.toolkit.cdi_devices):
+        if host.gpus and access.problem and (choice == "cdi" or cdi_of(host, "apptainer").devices):
             yield _warn(f"{'' if access.how != 'nv' else 'by --nv and not by CDI: '}{access.problem}", *access.fix)
         if host.user_namespaces is False:
             yield _warn(

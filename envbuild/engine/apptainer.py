@@ -4,12 +4,14 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from envbuild.engine import squashfs
 from envbuild.errors import HostError
-from envbuild.util.below import open_below
+from envbuild.util.below import open_below, remove_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded, followed
@@ -20,9 +22,19 @@ INSTALL = (
     "install Apptainer: https://apptainer.org/docs/admin/main/installation.html (Debian sid, EPEL and conda-forge have it), "
     "or Docker: scripts/install-engine (Debian, Ubuntu)"
 )
-MADE = (".singularity.d", ".exec", ".run", ".shell", ".test", "environment", "singularity")
-"""What a sandbox has in its root and the image has not."""
-_LABELS = ".singularity.d/labels.json"
+FOLDER = ".singularity.d"
+"""The folder in the root of a sandbox that Apptainer makes: its labels, and scripts that each start of a container runs."""
+_LINKS = {
+    ".exec": "actions/exec",
+    ".run": "actions/run",
+    ".shell": "actions/shell",
+    ".test": "actions/test",
+    "apptainer": "runscript",
+    "environment": "env/90-environment.sh",
+    "singularity": "runscript",
+}
+"""The links to it that Apptainer makes (its internal/pkg/build/sources/base_environment.go)."""
+_LABELS = f"{FOLDER}/labels.json"
 _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0
 _FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(Squashfs")
@@ -48,6 +60,22 @@ def version() -> str:
     result = bounded([program(), "--version"], seconds=_LOOK_S, limit=1 << 16)
     found = re.search(rb"version ([0-9][\w.+-]{0,40})", result.out)
     return found[1].decode() if found else "unknown"
+
+
+def is_made(name: str, root: int) -> bool:
+    """Return whether Apptainer put `name` into the root of a sandbox: its folder, or one of its links into that.
+
+    Args:
+        name: an entry of the root; the image, whom nobody trusts, may have something else under each of these names.
+        root: the open folder.
+
+    """
+    if name != FOLDER and name not in _LINKS:
+        return False
+    mode = os.lstat(name, dir_fd=root).st_mode
+    if name == FOLDER:
+        return stat.S_ISDIR(mode)
+    return stat.S_ISLNK(mode) and os.readlink(name, dir_fd=root).removeprefix("/") == f"{FOLDER}/{_LINKS[name]}"
 
 
 def own_environment(scratch: Path | None = None) -> dict[str, str]:
@@ -88,33 +116,19 @@ def build(target: Path, source: str, *, scratch: Path, sandbox: bool) -> None:
 
 
 def unpack_sif(path: Path, target: Path) -> None:
-    """Unpack the file system of a .sif into the new folder `target`. Nothing of it is mounted or runs.
+    """Unpack the file system of a .sif into the new folder `target`. Nothing of it is mounted or runs; see `squashfs.unpack`.
 
     Apptainer's own way starts a container with every right of root, which a host that gives fewer refuses.
 
     Raises:
-        HostError: `unsquashfs` is missing or failed.
-        ValueError: it is no .sif, or its file system is of another kind.
+        HostError: `unsquashfs` is missing or failed, or the disk has no room for it.
+        ValueError: it is no .sif, its file system is of another kind, or it is out of bounds.
 
     """
-    if shutil.which("unsquashfs") is None:
-        raise HostError("the command unsquashfs is missing", hint="install squashfs-tools: Apptainer needs it, too")
     found = _FILE_SYSTEM.search(_listed(path))
     if found is None:
         raise ValueError("it has no squashfs file system")
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    command = [
-        "unsquashfs",
-        "-no-progress",
-        "-no-xattrs",
-        "-offset",
-        found[1].decode(),
-        "-dest",
-        str(target),
-        str(path),
-    ]
-    if followed(command, feed=lines.append, stdout=True):
-        raise HostError(f"the .sif could not be unpacked: {last_words(''.join(lines))}", where=str(path))
+    squashfs.unpack(path, int(found[1]), target)
 
 
 def _listed(path: Path) -> bytes:
@@ -153,11 +167,17 @@ def labels_of_sandbox(folder: Path) -> dict[str, Any]:
 
 
 def add_label(folder: Path, text: str) -> None:
-    """Write which image a sandbox of ours was made from."""
+    """Write which image a sandbox of ours was made from. The image may have links in place of Apptainer's folder and file.
+
+    Raises:
+        ValueError: its labels cannot be read, or they are a link.
+
+    """
     labels = labels_of_sandbox(folder) | {LABEL: text}
-    path = folder / _LABELS
-    path.unlink(missing_ok=True)
-    path.write_text(json.dumps(labels, indent=1), encoding="utf-8")
+    remove_below(folder, _LABELS)
+    handle = open_below(folder, _LABELS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(labels, indent=1))
 
 
 def labels_of_sif(path: Path) -> dict[str, Any]:

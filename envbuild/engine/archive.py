@@ -13,14 +13,16 @@ import platform
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from envbuild.engine.stated_recipe import read_recipe
 from envbuild.errors import HostError, LockError
+from envbuild.evidence.content import ImageContent
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.util.below import OutsideError, open_below
 from envbuild.util.foreign_json import parse_json
@@ -54,6 +56,7 @@ class Descriptor(BaseModel):
     digest: Digest
     size: int = Field(ge=0)
     platform: _Platform = _Platform()
+    annotations: dict[str, Any] | None = None
 
 
 class _Index(BaseModel):
@@ -119,6 +122,13 @@ def read_manifest(body: Any) -> Manifest:
 def _real(listed: list[Descriptor]) -> list[Descriptor]:
     """Leave out BuildKit's statements about an image, which are listed next to it with an unknown platform."""
     return [each for each in listed if each.platform.architecture != "unknown"] or listed
+
+
+def _made_by(descriptor: Descriptor) -> ImageContent:
+    try:
+        return read_recipe(descriptor.annotations or {})
+    except ValueError:
+        raise ImageError("its list states a recipe or a release that is none") from None
 
 
 def _of_several(listed: list[Descriptor]) -> bool:
@@ -266,7 +276,14 @@ class Archive:
             body = self.json(listing[-1])
             if not (isinstance(body, dict) and "manifests" in body):
                 manifest = read_manifest(body)
-                return Held(digest=listing[0].digest, listing=tuple(listing), manifest=manifest, of_several=several)
+                return Held(
+                    digest=listing[0].digest,
+                    listing=tuple(listing),
+                    manifest=manifest,
+                    body=body,
+                    of_several=several,
+                    made_by=_made_by(listing[0]),
+                )
             if {"config", "layers"} & body.keys():  # each reader would take another half for the truth
                 raise ImageError(f"the blob {listing[-1].digest} is an index and a manifest at once")
             index = read_index(body)
@@ -344,6 +361,10 @@ class Held:
     listing: tuple[Descriptor, ...]
     """From the list down to the manifest."""
     manifest: Manifest
+    body: Mapping[str, Any]
+    """The manifest's own values."""
+    made_by: ImageContent
+    """The recipe and the release that built it, where its list states them: the word of who wrote the archive."""
     of_several: bool = False
     """Whether the digest is of a list that names other images, too, for other platforms."""
 

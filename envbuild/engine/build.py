@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
-from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
+from envbuild.engine.builders import ASKED, BuilderFacts, read_answer, require_able
 from envbuild.engine.built import Built, find_built, note_of, remember_built, with_content
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
@@ -121,6 +121,7 @@ class Builder:
             found = find_built(self.client, self.plan, tag) if self.cache and not self.substitutes else None
             if found is not None:
                 return found  # another run made it meanwhile
+            require_able(self.settings, self.facts)
             write_context(self.plan, folder)
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)

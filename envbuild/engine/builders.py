@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.engine.machine import Machine
+from envbuild.errors import HostError
+from envbuild.host.build_tools import BUILDKIT, BUILDX, older
+from envbuild.settings import Settings
+from envbuild.util.processes import bounded
 
+_VERSION_S = 60.0
 _OPTION = re.compile(r'([a-z][\w.-]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 # binary and decimal suffixes of Kubernetes (its resource model), and Docker's, which are binary (docker run --memory)
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -20,12 +25,14 @@ class BuilderFacts:
         driver: `docker`, `docker-container`, `remote` or `kubernetes`; empty where it does not say.
         endpoints: where each node is.
         options: the driver's options of the first node.
+        buildkit: the version of each node's BuildKit, where it says.
 
     """
 
     driver: str = ""
     endpoints: tuple[str, ...] = ()
     options: Mapping[str, str]
+    buildkit: tuple[str, ...] = ()
 
     @property
     def is_engines(self) -> bool:
@@ -77,7 +84,39 @@ def read_builder(text: str) -> BuilderFacts:
         driver=driver[1] if driver else "",
         endpoints=tuple(endpoints),
         options=dict(_OPTION.findall(options[1])) if options else {},
+        buildkit=tuple(
+            re.findall(r"^Build[Kk]it(?: version)?: +(v?[0-9][\w.+~-]{0,60}) *$", text, re.MULTILINE | re.ASCII)
+        ),
     )
+
+
+def require_able(settings: Settings, facts: BuilderFacts) -> None:
+    """Check that buildx and the builder are new enough to build.
+
+    Args:
+        settings: say how the engine is called.
+        facts: of the builder.
+
+    Raises:
+        HostError: one of them is too old.
+
+    """
+    ran = bounded([*settings.docker_command, "buildx", "version"], seconds=_VERSION_S, limit=1 << 16)
+    # `github.com/docker/buildx v0.29.1 COMMIT`
+    version = re.search(r"\bv?[0-9]+\.[0-9]+[\w.+~-]{0,60}", ran.out.decode("utf-8", "replace"), re.ASCII)
+    if version is not None and older(version[0], BUILDX):
+        raise HostError(
+            f"buildx {version[0]} is too old to build with: it takes {BUILDX} or later",
+            where="docker buildx version",
+            hint="install a newer one: https://github.com/docker/buildx#installing; `envbuild doctor` looks",
+        )
+    for each in facts.buildkit:
+        if older(each, BUILDKIT):
+            raise HostError(
+                f"the builder's BuildKit {each} is too old to build with: it takes {BUILDKIT} or later",
+                where=settings.builder or "docker buildx inspect",
+                hint="name another builder with --builder, or update this one",
+            )
 
 
 def _quantity(text: str | None, units: Mapping[str, float]) -> float | None:

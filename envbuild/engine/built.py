@@ -4,10 +4,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from envbuild import __version__
 from envbuild.engine.client import EngineClient
 from envbuild.engine.kept import unsigned_wheels_from, wheels_from
 from envbuild.engine.progress import StageTime
 from envbuild.engine.shared_wheels import Taken
+from envbuild.evidence.content import ImageContent
+from envbuild.plan.dockerfile import recipe_digest
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -15,6 +18,8 @@ from envbuild.settings import Settings
 _NOTE = re.compile(
     r"(config (?P<config>sha256:[0-9a-f]{64})\n)?(layers (?P<layers>[!-~]+)\n)?(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
 )
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_RECIPE = re.compile(r"release (?P<release>[0-9A-Za-z][0-9A-Za-z._+!-]{0,127})\n(?P<recipe>sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,11 @@ class OwnBuild:
     config: str = ""
 
     @property
+    def content(self) -> ImageContent:
+        """What the image is, however its layers are compressed."""
+        return ImageContent(layers=self.layers, config=self.config or None)
+
+    @property
     def alone(self) -> bool:
         """Whether this machine ran every step and compiled every wheel: what it may sign as built here."""
         return self.steps_from is None and self.wheels_from is None
@@ -100,6 +110,10 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
+    if _DIGEST.fullmatch(build.digest):
+        _remember_recipe(
+            settings, plan, build.digest
+        )  # first: who finds the other note builds nothing, and notes nothing
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
@@ -107,6 +121,25 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
     lines += [f"layers {','.join(build.layers)}\n"] if build.layers else []
     lines += [f"{what} from {origin}\n" for what, origin in parts if origin]
     place.write_text("".join(lines) + build.digest, encoding="utf-8")
+
+
+def _remember_recipe(settings: Settings, plan: Plan, digest: str) -> None:
+    """Note by which recipe an image was built. An image does not state that, and a plan's key does not cover it."""
+    place = settings.cache_dir / "made-by" / digest.removeprefix("sha256:")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f"release {__version__}\n{recipe_digest(plan)}", encoding="utf-8")
+
+
+def recipe_of_image(settings: Settings, digest: str) -> ImageContent:
+    """Return by which recipe and release this machine built the image of a digest; neither, where it did not or did not note it."""
+    if _DIGEST.fullmatch(digest) is None:
+        return ImageContent()
+    try:
+        text = (settings.cache_dir / "made-by" / digest.removeprefix("sha256:")).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ImageContent()
+    note = _RECIPE.fullmatch(text)
+    return ImageContent(recipe=note["recipe"], release=note["release"]) if note else ImageContent()
 
 
 def own_build(settings: Settings, plan: Plan) -> OwnBuild | None:
@@ -133,10 +166,20 @@ def built_digest(settings: Settings, plan: Plan) -> str | None:
     return note.digest if note else None
 
 
+def is_other_recipe(recipe: str | None, plan: Plan) -> bool:
+    """Return whether a recipe is known, and another one than this release's for the lock."""
+    return recipe is not None and recipe != recipe_digest(plan)
+
+
 def find_built(client: EngineClient, plan: Plan, tag: str) -> Built | None:
-    """Return the image `tag` when the engine has it and this machine built it from exactly this plan."""
+    """Return the image `tag` when the engine has it and this machine built it from exactly this plan.
+
+    One that an earlier release built from the same lock by another recipe is another image: it is built again.
+    """
     digest = built_digest(client.settings, plan)
-    return None if digest is None else find_image(client, tag, digest)
+    if digest is None or is_other_recipe(recipe_of_image(client.settings, digest).recipe, plan):
+        return None
+    return find_image(client, tag, digest)
 
 
 def find_image(client: EngineClient, tag: str, digest: str) -> Built | None:

@@ -66,6 +66,7 @@ KINDS = (
         entries=r"[a-z0-9]+(?:-[a-z0-9]+)?-\d{8}-\d{6}-[0-9a-f]{4,6}\.log",
         type="file",
     ),
+    Kind(name="made-by", about="recipes of images built here", entries=_HASH, type="file", made_again=False),
     Kind(name="proofs", about="what was proven of images", entries=rf"{_HASH}\.json", type="file", made_again=False),
     Kind(name="pulled", about="notes of images pulled", entries=_HASH, type="file", made_again=False),
     Kind(name="pytest", about="the smoke tests' pytest", entries="[0-9a-f]{16}"),

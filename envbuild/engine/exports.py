@@ -73,7 +73,7 @@ def cache_of(settings: Settings, plan: Plan, target: str, *, taken: bool) -> dic
         taken: whether steps of other builders will do.
 
     """
-    tag = plan.tag.partition(":")[2][:128] if target == "image" else f"builder-{plan.stage('torch').key[:32]}"
+    tag = plan.tag.partition(":")[2] if target == "image" else f"builder-{plan.stage('torch').key[:32]}"
     found = {}
     if settings.cache_from and taken:
         found["cache-from"] = [quote.csv_fields(type="registry", ref=f"{settings.cache_from}:{tag}")]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from envbuild.evidence.content import MOST_LAYERS, ImageContent
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import Digest
 
@@ -35,7 +36,7 @@ class _Descriptor(BaseModel):
 
 
 class _Root(BaseModel):
-    layers: list[Digest] | None = Field(None, alias="Layers", max_length=256)
+    layers: list[Digest] | None = Field(None, alias="Layers", max_length=MOST_LAYERS)
 
 
 class _Inspected(BaseModel):
@@ -92,6 +93,15 @@ class Image:
     confirmed_by: Literal["engine", "blobs", "label"] = "engine"
     """Where the digest comes from: the engine's store; blobs that were compared with it as they were unpacked here; a label of the
     sandbox or .sif, which whoever made it wrote."""
+    recipe: str | None = None
+    """The recipe that built it, where the archive that it comes from states one; see `ImageContent`."""
+    release: str | None = None
+    """Likewise the release."""
+
+    @property
+    def content(self) -> ImageContent:
+        """What it is, however its layers are compressed."""
+        return ImageContent(layers=self.layers, config=self.config or None)
 
 
 def parse_image_facts(body: bytes, reference: str) -> Image:
@@ -116,8 +126,7 @@ def image_from(found: object, reference: str) -> Image:
     try:
         facts = _Inspected.model_validate(found[0])
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(_first(error)) from None
     stored = facts.descriptor
     config = facts.config or _Config.model_validate({})
     return Image(
@@ -145,10 +154,40 @@ def _config_digest(stated: Mapping[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()}"
 
 
+def stated_content(config: object) -> ImageContent:
+    """Return what an image states to be in the blob of its configuration: its layers, and how a container of it starts.
+
+    Args:
+        config: the blob, parsed.
+
+    Raises:
+        ValueError: it has another shape.
+
+    """
+    try:
+        stated = _Stated.model_validate(config)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+    assert isinstance(config, dict)  # noqa: S101 - or it would not be valid
+    as_inspected = {"Config": config.get("config"), "Os": stated.os, "Architecture": stated.architecture}
+    layers = tuple(stated.rootfs.diff_ids or ()) if stated.rootfs else ()
+    return ImageContent(layers=layers, config=_config_digest(as_inspected))
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+class _Files(BaseModel):
+    diff_ids: list[Digest] | None = Field(None, max_length=MOST_LAYERS)
+
+
 class _Stated(BaseModel):
     """An image's configuration, as its blob holds it."""
 
     config: _Config | None = None
+    rootfs: _Files | None = None
     os: str = Field("", max_length=64)
     architecture: str = Field("", max_length=64)
 
@@ -174,11 +213,8 @@ def image_of(label: Label, *, reference: str, place: Path, confirmed_by: Literal
         ValueError: the configuration has another shape.
 
     """
-    try:
-        stated = _Stated.model_validate(label.config)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    content = stated_content(label.config)
+    stated = _Stated.model_validate(label.config)
     config = stated.config or _Config.model_validate({})
     return Image(
         reference=reference,
@@ -190,6 +226,8 @@ def image_of(label: Label, *, reference: str, place: Path, confirmed_by: Literal
         environment=tuple(config.environment or ()),
         repo_digests=(),
         platform=f"{stated.os or 'linux'}/{stated.architecture}" if stated.architecture else "",
+        layers=content.layers,
+        config=content.config or "",
         place=place,
         confirmed_by=confirmed_by,
     )

@@ -1,6 +1,7 @@
 """What an image is: its configuration, and its files as its layers leave them."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,12 @@ class Contents:
     """Digest of each layer, uncompressed: what it is, however it was packed. Computed here, not taken from the image."""
     files: dict[str, Entry]
     """By path, what a container of the image sees: upper layers win, and what they delete is gone."""
+    digest: str
+    """As the image's list names it: of the manifest, or of the list over its platforms."""
+    manifest: Mapping[str, Any]
+    """The manifest's own values."""
+    listed: bool = False
+    """Whether the digest is that of a list."""
     of_several: bool = False
     """Whether the image's digest is that of a list which names other images, too."""
 
@@ -84,7 +91,14 @@ def contents_of(archive: Archive, limits: Bounds = LIMITS) -> Contents:
             diff_ids.append(f"sha256:{hashed.sha.hexdigest()}")
     layers = tuple(each.digest for each in manifest.layers)
     return Contents(
-        config=config, layers=layers, diff_ids=tuple(diff_ids), files=flat(root), of_several=held.of_several
+        config=config,
+        layers=layers,
+        diff_ids=tuple(diff_ids),
+        files=flat(root),
+        digest=held.digest,
+        manifest=held.body,
+        listed=len(held.listing) > 1,
+        of_several=held.of_several,
     )
 
 

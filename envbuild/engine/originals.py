@@ -34,7 +34,13 @@ _LOCK_BYTES = 16 << 20
 _CHANGED = "the image was changed after its build; do not use it"
 _PIECE = 1 << 20
 _ADDED = frozenset({"etc/hosts", "etc/resolv.conf"})
-"""Files that Apptainer puts into a sandbox where the image has none."""
+"""Files that Apptainer puts into a sandbox where the image has none, empty ones."""
+_EMPTY = hashlib.sha256().hexdigest()
+NOT_COMPARED = (
+    f"/{apptainer.FOLDER} (Apptainer's scripts, which each start of a container runs) and Apptainer's links to it",
+    "owners and times of files",
+)
+"""What is not compared of a .sif and a sandbox."""
 
 
 From = Literal["engine", "blobs", "label"]
@@ -228,10 +234,10 @@ def _walk(root: Path) -> Iterator[tuple[str, Entry]]:
     for folder, folders, files, handle in os.fwalk(root, onerror=_raised):  # an image's names are of any characters
         inside = os.path.relpath(folder, root)
         if inside == ".":
-            folders[:] = [name for name in folders if not _is_made(name, handle)]
+            folders[:] = [name for name in folders if not apptainer.is_made(name, handle)]
         for name in (*folders, *files):
             path = name if inside == "." else f"{inside}/{name}"
-            if inside == "." and _is_made(name, handle):
+            if inside == "." and apptainer.is_made(name, handle):
                 continue
             facts = os.lstat(name, dir_fd=handle)
             kind = _kind(facts.st_mode)
@@ -241,16 +247,6 @@ def _walk(root: Path) -> Iterator[tuple[str, Entry]]:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             link = os.readlink(name, dir_fd=handle) if kind == "link" else ""
             yield path, Entry(kind, digest, oct(stat.S_IMODE(facts.st_mode)), "", 0, link)
-
-
-def _is_made(name: str, root: int) -> bool:
-    """Whether Apptainer put `name` into the root of a sandbox: its folder, or a link into that."""
-    if name not in apptainer.MADE:
-        return False
-    mode = os.lstat(name, dir_fd=root).st_mode
-    if name == apptainer.MADE[0]:
-        return stat.S_ISDIR(mode)
-    return stat.S_ISLNK(mode) and os.readlink(name, dir_fd=root).lstrip("/").startswith(f"{apptainer.MADE[0]}/")
 
 
 def _raised(error: OSError) -> None:
@@ -277,9 +273,9 @@ def as_unpacked(contents: Contents) -> dict[str, Entry]:
     return found
 
 
-def added(path: str) -> bool:
+def added(path: str, entry: Entry) -> bool:
     """Whether a file of a sandbox that the image has not is Apptainer's own."""
-    return path in _ADDED
+    return path in _ADDED and entry.kind == "file" and entry.sha256 == _EMPTY
 
 
 @contextlib.contextmanager

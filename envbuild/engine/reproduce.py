@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from envbuild.engine.build import Builder, Change
 from envbuild.engine.built import Built
@@ -12,7 +13,17 @@ from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
 from envbuild.engine.image_files import files_of_image
 from envbuild.engine.layers import Contents, Entry, read_image
-from envbuild.engine.originals import IN_IMAGE, LABEL, LOCK_FILES, From, Original, added, as_unpacked, checked_lock
+from envbuild.engine.originals import (
+    IN_IMAGE,
+    LABEL,
+    LOCK_FILES,
+    NOT_COMPARED,
+    From,
+    Original,
+    added,
+    as_unpacked,
+    checked_lock,
+)
 from envbuild.engine.own_tags import REBUILT, own_tag
 from envbuild.lock.files import Locked
 from envbuild.lock.make import Note
@@ -50,6 +61,11 @@ class Reproduction:
     differences: tuple[Difference, ...]
     digest_from: From = "engine"
     """Where the digest comes from: a label of a .sif or a sandbox is only what somebody wrote."""
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """What of the image was passed over, and may be anything."""
+        return NOT_COMPARED if self.digest_from == "label" else ()
 
     @property
     def equal(self) -> bool:
@@ -187,7 +203,7 @@ def between(original: Original, again: Contents, names: tuple[str, str]) -> Iter
         yield from differences_of(found, again, names)
         return
     unpacked = as_unpacked(again)
-    files = {path: entry for path, entry in found.items() if path in unpacked or not added(path)}
+    files = {path: entry for path, entry in found.items() if path in unpacked or not added(path, entry)}
     yield from _of_files(files, unpacked, names)
 
 
@@ -215,8 +231,7 @@ def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> It
     for key in sorted(one.config.keys() | other.config.keys()):
         if one.config.get(key) != other.config.get(key) and key not in {"rootfs", "history"}:
             same = False
-            values = " / ".join(shown(json.dumps(each.config.get(key), sort_keys=True), 150) for each in (one, other))
-            yield Difference(path=f"(configuration) {shown(key)}", what=values)
+            yield _difference(f"(configuration) {shown(key)}", one.config.get(key), other.config.get(key))
     for difference in _of_files(one.files, other.files, names):
         same = False
         yield difference
@@ -224,6 +239,61 @@ def differences_of(one: Contents, other: Contents, names: tuple[str, str]) -> It
         yield COMPRESSION
     elif same and one.layers != other.layers:
         yield Difference(path="(layers)", what="the same files in layers that are packed or cut in another way")
+    elif same and one.digest != other.digest:
+        yield from _of_documents(one, other)
+
+
+def _of_documents(one: Contents, other: Contents) -> Iterator[Difference]:
+    """Yield why two images of the same layers, files and settings have two digests: something always does."""
+    found = [
+        _difference(f"(configuration) {shown(key)}", one.config.get(key), other.config.get(key))
+        for key in ("history", "rootfs")
+        if one.config.get(key) != other.config.get(key)
+    ]
+    first, second = (each.manifest for each in (one, other))
+    if not found and _part(first, "config").get("digest") != _part(second, "config").get("digest"):
+        found.append(Difference(path="(configuration)", what="the same values, written in another order or spacing"))
+    named = {"digest", "size"}  # of the configuration, whose values were compared
+    parts = [
+        ("", first, second, {"config", "layers"}),
+        ("config ", _part(first, "config"), _part(second, "config"), named),
+    ]
+    layers = zip(first.get("layers", ()), second.get("layers", ()), strict=False)
+    parts += [(f"layer {number} ", a, b, set()) for number, (a, b) in enumerate(layers, 1)]
+    for what, a, b, passed in parts:
+        found += [
+            _difference(f"(manifest) {what}{shown(key)}", a.get(key), b.get(key))
+            for key in sorted(a.keys() | b.keys())
+            if key not in passed and a.get(key) != b.get(key)
+        ]
+    if one.listed != other.listed:
+        found.append(
+            Difference(path="(list)", what="one digest is of a list that names the image, the other of the image")
+        )
+    elif not found and one.listed:
+        found.append(Difference(path="(list)", what="the same image in another list"))
+    yield from found or [Difference(path="(manifest)", what="the same values, written in another order or spacing")]
+
+
+def _part(manifest: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = manifest.get(key) or {}
+    return found
+
+
+def _difference(path: str, one: Any, other: Any) -> Difference:
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        number = next(number for number, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+        return _difference(f"{path}, entry {number + 1}", one[number], other[number])
+    if isinstance(one, dict) and isinstance(other, dict):
+        differing = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+        one, other = ({key: each[key] for key in differing if key in each} for each in (one, other))
+    values = [json.dumps(each, sort_keys=True) for each in (one, other)]
+    # of long values what differs, and not how both begin
+    start = next((at for at, (a, b) in enumerate(zip(*values, strict=False)) if a != b), min(map(len, values)))
+    shift = 0 if start < 100 else start - 40
+    return Difference(
+        path=path, what=" / ".join(shown(f"{'…' if shift else ''}{each[shift:]}", 150) for each in values)
+    )
 
 
 def _of_files(one: Mapping[str, Entry], other: Mapping[str, Entry], names: tuple[str, str]) -> Iterator[Difference]:

@@ -9,12 +9,13 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from envbuild.engine.built import own_build
+from envbuild.engine.built import is_other_recipe, own_build, recipe_of_image
 from envbuild.engine.image import Image
 from envbuild.errors import LockError
+from envbuild.evidence.content import ImageContent
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 By = Literal["flag", "build", "steps", "catalog", "evidence", "nobody"]
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_SAME: dict[By, str] = {
+    "build": "verified: only the compression differs; this machine built its layers and its configuration from the lock, as {digest}",
+    "evidence": "verified: only the compression differs; it has the layers and the configuration of {digest}, in the evidence "
+    "record {record}",
+}
 _WORDS: dict[By, str] = {
     "flag": "verified: it has the digest that --digest named",
     "build": "verified: this machine built an image of this digest from the lock",
@@ -44,21 +50,40 @@ class Verified:
             `nobody` but the registry.
         digest: the image's digest.
         record: id of the evidence record, who signed the catalogue, or where the steps came from.
+        same_as: the digest that was named, where the image has another one and only the compression of its layers differs.
+        other_recipe: whether another release's recipe made the image from the lock.
 
     """
 
     by: By
     digest: str
     record: str | None = None
+    same_as: str | None = None
+    other_recipe: bool = False
 
     @property
     def text(self) -> str:
         """It in words."""
-        return _WORDS[self.by].format(record=self.record)
+        if self.same_as:
+            words = _SAME[self.by].format(record=self.record, digest=self.same_as)
+        else:
+            words = _WORDS[self.by].format(record=self.record)
+        return f"{words}, by another recipe than this release's" if self.other_recipe else words
 
-    def as_json(self) -> dict[str, str | None]:
+    def as_json(self) -> dict[str, str | bool | None]:
         """Return it as JSON values."""
-        return {"by": self.by, "digest": self.digest, "record": self.record, "text": self.text}
+        return {
+            "by": self.by,
+            "digest": self.digest,
+            "record": self.record,
+            "same_as": self.same_as,
+            "other_recipe": self.other_recipe,
+            "text": self.text,
+        }
+
+
+class UnknownImageError(LockError):
+    """Nobody confirms an image, and nobody named the one that the lock makes by the recipe of this release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +92,50 @@ class Expected:
 
     by: By
     records: dict[str, str | None]
-    """Digest -> id of the evidence record that names it, or who signed the catalogue that does."""
+    """Digest -> id of the evidence record that names it, or who signed the catalogue that does. Empty where only images by other
+    recipes are known: those say nothing of the digest by this one."""
+    contents: Mapping[str, ImageContent] = field(default_factory=dict)
+    """Digest -> what the image is, however its layers are compressed, where that is known; also of `others`."""
+    others: Mapping[str, Verified] = field(default_factory=dict)
+    """Digests of images of the lock by another recipe, and who named each."""
+    recipe_known: bool = True
+    """Whether `records` are of images by this release's recipe. An older evidence record does not state its image's recipe."""
 
-    def verify(self, digest: str, *, where: str, what: str, hint: str | None = None) -> Verified:
-        """Return that `digest` is an expected one.
+    def verify(
+        self, digest: str, *, where: str, what: str, hint: str | None = None, content: ImageContent | None = None
+    ) -> Verified:
+        """Return that an image is an expected one, by its digest or by its content.
 
         Args:
-            digest: what an image has.
+            digest: what the image has.
             where: of the error: the image.
             what: of the error: which image it is, such as `the registry's image`.
             hint: of the error; what to do about a registry's image by default.
+            content: what the image is. What only the registry states of it must be verified again once the engine has it.
 
         Raises:
             LockError: it is another one.
+            UnknownImageError: it is another one, and the expected digests may be by another recipe.
 
         """
+        found = self._named(digest) or self._same(digest, content)
+        if found is not None:
+            return found
+        raise self._refusal(digest, where, what, hint)
+
+    def _named(self, digest: str) -> Verified | None:
         if digest in self.records:
             return Verified(by=self.by, digest=digest, record=self.records[digest])
+        # an older image of the lock is no answer where the one by this recipe is known
+        return self.others.get(digest) if not (self.records and self.recipe_known) else None
+
+    def _same(self, digest: str, content: ImageContent | None) -> Verified | None:
+        for known, stated in self.contents.items():
+            if stated.same_image(content) and (found := self._named(known)) is not None:
+                return replace(found, digest=digest, same_as=known)
+        return None
+
+    def _refusal(self, digest: str, where: str, what: str, hint: str | None) -> LockError:
         named = {
             "flag": "--digest names",
             "build": "this machine built from the same lock",
@@ -91,12 +143,32 @@ class Expected:
             "catalog": "the signed catalogue names",
             "evidence": "the evidence records of this lock name",
         }[self.by]
-        raise LockError(
-            f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}",
+        if self.records and self.recipe_known:
+            other = "; it is an image by another recipe" if digest in self.others else ""
+            return LockError(
+                f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}{other}",
+                where=where,
+                hint=hint
+                or "find out who changed it; `envbuild image --no-pull` builds the image here"
+                + ("" if self.by == "flag" else ", and --digest names another digest that you trust"),
+            )
+        hint = (
+            hint
+            or "build it here (envbuild image --lock FOLDER), have it signed into a catalogue, or name its digest with --digest"
+        )
+        if self.records:
+            return UnknownImageError(
+                f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}. They do not state "
+                "by which recipe their images were made; if by another one, nobody confirms this image",
+                where=where,
+                hint=hint,
+            )
+        own = [each.record for each in self.others.values() if each.record]
+        who = f"the evidence record {' or '.join(own)} is" if own else "what this machine built from the lock is"
+        return UnknownImageError(
+            f"nobody confirms {what}, which has {digest}: {who} of an image by another recipe, {' or '.join(self.others)}",
             where=where,
-            hint=hint
-            or "find out who changed it; `envbuild image --no-pull` builds the image here"
-            + ("" if self.by == "flag" else ", and --digest names another digest that you trust"),
+            hint=hint,
         )
 
 
@@ -116,22 +188,46 @@ def expected_digests(
 
     What follows from a lock are the layers, uncompressed. So where the signed catalogue names another digest whose layers
     (`layers`, from its entry) are those that this machine built, it says which compression of them to expect.
+
+    An image follows from its lock and from the recipe of a release. A build or a record by another recipe does not say which
+    digest to expect; its image is still one of the lock. One that does not state its recipe counts where none of this
+    recipe is known.
     """
     if flag is not None:
         return Expected(by="flag", records={flag: None})
     own = own_build(settings, plan)
-    repacked = own is not None and bool(catalog and own.layers) and own.layers == tuple(layers)
-    if own is not None and own.steps_from is None and not repacked:
-        return Expected(by="build", records={own.digest: None})
+    others: dict[str, Verified] = {}
+    contents: dict[str, ImageContent] = {}
+    if own is not None and own.steps_from is None:
+        repacked = bool(catalog and own.layers) and own.layers == tuple(layers)
+        if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
+            others[own.digest] = Verified(by="build", digest=own.digest, other_recipe=True)
+            contents[own.digest] = own.content
+        elif not repacked:
+            return Expected(by="build", records={own.digest: None}, contents={own.digest: own.content})
     if catalog:
         return Expected(by="catalog", records=dict(catalog))
-    lock = plan.lock.digest
-    found = {
-        record.image: record.id
-        for record in records
-        if record.passed and record.lock_digest == lock and record.image and _is_digest(record.image)
-    }
-    return Expected(by="evidence", records=dict(found)) if found else None
+    known: dict[str, str | None] = {}
+    unknown: dict[str, str | None] = {}
+    for record in records:
+        digest = record.image
+        if not (record.passed and record.lock_digest == plan.lock.digest and digest and _is_digest(digest)):
+            continue
+        recipe = recipe_of_image(settings, digest).recipe
+        if record.content is not None:
+            contents[digest] = record.content
+            recipe = record.content.recipe or recipe
+        if recipe is None:
+            unknown[digest] = record.id
+        elif is_other_recipe(recipe, plan):
+            others[digest] = Verified(by="evidence", digest=digest, record=record.id, other_recipe=True)
+        else:
+            known[digest] = record.id
+    others = {digest: each for digest, each in others.items() if digest not in known}
+    found = known or {digest: record for digest, record in unknown.items() if digest not in others}
+    if not found and not others:
+        return None
+    return Expected(by="evidence", records=found, contents=contents, others=others, recipe_known=bool(known))
 
 
 def require_own_content(settings: Settings, plan: Plan, verified: Verified, image: Image, *, where: str) -> None:
@@ -139,7 +235,7 @@ def require_own_content(settings: Settings, plan: Plan, verified: Verified, imag
 
     The catalogue's entry states the layers before the pull (`expected_digests`); this compares those of the image itself, and
     how a container of it starts: the same files under another entry point are another image. Where this machine built none,
-    or not every step, there is nothing to compare with.
+    or not every step, or by another recipe, there is nothing to compare with.
 
     Args:
         settings: where the notes of builds are.
@@ -154,6 +250,8 @@ def require_own_content(settings: Settings, plan: Plan, verified: Verified, imag
     """
     own = own_build(settings, plan)
     if verified.by != "catalog" or own is None or own.steps_from is not None or not own.layers:
+        return
+    if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
         return
     if image.layers != own.layers:
         raise LockError(
@@ -196,6 +294,8 @@ def remember_pulled(settings: Settings, plan: Plan, pulled: Pulled) -> None:
         "digest": pulled.verified.digest,
         "by": pulled.verified.by,
         "record": pulled.verified.record,
+        "same_as": pulled.verified.same_as,
+        "other_recipe": pulled.verified.other_recipe,
         "reference": pulled.reference,
     }
     place.write_text(json.dumps(body), encoding="utf-8")
@@ -208,6 +308,12 @@ def pulled_for(settings: Settings, plan: Plan) -> Pulled | None:
         note = json.loads((settings.cache_dir / "pulled" / plan.key).read_text(encoding="utf-8"))
     if not isinstance(note, dict) or note.get("by") not in tuple(_WORDS) or not _is_digest(note.get("digest")):
         return None
-    record = note.get("record")
-    verified = Verified(by=note["by"], digest=note["digest"], record=str(record) if record else None)
+    record, same_as = note.get("record"), note.get("same_as")
+    verified = Verified(
+        by=note["by"],
+        digest=note["digest"],
+        record=str(record) if record else None,
+        same_as=same_as if _is_digest(same_as) and note["by"] in _SAME else None,
+        other_recipe=note.get("other_recipe") is True,
+    )
     return Pulled(verified=verified, reference=str(note.get("reference")))

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +15,11 @@ from pydantic import ValidationError
 from envbuild.engine import apptainer
 from envbuild.engine.archive import Archive, Held, ImageError, Layout
 from envbuild.engine.image import Image, Label, image_of
+from envbuild.engine.layers import LIMITS
 from envbuild.errors import HostError, UsageError
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
-from envbuild.util.foreign_tar import TarError
+from envbuild.util.foreign_tar import Bounds, TarError, read_tar
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
@@ -27,6 +30,8 @@ _SIF: Kind = "sif"
 _ARCHIVE: Kind = "archive"
 _ENDS = (".tar", ".sif")
 _LABEL_LIMIT = 1 << 20
+_BLOCK = 4096
+"""Bytes that a file takes on a disk in addition to its content, at least."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -105,20 +110,21 @@ def label_of(archive: Archive, held: Held) -> Label:
     config = archive.json(held.manifest.config)
     if not isinstance(config, dict):
         raise ImageError("the image's configuration is no table")
-    kept = {key: config[key] for key in ("config", "os", "architecture") if key in config}
+    kept = {key: config[key] for key in ("config", "os", "architecture", "rootfs") if key in config}
     return Label(digest=held.digest, size=sum(each.size for each in held.manifest.layers), config=kept)
 
 
-def make_sandbox(archive: Archive, target: Path, own: Path) -> Label:
+def make_sandbox(archive: Archive, target: Path, own: Path, limits: Bounds = LIMITS) -> Label:
     """Unpack an image into the sandbox `target`, each blob compared with its digest, and label it.
 
     Args:
         archive: the image.
         target: the folder that is made.
         own: a folder of ours on the same disk, with room for the packed and the unpacked image.
+        limits: of what its layers unpack to, which is read once before Apptainer does it.
 
     Raises:
-        LockError: a blob is not what its digest says.
+        LockError: a blob is not what its digest says, or the layers unpack to more than any image is.
         HostError: Apptainer is missing or failed, or there is no room.
 
     """
@@ -128,11 +134,43 @@ def make_sandbox(archive: Archive, target: Path, own: Path) -> Label:
         layout.mkdir()
         held = archive.copy_to(layout)
         label = label_of(archive, held)
+        _require_bounds(Layout(layout), held, own, limits)
         apptainer.build(target, f"oci:{layout}", scratch=own, sandbox=True)
-        apptainer.add_label(target, label.model_dump_json())
+        try:
+            apptainer.add_label(target, label.model_dump_json())
+        except ValueError as error:
+            raise ImageError(f"the image's own /{apptainer.FOLDER} cannot be used: {shown(str(error))}") from None
     except OSError as error:
         raise HostError(f"the image cannot be unpacked: {error.strerror or error}", where=str(own)) from None
     return label
+
+
+def _require_bounds(layout: Layout, held: Held, folder: Path, limits: Bounds) -> None:
+    """Check what the layers of an image unpack to: Apptainer unpacks whatever is there. Without `zstd`, its layers are not counted.
+
+    Raises:
+        ImageError: they are damaged, of an unknown kind, or more than any image is.
+        HostError: the disk of `folder` has no room for them.
+
+    """
+    size = members = 0
+    for layer in held.manifest.layers:
+        if layer.media_type.endswith("zstd") and shutil.which("zstd") is None:
+            continue  # Apptainer unpacks it by itself; a host that only runs images need not have the command
+        with layout.layer(layer) as stream:
+            try:
+                for member in read_tar(stream, Bounds(bytes=limits.bytes - size, members=limits.members - members)):
+                    size += member.size
+                    members += 1
+            except TarError as error:
+                raise ImageError(f"a layer cannot be unpacked: {error}") from None
+    needed, free = size + members * _BLOCK, shutil.disk_usage(folder).free
+    if needed > free:
+        raise HostError(
+            f"the image unpacks to {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+            where=str(folder),
+            hint="make room there; and ask who made the file if that is a surprise",
+        )
 
 
 def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: Callable[[str], None]) -> Image:
@@ -161,7 +199,8 @@ def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: 
                 ) from None
             with contextlib.suppress(OSError):  # another run may have been quicker
                 (own / "root").rename(place)
-    return _image(label, reference, place, "blobs")
+    found = _image(label, reference, place, "blobs")
+    return replace(found, recipe=held.made_by.recipe, release=held.made_by.release)
 
 
 def _labelled(reference: str, path: Path, kind: Kind) -> Image:

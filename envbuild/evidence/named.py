@@ -6,6 +6,7 @@ from pathlib import Path
 from envbuild.errors import UsageError
 from envbuild.evidence.place import place_of
 from envbuild.evidence.records import Evidence, read_evidence
+from envbuild.evidence.report import Level
 from envbuild.lock.compare import Difference, differences_of
 from envbuild.util.names import shown
 
@@ -53,10 +54,32 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
     """Return what differs between two runs: the machine, what it reported of its software, the cell, how it was compiled.
 
     The hash of a suite covers its files up to the level of the run, so it says something of two runs of one level alone.
+    The kernel that computed attention counts for the rows of the bench that both have.
     """
     apart = {"smoke suite"} if first.level != second.level else set[str]()
+    if first.same_image(second):
+        apart.add("ran")
     facts = [{name: fact for name, fact in _facts(each).items() if name not in apart} for each in (first, second)]
+    if first.same_image(second) and first.image != second.image:
+        for each, record in zip(facts, (first, second), strict=True):
+            each["compression of the image's layers"] = f"that of {record.image}"
+    kernels = [_attention_kernels(each) for each in (first, second)]
+    for own, rows in zip(facts, kernels, strict=True):
+        own |= {f"attention kernel: {name}": rows[name] for name in rows if all(name in each for each in kernels)}
     return differences_of(*facts)
+
+
+def _attention_kernels(record: Evidence) -> dict[str, str]:
+    """Return the kernel of each row of the bench, which its table names; `-` where none of the fused ones ran."""
+    found = {}
+    for table in (table for test in record.tests if test.level == Level.BENCH for table in test.tables):
+        columns, rows = table.get("columns"), table.get("rows")
+        if not isinstance(columns, list) or not isinstance(rows, list):
+            continue
+        for row in (dict(zip(map(str, columns), row, strict=False)) for row in rows if isinstance(row, list)):
+            if "implementation" in row and "attention kernel" in row:
+                found[shown(str(row["implementation"]), 80)] = shown(str(row["attention kernel"]), 80)
+    return found
 
 
 def _ran(record: Evidence) -> str:

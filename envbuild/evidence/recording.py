@@ -11,6 +11,7 @@ from envbuild.evidence.redact import redacted
 from envbuild.evidence.report import SmokeReport
 
 _OF_IMAGE = ("kind", "digest", "digest_from", "runtime")
+_OF_CONTENT = ("layers", "config", "recipe", "release")
 
 
 def _plain(value: Any) -> Any:
@@ -96,6 +97,10 @@ def from_report(
         # every image is for x86_64; an environment of this host is for this host
         "architecture": platform.machine() if report.target["kind"] == "host" else "x86_64",
     }
+    content = {key: report.target[key] for key in _OF_CONTENT if report.target.get(key)}
+    # what a label alone states proves nothing, and a record without a digest is of no image
+    if content and target.get("digest") and target["kind"] == "image" and target.get("digest_from") != "label":
+        record["content"] = content
     record = _plain(record)
     record |= redacted({key: record[key] for key in ("reason", "tests")}, nodes)
     evidence = Evidence.model_validate(record)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import DataError, HostError
+from envbuild.evidence.content import ImageContent
 from envbuild.evidence.report import Level
 from envbuild.util.bounded import read_text
-from envbuild.util.model import Model
+from envbuild.util.model import Model, model_validator
 from envbuild.util.names import shown
 
 SCHEMA = 1
@@ -79,7 +80,15 @@ class Evidence(Model):
     """The run's `-k`: only tests that match it ran."""
     architecture: str = "x86_64"
     """The host's processor, as `uname -m` says it. The records without this field are all of x86_64."""
+    content: ImageContent | None = None
+    """What the image is, however its layers are compressed, and what made it. The records without it have the digest alone."""
     id: str = ""
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Evidence":
+        if self.content is not None and self.image is None:
+            raise ValueError("it states the content of an image, and its target is no image whose digest was compared")
+        return self
 
     @property
     def passed(self) -> bool:
@@ -92,6 +101,16 @@ class Evidence(Model):
         compared = self.target.get("kind") == "image" and self.target.get("digest_from") != "label"
         digest = self.target.get("digest") if compared else None
         return digest if isinstance(digest, str) and digest else None
+
+    def same_image(self, other: "Evidence") -> bool:
+        """Return whether both ran one image: the same digest, or the same layers and configuration in another compression."""
+        return other.image is not None and self.is_of(other.image, other.content)
+
+    def is_of(self, digest: str, content: ImageContent | None) -> bool:
+        """Return whether an image of this digest and content is the one that ran; where only the content is, another program compressed it."""
+        if self.image is None:
+            return False
+        return self.image == digest or (self.content is not None and self.content.same_image(content))
 
     @property
     def where(self) -> str:

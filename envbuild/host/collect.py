@@ -2,7 +2,7 @@
 
 import re
 
-from envbuild.host.containers import engine_of, podman_of, toolkit_of
+from envbuild.host.containers import apptainer_cdi, engine_of, podman_of, toolkit_of
 from envbuild.host.hardware import disk_of, driver_version, gpus_of, is_network, memory_of, mounts_of, nics_of
 from envbuild.host.model import HostFacts, NetworkMount
 from envbuild.host.parse import line_of, match_of, number_of, output_of
@@ -22,6 +22,8 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
     settings = settings or load_settings()
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', probe.read("/etc/os-release") or "", re.MULTILINE))
     engine = engine_of(probe, settings)
+    # SingularityCE has other numbers, and other flags
+    apptainer = match_of(r"version (\S+)", output_of(probe, "apptainer", "--version"))
     driver = driver_version(probe)
     gpus, gpu_problem = gpus_of(probe)
     mounts = mounts_of(probe)
@@ -38,8 +40,8 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         gpus=gpus,
         engine=engine,
         toolkit=toolkit_of(probe, engine),
-        # SingularityCE has other numbers, and other flags
-        apptainer=match_of(r"version (\S+)", output_of(probe, "apptainer", "--version")),
+        apptainer=apptainer,
+        apptainer_cdi=apptainer_cdi(probe) if apptainer else None,
         podman=podman_of(probe),
         user_namespaces=_user_namespaces(probe),
         cache=disk_of(probe, str(settings.cache_dir)),

@@ -1,16 +1,19 @@
 """The programs that start containers: the Docker engine, and NVIDIA's toolkit that gives them the GPUs."""
 
+import csv
 import os
 import re
 from collections.abc import Iterator
 
-from envbuild.host.model import Engine, Podman, Toolkit
+from envbuild.host.model import Cdi, Engine, Podman, Toolkit
 from envbuild.host.parse import json_object, line_of, match_of, number_of, output_of
 from envbuild.host.probe import Probe
 from envbuild.settings import Settings
 
 _DEVICE = r"all|\d+(?::\d+)?|(?:GPU|MIG)-[0-9a-fA-F-]+"
 """A device of NVIDIA's specifications: all GPUs, a number, a part of one, an id."""
+_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""Where CDI's own library looks (its pkg/cdi/spec-dirs.go), and each runtime that sets nothing else."""
 
 
 def engine_of(probe: Probe, settings: Settings) -> Engine:
@@ -66,7 +69,29 @@ def podman_of(probe: Probe) -> Podman | None:
     capabilities = match_of(r"CapEff:\s*([0-9a-f]+)", probe.read("/proc/self/status") or "")
     lifts = not rootless and bool(int(capabilities or "0", 16) >> 24 & 1)  # CAP_SYS_RESOURCE; podman is our own child
     unlimited = match_of(r"Max locked memory\s+\S+\s+(\S+)", probe.read("/proc/self/limits")) == "unlimited"
-    return Podman(version=version, rootless=rootless, lifts_limits=lifts or unlimited)
+    cdi = _cdi_in(probe, _podmans_folders(probe))
+    return Podman(version=version, rootless=rootless, lifts_limits=lifts or unlimited, cdi=cdi)
+
+
+def _podmans_folders(probe: Probe) -> tuple[str, ...]:
+    """Return where podman looks for CDI specifications.
+
+    podman before 5.5 looks in CDI's own two folders. From then on it has a flag, whose default its help states: what all of
+    its containers.conf files set as `cdi_spec_dirs`, or its own (`/etc/cdi` alone in 5.5; cmd/podman/root.go).
+    """
+    flag = match_of(r"(?m)^\s+--cdi-spec-dir\b(.*)$", output_of(probe, "podman", "--help"))
+    if flag is None:
+        return _FOLDERS
+    stated = match_of(r"\(default \[(.*)\]\)$", flag)
+    try:
+        return tuple(next(csv.reader([stated]))) if stated else ()
+    except (csv.Error, StopIteration):
+        return _FOLDERS
+
+
+def apptainer_cdi(probe: Probe) -> Cdi:
+    """Return what Apptainer reads of CDI: it has no setting for its folders, and no run here gives it `--cdi-dirs`."""
+    return _cdi_in(probe, _FOLDERS)
 
 
 def toolkit_of(probe: Probe, engine: Engine) -> Toolkit:
@@ -75,22 +100,33 @@ def toolkit_of(probe: Probe, engine: Engine) -> Toolkit:
         "nvidia" in (json_object(probe.read(path)).get("runtimes") or {})
         for path in ("/etc/docker/daemon.json", os.path.expanduser("~/.config/docker/daemon.json"))  # noqa: PTH111
     )
-    specifications = tuple(_specifications(probe, engine))
-    drivers = {found for text in specifications for found in re.findall(r"libcuda\.so\.(\d{3,}\.[\d.]*\d)", text)}
+    cdi = _cdi_in(probe, engine.cdi_folders or _FOLDERS)
     return Toolkit(
         version=match_of(r"version (\S+)", output_of(probe, "nvidia-ctk", "--version")),
         runtime="active" if "nvidia" in engine.runtimes else "configured" if configured else "absent",
         hook=bool({"nvidia-container-runtime-hook", "nvidia-container-toolkit"} & set(probe.entries("/usr/bin"))),
-        cdi_devices=tuple(sorted({f"nvidia.com/gpu={name}" for text in specifications for name in _devices(text)})),
-        cdi_driver=drivers.pop() if len(drivers) == 1 else None,
-        cdi_hooks=any("createContainer" in text or "createRuntime" in text for text in specifications),
+        cdi_devices=cdi.devices,
+        cdi_driver=cdi.driver,
+        cdi_hooks=cdi.hooks,
         nvidia_docker2="nvidia-docker" in probe.entries("/usr/bin"),
     )
 
 
-def _specifications(probe: Probe, engine: Engine) -> Iterator[str]:
+def _cdi_in(probe: Probe, folders: tuple[str, ...]) -> Cdi:
+    """Return what a runtime that looks in `folders` reads of CDI."""
+    specifications = tuple(_specifications(probe, folders))
+    drivers = {found for text in specifications for found in re.findall(r"libcuda\.so\.(\d{3,}\.[\d.]*\d)", text)}
+    return Cdi(
+        folders=folders,
+        devices=tuple(sorted({f"nvidia.com/gpu={name}" for text in specifications for name in _devices(text)})),
+        driver=drivers.pop() if len(drivers) == 1 else None,
+        hooks=any("createContainer" in text or "createRuntime" in text for text in specifications),
+    )
+
+
+def _specifications(probe: Probe, folders: tuple[str, ...]) -> Iterator[str]:
     """Yield the text of each CDI specification of NVIDIA's GPUs."""
-    for folder in engine.cdi_folders or ("/etc/cdi", "/var/run/cdi"):
+    for folder in folders:
         for name in probe.entries(folder):
             text = (probe.read(f"{folder}/{name}") or "") if name.endswith((".yaml", ".json")) else ""
             if re.search(r'"?\bkind"?:\s*["\']?nvidia\.com/gpu["\']?\s*(,|\}|$)', text, re.MULTILINE):

@@ -52,6 +52,19 @@ class Engine(_Model):
     """Where the engine looks for CDI device descriptions; none when CDI is off."""
 
 
+class Cdi(_Model):
+    """The CDI specifications of NVIDIA's GPUs that one runtime reads."""
+
+    folders: tuple[str, ...] = ()
+    """Where it looks for them."""
+    devices: tuple[str, ...] = ()
+    """Their devices, such as `nvidia.com/gpu=all`."""
+    driver: str | None = None
+    """The driver that they are for, by the names of its libraries; None where they name none, or several."""
+    hooks: bool = False
+    """Whether one asks the runtime to run hooks, which link the driver's libraries."""
+
+
 class Podman(_Model):
     """The podman of this user."""
 
@@ -59,6 +72,8 @@ class Podman(_Model):
     rootless: bool = False
     lifts_limits: bool = False
     """Whether it can give a container limits above this user's own, unlimited locked memory among them."""
+    cdi: Cdi | None = None
+    """What it reads of CDI; None in facts of an earlier release, which looked where Docker looks."""
 
 
 class Toolkit(_Model):
@@ -71,7 +86,7 @@ class Toolkit(_Model):
     hook: bool = False
     """Whether the hook that `--gpus` calls is installed."""
     cdi_devices: tuple[str, ...] = ()
-    """Devices of the CDI specifications, such as `nvidia.com/gpu=all`."""
+    """Devices of the CDI specifications that Docker reads, such as `nvidia.com/gpu=all`."""
     cdi_driver: str | None = None
     """The driver that the CDI specification is for, by the names of its libraries; None where it names none, or several."""
     cdi_hooks: bool = False
@@ -125,6 +140,8 @@ class HostFacts(_Model):
     engine: Engine = Engine(problem="no-client")
     toolkit: Toolkit = Toolkit()
     apptainer: str | None = None
+    apptainer_cdi: Cdi | None = None
+    """What Apptainer reads of CDI; None without one, and in facts of an earlier release, which looked where Docker looks."""
     podman: Podman | None = None
     user_namespaces: bool | None = None
     """Whether a user without root may make user namespaces, which Apptainer and podman need; None where it could not be read."""

@@ -26,6 +26,7 @@ from envbuild.util.names import (
     SafeName,
     Sha256,
     SourceUrl,
+    StackName,
     TreePath,
     Version,
 )
@@ -219,7 +220,7 @@ class Lock(Model):
     """Digest of the matrix that the cell was chosen from."""
     flavor: Literal["runtime", "devel"] = "runtime"
     """`devel` keeps nvcc in the image."""
-    stack: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}(@[a-z0-9][a-z0-9.-]{0,99})?$")] | None = None
+    stack: StackName | None = None
     """The stack's name, `NAME@PIN` for another pin of it."""
     stack_digest: Sha256 | None = None
     """Hash over what the stack puts into the image: its patches, steps and environment are in no other field."""

@@ -25,7 +25,7 @@ from envbuild.plan.plan import Plan, plan_of, tag_of
 from envbuild.registry.keys import PrivateKey
 from envbuild.settings import Settings
 from envbuild.stacks.load import stack_of_lock
-from envbuild.util.names import shown
+from envbuild.util.names import image_tag, shown
 from envbuild.util.scratch import scratch
 
 Note = Callable[[str], object]
@@ -64,7 +64,7 @@ def subject_of(client: EngineClient, named: str) -> Subject:
         else:
             tag = tag_of(wanted.lock)
     elif ":" not in named:
-        tag = f"envbuild:{named}"
+        tag = f"envbuild:{image_tag(named)}"
     image = client.find_image(tag) or client.find_image(named)
     if image is None:
         raise HostError(

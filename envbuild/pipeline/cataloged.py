@@ -35,11 +35,11 @@ from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.pipeline.locked import Note
-from envbuild.pipeline.prebuilt import expected_of, push_image, require_fit
+from envbuild.pipeline.prebuilt import content_in, expected_of, push_image, require_fit
 from envbuild.plan.plan import plan_of
 from envbuild.registry.keys import PrivateKey, read_private_key
-from envbuild.registry.manifests import Descriptor, bare
-from envbuild.registry.repository import Manifest, Repository
+from envbuild.registry.manifests import bare
+from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import Policy
 from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
@@ -50,8 +50,6 @@ from envbuild.util.foreign_json import parse_json
 
 _LARGEST_IMAGE = 1 << 40
 """Bytes that an image may state to have, compressed."""
-_LARGEST_CONFIG = 8 << 20
-"""Bytes of an image's configuration; registries take manifests of 4 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +209,13 @@ def require_publishable(
             where=digest,
             hint="build it here (envbuild image --no-pull --no-cache, without the setting cache_from), or name the digest that you trust: --digest",
         )
-    verified = expected.verify(digest, where=plan.cell.id, what="the image", hint="it was not published")
+    content = client.image(digest).content
+    verified = expected.verify(
+        digest, where=plan.cell.id, what="the image", hint="it was not published", content=content
+    )
     own = own_build(client.settings, plan)
-    return locked, verified.by == "build" and own is not None and own.alone
+    # a signature states the digest that was built
+    return locked, own is not None and own.alone and verified.by == "build" and own.digest == digest
 
 
 def push_and_publish(
@@ -285,7 +287,7 @@ def publish_image(
                 "the registry does not hold the image", where=f"{repository.name}@{digest}", hint="push it first"
             )
         size = _size_of(manifest.body, f"{repository.name}@{digest}")
-        layers = _layers_of(repository, manifest)
+        content = content_in(repository, manifest)
         # as those who pull do: nobody publishes what they would refuse, and nothing is signed for it
         _require_documents(repository, digest, locked.lock.digest, settings, policy, documents or ())
         lock_artifact = push_lock(repository, locked).digest
@@ -294,13 +296,13 @@ def publish_image(
         for document, body in (documents or {}).items():
             attach(repository, bare(manifest.descriptor), document, body, keys)
         _require_documents(repository, digest, locked.lock.digest, settings, policy)
-    records = (record.id for record in committed_evidence() if record.passed and record.image == digest)
+    records = (record.id for record in committed_evidence() if record.passed and record.is_of(digest, content))
     entry = Entry.model_validate(
         {
             **_of_lock(locked),
             "lock_artifact": lock_artifact,
             "image": digest,
-            "layers": layers,
+            "layers": content.layers,
             "size": size,
             "release": __version__,
             "evidence": tuple(sorted(records)),
@@ -322,19 +324,6 @@ def _size_of(body: bytes, where: str) -> int:
             "the image's manifest cannot be read: it is no image for one platform", where=where, hint="push it again"
         )
     return sum(sizes)
-
-
-def _layers_of(repository: Repository, manifest: Manifest) -> list[str]:
-    """Return the digests of an image's uncompressed layers, as its configuration states them."""
-    where = f"{repository.name}@{manifest.descriptor.digest}"
-    try:
-        config = parse_json(manifest.body, limit=len(manifest.body))["config"]
-        known = Descriptor.model_validate({name: config[name] for name in ("mediaType", "digest", "size")})
-        stated = parse_json(repository.read_blob(known, limit=_LARGEST_CONFIG), limit=_LARGEST_CONFIG)
-        layers: list[str] = stated["rootfs"]["diff_ids"]
-    except (ValueError, KeyError, TypeError):
-        raise LockError("the image's configuration cannot be read", where=where, hint="push it again") from None
-    return layers
 
 
 def documents_of(

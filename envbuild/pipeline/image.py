@@ -8,7 +8,15 @@ from envbuild.engine.build import Builder, Change
 from envbuild.engine.built import Built, find_built, find_image, own_build
 from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
-from envbuild.engine.trust import Expected, Pulled, Verified, pulled_for, remember_pulled, verified_build
+from envbuild.engine.trust import (
+    Expected,
+    Pulled,
+    UnknownImageError,
+    Verified,
+    pulled_for,
+    remember_pulled,
+    verified_build,
+)
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
@@ -119,10 +127,13 @@ def find_present(
         return built, own, None
     pulled = pulled_for(settings, plan) if pull else None
     image = find_image(client, tag, pulled.verified.digest) if pulled else None
-    if pulled is None or image is None or (expected is not None and image.digest not in expected.records):
+    if pulled is None or image is None:
         return None
     if expected is not None:
-        verified = expected.verify(image.digest, where=tag, what="the image")
+        try:
+            verified = expected.verify(image.digest, where=tag, what="the image", content=client.image(tag).content)
+        except LockError:
+            return None
         remember_pulled(settings, plan, Pulled(verified=verified, reference=pulled.reference))
     elif pulled.verified.by == "flag":
         verified = pulled.verified
@@ -150,7 +161,7 @@ def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked,
     request.require_inputs(plan)
     on_change, note, details = display(plan)
     reuse = request.cache and not request.substitutes
-    if reuse and (made := _ready_made(request, client, plan, found)) is not None:
+    if reuse and (made := _ready_made(request, client, plan, found, note)) is not None:
         return made
     installing = {"runtime", "builder"} if plan.compiles else {"runtime"}  # the stages that ask the archive
     archive_matters = not installing <= set(request.substitutes)
@@ -192,15 +203,21 @@ def _verified(client: EngineClient, built: Built, request: ImageRequest) -> Veri
         raise
 
 
-def _ready_made(request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path]) -> Made | None:
-    """Return the engine's image, or the registry's."""
+def _ready_made(
+    request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path], note: Note
+) -> Made | None:
+    """Return the engine's image, or the registry's; an image that nobody confirms is left there."""
     locked, folder = found
     expected = _expected(client, plan, request)
     if (made := _present(request, client, plan, found, expected)) is not None:
         return made
     # With keys that must confirm images, one that nobody confirms is not run: it is built here.
     pull = request.pull and not (client.settings.trusts_signers and expected is None)
-    pulled = _pulled_or_hint(client, plan, request.tag or plan.tag, expected) if pull else None
+    try:
+        pulled = _pulled_or_hint(client, plan, request.tag or plan.tag, expected) if pull else None
+    except UnknownImageError as error:  # a build answers what nobody can
+        note(f"note: {error.what}; it is not pulled, and the image is built here")
+        return None
     if pulled is None:
         return None
     built, noted = pulled

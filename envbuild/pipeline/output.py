@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from envbuild.engine import apptainer, unpacked
+from envbuild.engine.built import recipe_of_image
 from envbuild.engine.client import EngineClient
+from envbuild.engine.stated_recipe import write_recipe
 from envbuild.errors import HostError, UsageError
+from envbuild.evidence.content import ImageContent
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
@@ -56,4 +59,18 @@ def write_image(client: EngineClient, image: str, path: Path) -> None:
             raise HostError(
                 f"the engine handed over {held.digest} for {image}", where=shown(str(path)), hint="try again"
             )
+        if path.suffix == ".tar":
+            _state_recipe(archive, recipe_of_image(client.settings, image))
         unpacked.write(archive, path)
+
+
+def _state_recipe(archive: Path, by: ImageContent) -> None:
+    """State in the archive by which recipe the image was built, so that a record of a run elsewhere has it."""
+    try:
+        write_recipe(archive, by)
+    except OSError as error:
+        raise HostError(
+            f"the archive cannot be written: {error.strerror or error}",
+            where=shown(str(archive)),
+            hint="free some room",
+        ) from None

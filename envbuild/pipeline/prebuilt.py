@@ -2,26 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 
+from envbuild.catalog.store import repository_name
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
+from envbuild.engine.image import stated_content
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.reproduce import carried_lock
 from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_content
 from envbuild.errors import DataError, LockError
+from envbuild.evidence.content import ImageContent
 from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
 from envbuild.net.registry import find_digest
 from envbuild.plan.plan import Plan
-from envbuild.registry.repository import Repository
+from envbuild.registry.manifests import Descriptor
+from envbuild.registry.repository import Manifest, Repository
 from envbuild.settings import Settings
-from envbuild.util.names import shown
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import image_tag, shown
+
+_LARGEST_CONFIG = 8 << 20
+"""Bytes of an image's configuration; registries take manifests of 4 MiB."""
 
 
 def registry_reference(settings: Settings, lock: Lock) -> str | None:
     """Return where the registry of the settings keeps the image of `lock`, or None without a registry."""
     if not settings.registry:
         return None
-    return f"{settings.registry}:{lock.as_cell.id[:90]}-{lock.digest.removeprefix('sha256:')[:16]}"
+    of_lock = lock.digest.removeprefix("sha256:")[:16]
+    return f"{settings.registry}:{image_tag(f'{lock.as_cell.id[:90]}-{of_lock}')}"
 
 
 def expected_of(
@@ -52,7 +61,8 @@ def pull_prebuilt(
 ) -> tuple[Built, Pulled] | None:
     """Pull the image that the registry holds for the lock of `plan`, by digest, or return None when it holds none.
 
-    The image must have an expected digest where there is one. Its labels and the lock that it carries must be those of
+    The image must have an expected digest where there is one, or the layers and the configuration of an image with an expected
+    one, of which it then differs in compression alone. Its labels and the lock that it carries must be those of
     the plan: that shows that it is meant to be this lock's image, and says nothing of what else it holds. Where this
     machine built the lock's image and the catalogue names another digest, the layers and the configuration must be the
     same. The image is remembered as pulled, never as built.
@@ -64,6 +74,7 @@ def pull_prebuilt(
         expected: the digests that somebody else than the registry named.
 
     Raises:
+        UnknownImageError: nobody confirms the registry's image, and the expected digests may be by another recipe.
         LockError: the registry holds another digest than the expected one, something else than this lock's image, other
             layers or another configuration than this machine built from the lock, or something damaged.
         HostError: the registry cannot be reached or refuses.
@@ -79,13 +90,17 @@ def pull_prebuilt(
     if digest is None:
         return None
     where = f"{reference}@{digest}"
-    verified = (
-        Verified(by="nobody", digest=digest)
-        if expected is None
-        else expected.verify(digest, where=where, what="the registry's image")
-    )
+    what = "the registry's image"
+    verified = Verified(by="nobody", digest=digest)
+    if expected is not None:
+        asks = bool(expected.contents) and digest not in expected.records and digest not in expected.others
+        stated = _stated_content(settings, digest) if asks else None
+        verified = expected.verify(digest, where=where, what=what, content=stated)
 
     def check(name: str) -> None:
+        if expected is not None and verified.same_as is not None:
+            # The registry stated the content; the engine has computed that of what came.
+            expected.verify(digest, where=where, what=what, content=client.image(name).content)
         require_own_content(settings, plan, verified, client.image(name), where=where)
         require_fit(client, name, plan)
 
@@ -95,6 +110,35 @@ def pull_prebuilt(
     pulled = Pulled(verified=verified, reference=where)
     remember_pulled(settings, plan, pulled)
     return Built(tag=tag, digest=digest, size=image.size), pulled
+
+
+def _stated_content(settings: Settings, digest: str) -> ImageContent | None:
+    """Return what the registry states to be in its image, or None where it is no image for one platform."""
+    with Repository(repository_name(settings), settings) as repository:
+        manifest = repository.manifest(digest)
+        if manifest is None:
+            return None
+        try:
+            return content_in(repository, manifest)
+        except LockError:
+            return None
+
+
+def content_in(repository: Repository, manifest: Manifest) -> ImageContent:
+    """Return what an image of a registry is, as its configuration states it.
+
+    Raises:
+        HostError: the registry cannot be reached or refuses.
+        LockError: its configuration cannot be read.
+
+    """
+    where = f"{repository.name}@{manifest.descriptor.digest}"
+    try:
+        config = parse_json(manifest.body, limit=len(manifest.body))["config"]
+        known = Descriptor.model_validate({name: config[name] for name in ("mediaType", "digest", "size")})
+        return stated_content(parse_json(repository.read_blob(known, limit=_LARGEST_CONFIG), limit=_LARGEST_CONFIG))
+    except (ValueError, KeyError, TypeError):
+        raise LockError("the image's configuration cannot be read", where=where, hint="push it again") from None
 
 
 def require_fit(client: EngineClient, image: str, plan: Plan) -> None:

@@ -159,6 +159,15 @@ def dockerfile(plan: Plan) -> str:
     return rendered("Dockerfile.j2", plan=plan)
 
 
+def recipe_digest(plan: Plan) -> str:
+    """Return the digest (`sha256:…`) of the Dockerfile: one recipe for the image of a lock.
+
+    Another release of envbuild may write another Dockerfile for the same lock, and then the image has another digest. What
+    else may change an image is not in it: how the Debian root is made, and the builder's own release.
+    """
+    return f"sha256:{hashlib.sha256(dockerfile(plan).encode()).hexdigest()}"
+
+
 def bake(plan: Plan) -> str:
     """Return the bake file: a target for the image and one for each compiled wheel."""
     common: dict[str, object] = {

@@ -25,6 +25,7 @@ from envbuild.stacks.model import Stack, Step
 from envbuild.stacks.parts import digest_of, patches_of
 from envbuild.util import quote
 from envbuild.util.frozen import Frozen
+from envbuild.util.names import image_tag
 
 RECIPES = ("os-install", "python-install", "compile-pyc", "constraints", "build-wheel", "build-native")
 CONSTRAINTS = "/opt/envbuild/constraints.txt"
@@ -153,7 +154,7 @@ def tag_of(lock: Lock) -> str:
     """Return the name of the image that a lock makes."""
     parts = [lock.as_cell.id, *([lock.stack.replace("@", "-")] if lock.stack else [])]
     parts += ["devel"] if lock.flavor == "devel" else []
-    return "envbuild:" + "-".join([*parts, *([] if lock.source(COMPAT) is None else ["compat"])])
+    return "envbuild:" + image_tag("-".join([*parts, *([] if lock.source(COMPAT) is None else ["compat"])]))
 
 
 def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:

@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import json
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _LARGEST_TRUST = 1 << 20
 _LARGEST_BUNDLE = 64 << 10
+_AGAIN_S = 60.0
+"""How long the public instance is not asked again after it did not answer: each question takes its time limits."""
 _WHOLE = "application/vnd.dev.sigstore.clienttrustconfig."
 _GITHUB = "https://token.actions.githubusercontent.com"
 _HOW_IN_CI = "signing_identity is for CI, which gives a job an OIDC token; on GitHub the job needs `permissions: id-token: write`"
@@ -117,17 +120,27 @@ def _trust(path: Path | None) -> "ClientTrustConfig | TrustedRoot":
     _silent()
     if path is not None:
         return _trust_of_file(path)
+    return _trust_of_public_instance()
+
+
+_failed: list[tuple[float, str]] = []
+"""When the public instance did not answer last, and why."""
+
+
+def _trust_of_public_instance() -> "ClientTrustConfig":
     from sigstore.errors import Error
     from sigstore.models import ClientTrustConfig
 
-    try:
-        return ClientTrustConfig.production()
-    except (Error, OSError, ValueError) as error:
-        raise HostError(
-            f"sigstore's trusted root cannot be fetched: {shown(str(error).partition(chr(10))[0])}",
-            where="tuf-repo-cdn.sigstore.dev",
-            hint="try again, or name a copy of trusted_root.json in the setting sigstore_trust",
-        ) from None
+    if not _failed or time.monotonic() - _failed[-1][0] > _AGAIN_S:
+        try:
+            return ClientTrustConfig.production()
+        except (Error, OSError, ValueError) as error:
+            _failed[:] = [(time.monotonic(), shown(str(error).partition("\n")[0]))]
+    raise HostError(
+        f"sigstore's trusted root cannot be fetched: {_failed[-1][1]}",
+        where="tuf-repo-cdn.sigstore.dev",
+        hint="try again, or name a copy of trusted_root.json in the setting sigstore_trust",
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -114,7 +114,7 @@ def sign(
     """
 
     def is_signed() -> bool:
-        return bool(signers(repository, digest, (signer.verifier,), claims=claims))
+        return bool(signers(repository, digest, (signer.verifier,), claims=(claims,) if claims else ()))
 
     with contextlib.suppress(LockError):  # what is there cannot be read, so it counts for nobody
         if not alone and is_signed():  # so that a public log gets no second entry for nothing
@@ -172,22 +172,31 @@ def _held(repository: Repository, digest: str) -> tuple[Descriptor, ...]:
 
 
 def signers(
-    repository: Repository, digest: str, verifiers: Sequence[Verifier], *, claims: Mapping[str, str] | None = None
+    repository: Repository,
+    digest: str,
+    verifiers: Sequence[Verifier],
+    *,
+    claims: Sequence[Mapping[str, str]] = (),
+    needed: int | None = None,
 ) -> tuple[str, ...]:
     """Return the names of those among `verifiers` who signed the manifest `digest`, in their order.
+
+    One that cannot judge here, as an identity without its trusted root, counts for nobody where the others are enough.
 
     Args:
         repository: where the manifest is.
         digest: of the manifest.
         verifiers: whose signatures count.
-        claims: what a signature must state to count; by default any counts.
+        claims: what a signature must state to count, all of one of these; by default any counts.
+        needed: how many are enough; by default each must be judged.
 
     Raises:
-        HostError: the registry cannot be reached or refuses.
+        HostError: the registry cannot be reached or refuses, or too few are found and one cannot judge.
         LockError: it serves something else than signatures.
 
     """
     found: set[str] = set()
+    unable: dict[str, HostError] = {}
     started = time.monotonic()
     for blob in _held(repository, digest):
         if time.monotonic() - started > _SIGNATURES_S:
@@ -199,10 +208,19 @@ def signers(
         signature = _read(repository, blob)
         if signature is None:
             continue
-        accepting = [each.name for each in verifiers if each.accepts(signature)]
-        stated = claims_in(signature.payload).items() if claims else ()
-        if accepting and _names(signature.payload, digest) and (claims or {}).items() <= set(stated):
-            found |= set(accepting)
+        stated = claims_in(signature.payload).items()
+        if not _names(signature.payload, digest) or (claims and not any(each.items() <= stated for each in claims)):
+            continue
+        for each in verifiers:
+            if each.name in found or each.name in unable:
+                continue
+            try:
+                if each.accepts(signature):
+                    found.add(each.name)
+            except HostError as error:
+                unable[each.name] = error
+    if unable and len(found) < (len(verifiers) if needed is None else needed):
+        raise next(iter(unable.values()))
     return tuple(each.name for each in verifiers if each.name in found)
 
 
@@ -242,10 +260,10 @@ def require_signed(
 
     Raises:
         LockError: it is not signed, or not by enough of those who may.
-        HostError: the registry cannot be reached or refuses.
+        HostError: the registry cannot be reached or refuses, or too few are found and one of those who may cannot be judged.
 
     """
-    found = signers(repository, digest, policy.verifiers, claims=claims)
+    found = signers(repository, digest, policy.verifiers, claims=(claims,) if claims else (), needed=policy.needed)
     if len(found) >= policy.needed:
         return found
     trusted = ", ".join(each.name for each in policy.verifiers)

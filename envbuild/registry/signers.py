@@ -30,7 +30,12 @@ class Verifier(Protocol):
         """The URI that provenance names this signer by."""
 
     def accepts(self, signature: Signature) -> bool:
-        """Return whether `signature` is of this signer over just its payload."""
+        """Return whether `signature` is of this signer over just its payload.
+
+        Raises:
+            HostError: it cannot be judged here, whoever made it.
+
+        """
 
 
 class Signer(Protocol):

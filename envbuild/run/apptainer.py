@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envbuild.engine import apptainer, unpacked
+from envbuild.engine.archive import ImageError
 from envbuild.engine.image import Image
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
@@ -244,18 +245,28 @@ class ApptainerRuntime:
 
     @contextlib.contextmanager
     def export(self, image: Image, *, seconds: float) -> Iterator[Stream]:
-        """Yield the image's file system as one tar; a .sif is unpacked for it. See `Runtime.export`."""
+        """Yield the image's file system as one tar; a .sif is unpacked for it, within bounds. See `Runtime.export`."""
         with contextlib.ExitStack() as held:
             root = Path(place_of(image))
             if not root.is_dir():
                 own = held.enter_context(scratch("export"))
-                apptainer.unpack_sif(root, own / "root")
+                try:
+                    apptainer.unpack_sif(root, own / "root")
+                except ValueError as error:
+                    why = f"the .sif cannot be read: {shown(str(error))}"
+                    raise ImageError(why, where=shown(image.reference)) from None
                 root = own / "root"
-            names = sorted(entry.name for entry in root.iterdir() if entry.name not in apptainer.MADE)
+            handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, handle)
+            # by what they are: under the name of one of Apptainer's links an image may have anything
+            names = sorted(each.name for each in root.iterdir() if not apptainer.is_made(each.name, handle))
             # what another user owns may be closed to us; a file that is not in the tar is missing, and the audit says so
-            command = ["tar", "-C", str(root), "--ignore-failed-read", "--format=posix", "-cf", "-", "--", *names]
+            # and the names by its stdin: a root may have more of them than a command line holds
+            listed = io.BytesIO(b"".join(os.fsencode(name) + b"\0" for name in names))
+            words = ["--ignore-failed-read", "--format=posix", "--null", "--verbatim-files-from", "--files-from=-"]
+            command = ["tar", "-C", str(root), *words, "-cf", "-"]
             try:
-                with streamed(command, seconds=seconds) as stream:
+                with streamed(command, seconds=seconds, stdin=listed.read) as stream:
                     yield stream
             except subprocess.CalledProcessError as error:
                 result = bytes(error.stderr).decode("utf-8", "replace")

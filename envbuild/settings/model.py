@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from envbuild.settings.values import (
+    BuilderName,
     ExistingFile,
     ExistingFolder,
     Hosts,
@@ -106,7 +107,7 @@ class Settings(BaseModel):
     cache_to: Registry | None = Field(
         None, description="Repository that a build leaves its finished steps in, for `cache_from` elsewhere."
     )
-    builder: str | None = Field(None, min_length=1, description="Name of the buildx builder to build with.")
+    builder: BuilderName | None = Field(None, description="Name of the buildx builder to build with.")
     compression: Literal["zstd", "gzip"] = Field(
         "zstd",
         description="How the layers of images are compressed: `zstd`, or `gzip` for what cannot read it, such as an older "
@@ -124,7 +125,7 @@ class Settings(BaseModel):
     )
     gpu_access: Literal["auto", "cdi", "native"] = Field(
         "auto",
-        description="How containers get the GPUs: `cdi` by the CDI specification in `/etc/cdi` or `/var/run/cdi`, `native` by "
+        description="How containers get the GPUs: `cdi` by the CDI specification in the folders that the runtime reads, `native` by "
         "Docker's `--gpus` or Apptainer's `--nv`, `auto` by CDI where the runtime can, or else natively.",
     )
     sources: ExistingFolder | None = Field(

@@ -13,6 +13,12 @@ from envbuild.util.names import SafeName, checked, is_one_line, shown
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*", re.ASCII)
 # What ends a value, or opens another, where one is written: apt.conf, sources.list, a script, a request's first line.
 _UNQUOTABLE = re.compile(r"""[\s"'\\`]""")
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?"
+# OpenID Connect Core 1.0, section 2: an issuer has a scheme, a host, and at most a port and a path.
+_ISSUER = re.compile(rf"https://{_HOST}(?:/[^?#]*)?")
+# What sigstore's authority writes into a certificate: the URI of a workload, an e-mail address, or USER!DOMAIN.
+_SUBJECT = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(?:[/?#].*)?|[^@!/]+[@!]{_HOST}")
+_BUILDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _IN_PATH = re.compile(r"""["\\]""")
 
 
@@ -34,16 +40,24 @@ def is_url(text: str) -> bool:
 
 def _url(value: str) -> str:
     _url_text(value)
-    if not is_url(value) or not value.partition("://")[2].strip("/"):
+    scheme, _, rest = value.partition("://")
+    if not is_url(value) or not (rest.strip("/") if scheme == "file" else _has_host(rest)):
         raise ValueError("it must be a URL that starts with https://, http:// or file:// and names a host or a folder")
     return value.rstrip("/")
+
+
+def _has_host(rest: str) -> bool:
+    """Return whether what follows a URL's `://` names a host, after a login where there is one."""
+    # A login may hold a slash, and a path an @: either may come first.
+    texts = (rest, rest.rpartition("@")[2])
+    return any(re.fullmatch(_HOST, re.split(r"[/?#]", text, maxsplit=1)[0]) for text in texts)
 
 
 def _proxy(value: str) -> str:
     _url_text(value)
     # curl and apt read a bare host:port as an HTTP proxy, so machines carry such values.
-    if not value.partition("://")[2 if "://" in value else 0].strip("/"):
-        raise ValueError("it names no host; leave the setting out for none")
+    if not _has_host(value.partition("://")[2 if "://" in value else 0]):
+        raise ValueError("it names no host, or a port that is no number; leave the setting out for none")
     return value if "://" in value else f"http://{value}"
 
 
@@ -105,14 +119,29 @@ def _identity(value: str) -> str:
         raise ValueError(
             "it must be NAME,ISSUER,IDENTITY: ci,https://token.actions.githubusercontent.com,https://github…"
         )
-    name, issuer, _ = parts
+    name, issuer, subject = parts
     try:
         checked(SafeName, name)
     except ValueError as error:
         raise ValueError(f"the name is none: {error}") from None
+    _writable_value(value, _UNQUOTABLE, "white space, no quote, no backslash")
     if not issuer.startswith("https://"):
         raise ValueError("the issuer must start with https://")
-    return _writable_value(value, _UNQUOTABLE, "white space, no quote, no backslash")
+    if not _ISSUER.fullmatch(issuer):
+        raise ValueError("the issuer must name a host, such as https://token.actions.githubusercontent.com")
+    if not _SUBJECT.fullmatch(subject):
+        raise ValueError(
+            "the identity must be an address with a host, such as https://github.com/…, or an e-mail address"
+        )
+    return value
+
+
+def _builder(value: str) -> str:
+    if not _BUILDER.fullmatch(value):
+        raise ValueError(
+            "it must be a builder's name of letters, digits and . _ + - that starts with a letter or digit"
+        )
+    return value
 
 
 Url = Annotated[str, AfterValidator(_url)]
@@ -124,5 +153,7 @@ Hosts = Annotated[str, AfterValidator(_hosts)]
 Registry = Annotated[str, AfterValidator(_registry)]
 Identity = Annotated[str, AfterValidator(_identity)]
 """`NAME,ISSUER,IDENTITY` in one text, so that the environment holds several of them."""
+BuilderName = Annotated[str, AfterValidator(_builder)]
+"""A builder of buildx, or a context of docker: a word of a command line, so that it is no option."""
 OwnPath = Annotated[Path, BeforeValidator(_path_text)]
 """A path that need not exist."""

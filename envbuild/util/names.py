@@ -4,6 +4,7 @@ Such a value is checked where it is loaded, before it becomes part of a path, an
 script. A model states the types; `checked` is the same for a single value.
 """
 
+import hashlib
 import re
 import unicodedata
 from functools import cache
@@ -19,6 +20,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
 _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,254}"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?"
 _URL_PATH = r"(?:/[A-Za-z0-9._~!+@:,=%&;()/-]*)?"
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHOWN_CHARACTERS = 200
 
 
@@ -49,6 +51,15 @@ def _check_line(value: str) -> str:
 
 SafeName = Annotated[str, _matching(_NAME, "a name of letters, digits and . _ + - that starts with a letter or digit")]
 """One component of a path, of a stage's name, of a cache folder's name. At most 128 characters."""
+
+CellId = Annotated[
+    str,
+    _matching(
+        r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}",
+        "a cell's id of letters, digits and . _ + - that starts with a letter or digit",
+    ),
+]
+"""A cell's id. One with every component has some 160 characters."""
 
 FileName = Annotated[str, _matching(_FILE_NAME, "a file name of letters, digits and . _ + ! ~ -")]
 """The name of a wheel, an sdist, an archive. It holds no slash and does not start with a dot or a dash."""
@@ -123,6 +134,9 @@ ArchivePath = Annotated[
 ]
 """Where a .deb lies below the root of its archive; no part of it starts with a dot."""
 
+StackName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,99}(@[a-z0-9][a-z0-9.-]{0,99})?$")]
+"""A stack in a lock: its name, or `NAME@PIN` for another pin of it."""
+
 Line = Annotated[str, Field(max_length=2000), AfterValidator(_check_line)]
 """Text that people read, in one line."""
 
@@ -134,6 +148,19 @@ def is_one_line(text: str) -> bool:
         or c in "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
         for c in text
     )
+
+
+def image_tag(name: str) -> str:
+    """Return the tag of the image that is called `name`: the name itself where that is a tag.
+
+    A tag holds 128 characters of `[A-Za-z0-9_.-]` (OCI distribution specification, "Pulling manifests"). A longer or another
+    name is cut to its first part, and the first 16 digits of the sha256 of all of it keep it apart from others.
+    """
+    if _TAG.fullmatch(name):
+        return name
+    end = "-" + hashlib.sha256(name.encode()).hexdigest()[:16]
+    head = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".-_")[: 128 - len(end)].rstrip(".-_")
+    return (head or "image") + end
 
 
 def shown(text: str, limit: int = _SHOWN_CHARACTERS) -> str:

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 _LINE = 1 << 20
 """Characters of one line; a longer one is handed over in pieces."""
@@ -79,6 +79,12 @@ def _wait_for_group(group: int) -> None:
         time.sleep(0.005)
 
 
+def _drain(stream: IO[str]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it is closed where somebody holds the pipe open
+        while stream.read(65536):
+            pass
+
+
 def followed(
     command: Sequence[str],
     *,
@@ -122,8 +128,10 @@ def followed(
                 feed(line)
         except BaseException:
             # Somebody reads on: a command whose pipe is full cannot end. On Ctrl-C the `with` alone would wait 0.25 s.
-            threading.Thread(target=lambda: all(iter(partial(stream.read, 65536), "")), daemon=True).start()
+            reader = threading.Thread(target=_drain, args=(stream,), daemon=True)
+            reader.start()
             end_group(process, first=signal.SIGTERM, patience=patience)
+            reader.join(1.0)  # at the end of the pipe, which a process that left the group may hold open
             raise
     return process.returncode
 

@@ -20,7 +20,14 @@ from envbuild.util.foreign_tar import TarError
 from envbuild.verify.binaries.files import Files
 from envbuild.verify.binaries.image import binary_checks, reader
 from envbuild.verify.checks import Audit
-from envbuild.verify.contents import carried_check, files_check, locked_check, unlisted_check, volumes_check
+from envbuild.verify.contents import (
+    apptainer_check,
+    carried_check,
+    files_check,
+    locked_check,
+    unlisted_check,
+    volumes_check,
+)
 from envbuild.verify.installed import CARRIED, Tree, hold_to_records, read_tree
 from envbuild.verify.judge import judge
 from envbuild.verify.probe import LIMIT, read_probe
@@ -81,6 +88,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
         carried,
         *judge(facts),
         *([volumes_check(found)] if found.volumes else []),
+        *([apptainer_check()] if found.place is not None else []),
         files_check(installed, facts),
         unlisted_check(installed, facts["expected"]),
         locked_check(installed, tree, lock, facts, wheels),

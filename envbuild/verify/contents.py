@@ -7,6 +7,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.engine.apptainer import FOLDER
 from envbuild.engine.image import Image
 from envbuild.lock.model import Lock
 from envbuild.util.names import shown
@@ -64,6 +65,12 @@ def _touches_own(path: str) -> bool:
     clean = "/" + posixpath.normpath(path).strip("/")
     system = clean in {"/", "/opt", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc"} or clean.startswith("/usr/")
     return system or any(f"{own}/".startswith(f"{clean}/") or clean.startswith(f"{own}/") for own in _OWN)
+
+
+def apptainer_check() -> Check:
+    """State what of an image that Apptainer runs is compared with nothing."""
+    text = f"/{FOLDER} is compared with nothing: its scripts run at each start of a container"
+    return Check(name="what Apptainer adds", verdict="unproven", text=text)
 
 
 def files_check(installed: Installed, facts: Mapping[str, Any]) -> Check:

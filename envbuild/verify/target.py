@@ -45,8 +45,8 @@ class Seen:
     """A target after a look at it: its Python, and what it carries."""
 
     stated: Mapping[str, Any]
-    """What a report says of it: `{"kind": "image", "reference", "digest", "digest_from", "runtime", "interpreter"}` or
-    `{"kind": "host", "interpreter"}`."""
+    """What a report says of it: `{"kind": "image", "reference", "digest", "digest_from", "runtime", "interpreter"}`, with what is known
+    of `{"layers", "config", "recipe", "release"}` (see `ImageContent`), or `{"kind": "host", "interpreter"}`."""
     python: tuple[int, int]
     expected: Mapping[str, Any] | None = None
     image: "Image | None" = None
@@ -98,6 +98,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
             "digest": image.digest,
             "digest_from": image.confirmed_by,
             "runtime": runtime.describe(),
+            **_content(image, settings),
         }
         where = f"{target.reference} ({image.digest})"
     if ran.fault:
@@ -111,6 +112,18 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
     return Seen(
         stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image, runtime=runtime
     )
+
+
+def _content(image: "Image", settings: "Settings") -> dict[str, Any]:
+    """Return what an image is, however it was compressed, and which recipe made it, as far as this machine knows; see `ImageContent`."""
+    from envbuild.engine.built import recipe_of_image
+
+    if image.confirmed_by == "label":
+        return {}
+    own = recipe_of_image(settings, image.digest)
+    by = own if own.recipe else image
+    known = {"layers": list(image.layers), "config": image.config, "recipe": by.recipe, "release": by.release}
+    return {name: value for name, value in known.items() if value}
 
 
 def read_look(out: bytes) -> tuple[tuple[int, int], str, dict[str, Any] | None]:

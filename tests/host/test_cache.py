@@ -52,7 +52,7 @@ def cache(tmp_path):
     put(folder / "wheels" / f"flash-attn-{KEY[:32]}" / "record.json")
     put(folder / "catalogs" / f"{KEY}.json")
     put(folder / "catalog-locks" / KEY / "lock.json")
-    for kind in ("built", "pulled", "records", "taken", "times", "trials"):
+    for kind in ("built", "made-by", "pulled", "records", "taken", "times", "trials"):
         put(folder / kind / KEY)
     log = new_log(folder / "logs", "build", KEY[:8])
     log.close()
@@ -84,6 +84,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
         "built",
         "catalogs",
         "locks",
+        "made-by",
         "proofs",
         "pulled",
         "sandboxes",

@@ -95,6 +95,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         **asked,
     ):
         texts = {"srun": TASK} | dict.fromkeys(runtimes, WRITES) | ({"docker": docker} if "docker" in runtimes else {})
+        if "docker" in texts:  # its folders of CDI are asked for
+            texts["docker"] = f'case " $* " in *" info "*) echo "${{CDI:-}}"; exit ;; esac\n{texts["docker"]}'
         if nvidia is not None:
             texts["nvidia-smi"] = nvidia
         for name, text in texts.items():
@@ -132,6 +134,21 @@ def test_the_same_with_apptainer(cluster, sandbox) -> None:
     code, log = cluster(BARE, image=sandbox)
     assert code == 0
     assert [("--nv" in line, sandbox in line) for line in lines(log, "apptainer")] == [(True, True)] * 2
+
+
+def test_a_node_without_the_hook_gives_gpus_by_cdi_where_its_docker_looks(cluster, tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "c d i"
+    folder.mkdir()
+    monkeypatch.setenv("CDI", str(folder))
+    _, log = cluster()
+    assert "--gpus" in lines(log, "docker")[-1]
+    (folder / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+    _, log = cluster()
+    line = lines(log, "docker")[-1]
+    assert line[line.index("--device") + 1] == "nvidia.com/gpu=all"
+    monkeypatch.setenv("CDI", "")  # CDI is off there: a specification in its usual folder is of no use
+    _, log = cluster()
+    assert "--gpus" in lines(log, "docker")[-1]
 
 
 def test_a_node_gives_gpus_by_cdi_where_the_setting_asks(cluster, sandbox, monkeypatch) -> None:

@@ -12,12 +12,15 @@ from cell_inputs import complete, inputs_for
 from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
 from envbuild.engine import apptainer, originals
+from envbuild.engine.image import Label, image_of
 from envbuild.engine.layers import read_image
 from envbuild.engine.originals import InArchive, InFolder, open_original
 from envbuild.engine.reproduce import COMPRESSION, Difference, Reproduction, between
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, write_lock
+from envbuild.run.apptainer import ApptainerRuntime
 from envbuild.settings import Settings
+from envbuild.util.foreign_tar import read_tar
 
 ODD = "etc/F\u0151tan\u00fas\u00edtv\u00e1ny = [1].crt"
 
@@ -142,6 +145,11 @@ def test_a_sandbox_is_compared_file_by_file(locked, files, tmp_path) -> None:
     (root / "etc" / "hosts").write_bytes(b"")  # Apptainer's, where the image has none
     (root / ".singularity.d" / "env").mkdir()
     assert found() == []
+    (root / "etc" / "hosts").write_bytes(b"10.0.0.1 pypi.org")
+    (root / "etc" / "resolv.conf").symlink_to("/etc/issue")
+    assert {each.path for each in found()} == {"etc/hosts", "etc/resolv.conf"}  # Apptainer's are empty files
+    (root / "etc" / "hosts").unlink()
+    (root / "etc" / "resolv.conf").unlink()
     (root / "etc" / "issue").write_bytes(b"two")
     (root / "etc" / "more").symlink_to("issue")
     (root / "opt" / "envbuild" / "lock.json").chmod(0o755)
@@ -173,7 +181,41 @@ def test_what_has_the_name_of_apptainers_links_and_is_none_is_compared(locked, t
     (root / "environment" / "more.py").write_bytes(b"")
     (root / ".run").write_bytes(b"")
     (root / ".test").symlink_to("/etc/issue")
-    assert found() == {"environment", "environment/more.py", ".run", ".test"}
+    (root / ".shell").symlink_to(".singularity.d/../etc/issue")
+    assert found() == {"environment", "environment/more.py", ".run", ".test", ".shell"}
+
+
+def test_what_is_compared_and_not_of_a_sandbox_is_stated() -> None:
+    by_label, by_blobs = (
+        Reproduction(digest="a", again="a", seconds=1, differences=(), digest_from=each) for each in ("label", "blobs")
+    )
+    assert "/.singularity.d" in by_label.not_compared[0]
+    assert by_blobs.not_compared == ()
+
+
+def test_an_audit_reads_what_has_the_name_of_apptainers_links(tmp_path) -> None:
+    """The same as `reproduce`: a folder `environment` of the image's is none of Apptainer's."""
+    root = sandbox(tmp_path, {})
+    (root / ".exec").symlink_to(".singularity.d/actions/exec")
+    (root / "environment").mkdir()
+    (root / "environment" / "more.py").write_bytes(b"x")
+    (root / ".run").write_bytes(b"")
+    image = image_of(Label(digest=f"sha256:{'a' * 64}"), reference="box/", place=root, confirmed_by="label")
+    with ApptainerRuntime(Settings(cache_dir=tmp_path)).export(image, seconds=60) as stream:
+        found = {member.path for member in read_tar(stream)}
+    assert {"environment/more.py", ".run", "etc/issue"} <= found
+    assert not {each for each in found if each.startswith((".singularity.d", ".exec"))}
+
+
+def test_an_audit_reads_a_root_with_more_names_than_a_command_line_holds(tmp_path) -> None:
+    root = tmp_path / "box"
+    root.mkdir()
+    names = {"-x", "--checkpoint=1", "a\nb", *(f"{number:06}{'x' * 200}" for number in range(15_000))}
+    for name in names:
+        (root / name).touch()
+    image = image_of(Label(digest=f"sha256:{'a' * 64}"), reference="box/", place=root, confirmed_by="label")
+    with ApptainerRuntime(Settings(cache_dir=tmp_path)).export(image, seconds=60) as stream:
+        assert {member.path for member in read_tar(stream)} == names
 
 
 def test_files_of_a_lock_that_are_too_many_are_refused(locked, tmp_path, monkeypatch) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_a_command_that_will_not_end_is_killed_with_what_it_started(tmp_path):
     assert time.monotonic() - begun < 5
     time.sleep(1.2)
     assert not (tmp_path / "outlived").exists()
+
+
+def test_a_command_that_ends_at_once_is_read_to_its_end_in_silence(tmp_path, monkeypatch):
+    """Its pipe was closed before somebody read on, and that one's traceback was printed."""
+    failed = []
+    monkeypatch.setattr("threading.excepthook", failed.append)
+
+    class Late(threading.Thread):
+        def run(self) -> None:
+            time.sleep(0.1)
+            super().run()
+
+    def feed(line: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("threading.Thread", Late)
+    with pytest.raises(KeyboardInterrupt):
+        follow("echo ready", tmp_path, feed)
+    time.sleep(0.3)
+    assert failed == []
 
 
 def test_stdout_is_handed_over_where_it_is_asked_for(tmp_path):

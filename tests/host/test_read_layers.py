@@ -13,7 +13,7 @@ import pytest
 from saved_images import GZIP, PLAIN, ZSTD, Image, layer, packed
 
 from envbuild.engine.layers import ImageError, read_image
-from envbuild.engine.reproduce import COMPRESSION, Reproduction, differences_of
+from envbuild.engine.reproduce import COMPRESSION, Difference, Reproduction, differences_of
 from envbuild.errors import LockError
 from envbuild.util.foreign_tar import Bounds
 
@@ -77,6 +77,74 @@ def test_the_same_layers_compressed_in_another_way_are_the_same(tmp_path):
     cut = read(image(layer(("a", b"a"), ("etc/issue", b"one")), bodies[1], media_type=GZIP), tmp_path)
     found = tuple(differences_of(one, cut, ("one", "cut")))
     assert not Reproduction(digest="sha256:1", again="sha256:2", seconds=1.0, differences=found).same_layers
+
+
+def twin(tmp_path, *, config=None, manifest=None, spacing=None, wrapped=0):
+    """Return an image of one layer whose documents are changed as asked."""
+    text = {
+        "os": "linux",
+        "config": {"Env": ["A=1"]},
+        "history": [{"created_by": "RUN one"}, {"created_by": "RUN two"}],
+        "rootfs": {"type": "layers"},
+    }
+    (config or (lambda _: None))(text)
+    made = Image((PLAIN, layer(("etc/issue", b"one"))), config=text)
+    (manifest or (lambda _: None))(made.manifest)
+    (listed,) = made.index["manifests"] = [made.blob(json.dumps(made.manifest, indent=spacing).encode())]
+    if wrapped:
+        made.index = {"manifests": [made.blob(json.dumps({"manifests": [listed], "number": wrapped}).encode())]}
+    return read(made, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "what"),
+    [
+        (
+            {"config": lambda text: text["history"][1].update(created_by="RUN other")},
+            "(configuration) history, entry 2",
+            '{"created_by": "RUN two"} / {"created_by": "RUN other"}',
+        ),
+        (
+            {"config": lambda text: text["rootfs"].update(type="x")},
+            "(configuration) rootfs",
+            '{"type": "layers"} / {"type": "x"}',
+        ),
+        ({"config": lambda text: text.update(os=text.pop("os"))}, "(configuration)", "another order or spacing"),
+        ({"manifest": lambda text: text.update(annotations={"a": "b"})}, "(manifest) annotations", 'null / {"a": "b"}'),
+        ({"manifest": lambda text: text["config"].update(mediaType="x/y")}, "(manifest) config mediaType", '/ "x/y"'),
+        (
+            {"manifest": lambda text: text["layers"][0].update(mediaType="application/x.tar")},
+            "(manifest) layer 1 mediaType",
+            '"application/vnd.oci.image.layer.v1.tar" / "application/x.tar"',
+        ),
+        ({"spacing": 1}, "(manifest)", "another order or spacing"),
+        ({"wrapped": 1}, "(list)", "of a list that names the image"),
+    ],
+)
+def test_two_digests_of_the_same_layers_have_a_reason(tmp_path, changes, path, what):
+    """`reproduce` fails where the digests differ: it has to name why, whatever it is."""
+    one, other = twin(tmp_path), twin(tmp_path, **changes)
+    assert (one.layers, one.files) == (other.layers, other.files)
+    assert one.digest != other.digest
+    (found,) = differences_of(one, other, ("one", "other"))
+    assert found.path == path
+    assert what in found.what
+
+
+def test_two_lists_of_the_same_image_are_named(tmp_path):
+    (found,) = differences_of(twin(tmp_path, wrapped=1), twin(tmp_path, wrapped=2), ("one", "other"))
+    assert found == Difference(path="(list)", what="the same image in another list")
+
+
+def test_of_long_values_what_differs_is_shown(tmp_path):
+    one, other = (
+        twin(tmp_path, config=lambda text, end=end: text["config"].update(Env=[f"A={'x' * 500}{end}"])) for end in "12"
+    )
+    (found,) = differences_of(one, other, ("one", "other"))
+    assert found.path == "(configuration) config"
+    assert found.what.count("…") == 2
+    assert 'x1"' in found.what
+    assert 'x2"' in found.what
 
 
 def test_a_fifo_and_a_device_are_described_and_not_opened(tmp_path):

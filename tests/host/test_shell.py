@@ -487,6 +487,10 @@ def look(tmp_path):
             (site / module).parent.mkdir(parents=True, exist_ok=True)
             (site / module).write_text(f"__version__ = {version!r}\n")
             (folder / "RECORD").write_text(f"{module},,\n{folder.name}/METADATA,,\n../../../bin/{name},,\n")
+            if name == "nvidia-cusparselt":  # its wheel has libraries alone, and its top_level.txt names a path
+                (folder / "top_level.txt").write_text("nvidia/cusparselt\n")
+                (site / module).rename(site / "nvidia" / "cusparselt" / "libcusparseLt.so.0")
+                (site / "nvidia" / "cusparselt" / "lib").mkdir()
         names = tmp_path / "names.txt"
         hashed = f" --hash=sha256:{'0' * 64}"
         pins = ("nvidia-cudnn-cu13==9.19.0.56", "nvidia-nccl-cu13==2.28.9", "nvidia-cublas==13.1.0.3", "sympy==1.14.0",
@@ -520,7 +524,7 @@ def test_what_belongs_to_the_torch_is_adopted_as_it_is_and_the_rest_only_as_the_
 
 def test_an_environment_sees_what_was_adopted_and_nothing_else_of_the_host(look, tmp_path):
     """Its own come first: of numpy the lock names another, and scipy, which would take the host's, it does not name."""
-    taken = {"nvidia-cublas": "13.2.0.9", "cuda-bindings": "13.3.1", "sympy": "1.14.0"}
+    taken = {"nvidia-cublas": "13.2.0.9", "nvidia-cusparselt": "0.8.0", "cuda-bindings": "13.3.1", "sympy": "1.14.0"}
     looked = tmp_path / "looked.json"
     looked.write_text(look({**taken, "numpy": "2.5.2", "scipy": "1.17.0", "setuptools": "81.0.0"}).stdout)
     venv = tmp_path / "venv"

@@ -319,10 +319,21 @@ def test_a_run_below_its_baseline_fails_and_names_what_changed(tmp_path: Path, m
     assert "changed: driver: 580.1 -> 590.1" in slow.stdout
     records = {record.verdict: record.reason for record in evidence.load_evidence(tmp_path / "kept")}
     assert records["failed"].startswith("slow: TE BF16 has")  # what is slow is no proof that the cell works
+    # a test of the suite failed, too: what it measured is compared all the same
+    (test,) = newer.tests
+    fallen = replace(newer, tests=(replace(test, outcome="failed", reason="it fell back"),))
+    fallen = replace(fallen, verdict="failed", reason="x: it fell back")
+    fell = ran(fallen, "--level", "bench")
+    assert isinstance(fell.exception, SmokeError)
+    assert "x: it fell back; slow: TE BF16 has 94,000 tokens per second" in str(fell.exception)
+    assert "changed: driver: 580.1 -> 590.1" in fell.stdout
+    # and where it measured nothing its failure is what counts
+    nothing = replace(fallen, tests=(replace(fallen.tests[0], figures={}),))
+    assert "x: it fell back" in str(ran(nothing, "--level", "bench").exception)
     other = ran(_bench(100_000, "NVIDIA H100"), "--level", "bench")
     assert isinstance(other.exception, UsageError)
     assert "verdict: passed" in other.stdout
-    assert len(evidence.load_evidence(tmp_path / "kept")) == 3
+    assert len(evidence.load_evidence(tmp_path / "kept")) == 5
     assert "the baseline is of NVIDIA H200, this run was on NVIDIA H100" in str(other.exception)
     assert isinstance(ran(_bench(100_000), "--level", "step").exception, UsageError)
 

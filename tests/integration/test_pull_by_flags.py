@@ -171,6 +171,8 @@ def test_flags_find_the_image_its_lock_and_its_digest(site):
             "by": "catalog",
             "digest": image.manifest,
             "record": "release",
+            "same_as": None,
+            "other_recipe": False,
             "text": "verified: it has the digest in the catalogue that release signed",
         }
         assert site.tag in site.here()

@@ -134,6 +134,8 @@ def test_a_digest_that_a_person_names_is_asked_for(site):
         "by": "flag",
         "digest": good.manifest,
         "record": None,
+        "same_as": None,
+        "other_recipe": False,
         "text": "verified: it has the digest that --digest named",
     }
     for name in site.here():

@@ -4,11 +4,12 @@ import hashlib
 
 from packaging.utils import canonicalize_name
 
+from envbuild.components import COMPONENTS
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs, inputs_of
 from envbuild.lock.make import unlocked
 from envbuild.lock.model import Lock, OsPackage, PythonPackage, PythonSet
-from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import Plan, plan_of
 from envbuild.solver.solve import solve
@@ -31,6 +32,13 @@ def inputs_for_stack(stack: Stack) -> Inputs:
     pins = tuple(Pin(axis=axis, spec=spec, origin=f"stack {stack.name}") for axis, spec in stack.axes.items())
     matrix = load_matrix()
     return inputs_of(matrix, solve(matrix, Request(pins=pins)).cell, stack=stack, flavor=stack.flavor)
+
+
+def whole_cell() -> Cell:
+    """Return a cell with a version on the axis of every component, whose id is longer than a tag can be."""
+    cell = inputs_for(cuda="12.6", te="2.6.0", gpu="90").cell
+    long = {axis: "10.12.1" for axis, component in COMPONENTS.items() if component.label}
+    return Cell(versions={**long, **cell.versions}, commits=cell.commits)
 
 
 def complete(inputs: Inputs, *, overrides: dict[str, str] | None = None) -> Locked:

@@ -1,9 +1,13 @@
 """What buildx says of a builder, and how many compile jobs follow from it."""
 
+import re
+
 import pytest
 
-from envbuild.engine.builders import ASKED, asking, read_answer, read_builder
+from envbuild.engine.builders import ASKED, asking, read_answer, read_builder, require_able
 from envbuild.engine.machine import Machine
+from envbuild.errors import HostError
+from envbuild.settings import Settings
 
 BIG = Machine(cores=64, memory_gib=256.0, platform="linux/amd64")
 
@@ -85,3 +89,37 @@ def test_a_step_on_the_builder_says_what_it_has():
     assert text.startswith("FROM a AS builder\n\nFROM builder AS ")
     assert f"FROM scratch AS {ASKED}\n" in text
     assert text != asking("FROM a AS builder\n", "twice")
+
+
+@pytest.mark.parametrize(
+    ("buildx", "nodes", "says"),
+    [
+        ("github.com/docker/buildx v0.13.1 788433953af10f2a698f5c07611dddce2e08c7a0", (), "buildx v0.13.1 is too old"),
+        ("github.com/docker/buildx 0.14.1+ds1 0.14.1+ds1-1", (), "buildx 0.14.1+ds1 is too old"),
+        ("github.com/docker/buildx v0.15.0 d3a53189f7e9c917eeff851c895b9aad5a66b108", (), None),
+        (
+            "github.com/docker/buildx 0.29.1+ds1 0.29.1+ds1-4",
+            ("BuildKit version: v0.25.2", "BuildKit version: v0.13.0"),
+            None,
+        ),
+        (
+            "github.com/docker/buildx v0.29.1 x",
+            ("BuildKit version: v0.25.2", "BuildKit version: v0.12.5"),
+            "v0.12.5 is too old",
+        ),
+        ("github.com/docker/buildx v0.15.0 x", ("Buildkit:         v0.11.6",), "v0.11.6 is too old"),
+        ("what is that", ("BuildKit version: unknown",), None),
+    ],
+)
+def test_what_is_too_old_to_build_is_named_before_the_build(tmp_path, monkeypatch, buildx, nodes, says):
+    """buildx before 0.15 writes its progress in a form that nothing here reads: the build fails at its very end."""
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n[ \"$*\" = 'buildx version' ] && echo '{buildx}'\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    facts = read_builder(DOCKER + "".join(f"{line}\n" for line in nodes))
+    if says is None:
+        require_able(Settings(cache_dir=tmp_path), facts)
+        return
+    with pytest.raises(HostError, match=re.escape(says)) as refused:
+        require_able(Settings(cache_dir=tmp_path), facts)
+    assert refused.value.hint

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 
 import pytest
+from cell_inputs import whole_cell
 
 from envbuild.catalog.choose import Machine, Wanted, nearest_published, offers
 from envbuild.catalog.model import Catalog, Entry, read_body
@@ -36,6 +37,14 @@ def entry_of(cell, *, seed="0", **more) -> Entry:
         "added": NOW,
     }
     return Entry.model_validate(values | more)
+
+
+def test_a_cell_with_every_component_and_a_stack_of_another_pin_fit_into_a_catalogue():
+    cell = whole_cell()
+    assert len(cell.id) > 150
+    made = entry_of(cell, stack="llm-jp@main-2")
+    read = read_body(Catalog(version=1, created=NOW, entries=(made,)).body())
+    assert read.entries[0].id == cell.id
 
 
 def wanted(machine=None, *, prefer="proven", **axes) -> Wanted:

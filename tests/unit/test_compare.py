@@ -315,6 +315,20 @@ def test_what_differs_between_two_runs() -> None:
     assert {each.what for each in run_differences(trained(), other)} == {"lock"}
 
 
+def test_another_attention_kernel_in_a_row_of_both_is_named() -> None:
+    def with_kernels(*rows: object, columns: object = ("implementation", "attention kernel")) -> Evidence:
+        table = {"title": "t", "columns": list(columns) if isinstance(columns, tuple) else columns, "rows": list(rows)}
+        test = benched(eager=1.0).tests[0].model_copy(update={"tables": [table]})
+        return trained(level="bench", tests=(test,))
+
+    fused = with_kernels(["eager", "flash"], ["TE BF16", "cudnn_sdpa"], ["FA3", "FlashAttnFwdSm90"])
+    found = run_differences(fused, with_kernels(["eager", "flash"], ["TE BF16", "-"]))
+    named = [(each.what, each.first, each.second) for each in found]
+    assert named == [("attention kernel: TE BF16", "cudnn_sdpa", "-")]
+    for odd in (with_kernels(["TE BF16"]), with_kernels("TE BF16"), with_kernels(columns=3), with_kernels(columns=())):
+        assert run_differences(fused, odd) == ()
+
+
 # --- the bench against a baseline ---
 
 H200 = [record for record in committed_evidence() if record.level == "bench" and record.passed and record.ranks < 5]

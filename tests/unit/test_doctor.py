@@ -44,12 +44,32 @@ def test_no_engine_names_the_script_on_debian_and_the_manual_elsewhere() -> None
     assert "docs.docker.com" in fixes(areas(rocky)["engine"])
 
 
+def test_a_builder_that_cannot_set_the_times_of_files() -> None:
+    for version, good in (("v0.12.5", False), ("v0.13.0", True), ("v0.25.1", True), ("unknown", True)):
+        inspected = {("docker", "buildx", "inspect"): f"Name: default\nNodes:\nBuildKit version: {version}\n"}
+        engine = areas(ENGINE.but(commands=inspected))["engine"]
+        assert (engine.status == "ok") is good
+        assert ("older than 0.13" in " ".join(finding.what for finding in engine.findings)) is not good
+
+
+@pytest.mark.parametrize("version", ["0.15.0", "v0.29.1+ds1", "v1.0.0", "", "unknown", None])
+def test_a_buildx_that_builds_or_does_not_say(version: str | None) -> None:
+    info = docker_info(ClientInfo={"Version": "28.5.2", "Plugins": [{"Name": "buildx", "Version": version}]})
+    found = areas(ENGINE.but(commands={INFO: info}))["engine"].findings
+    assert not [finding for finding in found if "older than" in finding.what]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"ServerVersion": "26.1.5"}, "older than 28"),
         ({"DriverStatus": [["Backing Filesystem", "extfs"]]}, "containerd image store"),
         ({"ClientInfo": {"Version": "28.5.2", "Plugins": None}}, "no buildx"),
+        (
+            {"ClientInfo": {"Plugins": [{"Name": "buildx", "Version": "v0.13.1-desktop.1"}]}},
+            "buildx v0.13.1-desktop.1 is older",
+        ),
+        ({"ClientInfo": {"Plugins": [{"Name": "buildx", "Version": "0.14.1"}]}}, "buildx 0.14.1 is older than 0.15"),
     ],
 )
 def test_an_engine_that_cannot_build(changes: dict, says: str) -> None:

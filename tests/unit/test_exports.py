@@ -6,12 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from cell_inputs import plan_for
+from cell_inputs import plan_for, whole_cell
 
 from envbuild.engine.builders import ASKED
 from envbuild.engine.built import OwnBuild, built_digest, own_build, remember_built
 from envbuild.engine.exports import archive_output, bake_file, cache_of, registry_output, store_output
+from envbuild.net.registry import parse_reference
+from envbuild.pipeline.prebuilt import registry_reference
+from envbuild.plan.plan import tag_of
 from envbuild.settings import Settings
+from envbuild.util.frozen import replace
 
 CACHE = "registry.example.org/team/cache"
 
@@ -79,6 +83,20 @@ def test_steps_of_a_cell_and_of_its_compilers_have_a_tag_each(plan, tmp_path):
         tags.add(tag)
     assert len(tags) == 2
     assert plan.cell.id in " ".join(tags)
+
+
+def test_the_image_of_a_cell_with_every_component_has_a_name_everywhere(plan, tmp_path):
+    settings = Settings(cache_dir=tmp_path, registry="registry.example.org/team/x", cache_from=CACHE)
+    cell = whole_cell()
+    names = set()
+    for flavor in ("runtime", "devel"):
+        lock = plan.lock.model_copy(update={"cell": cell.versions, "commits": cell.commits, "flavor": flavor})
+        whole = replace(plan, lock=lock, cell=cell)
+        taken = fields(cache_of(settings, whole, "image", taken=True)["cache-from"][0])["ref"]
+        for name in (tag_of(lock), str(registry_reference(settings, lock)), taken):
+            parse_reference(name)  # refuses what is no name of an image
+            names.add(name)
+    assert len(names) == 6  # each flavor its own
 
 
 def test_what_only_asks_leaves_nothing_and_no_cache_takes_nothing(plan, tmp_path):

@@ -143,6 +143,63 @@ def test_a_specification_of_another_shape_gives_no_device(text: str) -> None:
     assert with_cdi(text=text).toolkit.cdi_devices == ()
 
 
+PODMAN_INFO = json.dumps({"version": {"Version": "5.8.1"}, "host": {"security": {"rootless": True}}})
+PODMAN_HELP = "Options:\n      --cdi-spec-dir strings   Set the CDI spec directory path (may be set multiple times){}\n      --help   Help\n"
+
+
+def each_in_its_own(folder: str, *, docker: list[str] | None = None, podman: str | None = None) -> HostFacts:
+    """A machine with every runtime, and a specification in one folder; `podman` is how its help ends the flag's line."""
+    commands = {
+        INFO: docker_info(**({"CDISpecDirs": docker} if docker else {})),
+        ("podman", "info", "--format", "json"): PODMAN_INFO,
+        ("apptainer", "--version"): "apptainer version 1.5.4\n",
+    }
+    if podman is not None:
+        commands["podman", "--help"] = PODMAN_HELP.format(podman)
+    return H200.but(
+        files={f"{folder}/nvidia.yaml": specification()}, folders={folder: ("nvidia.yaml",)}, commands=commands
+    ).facts()
+
+
+@pytest.mark.parametrize(
+    ("host", "docker", "podman", "apptainer"),
+    [
+        (each_in_its_own("/etc/cdi"), "cdi", "cdi", "cdi"),
+        (each_in_its_own("/var/run/cdi"), "cdi", "cdi", "cdi"),
+        # daemon.json's cdi-spec-dirs are Docker's alone
+        (each_in_its_own("/srv/cdi", docker=["/srv/cdi"]), "cdi", "none", "nv"),
+        (each_in_its_own("/etc/cdi", docker=["/srv/cdi"]), "gpus", "cdi", "cdi"),
+        # containers.conf's cdi_spec_dirs are podman's alone, as its help states them
+        (each_in_its_own("/srv/cdi", podman=" (default [/srv/cdi])"), "gpus", "cdi", "nv"),
+        (each_in_its_own("/srv/c,d i", podman=' (default [/etc/cdi,"/srv/c,d i"])'), "gpus", "cdi", "nv"),
+        (each_in_its_own("/etc/cdi", podman=" (default [/srv/cdi])"), "cdi", "none", "cdi"),
+        (each_in_its_own("/etc/cdi", podman=""), "cdi", "none", "cdi"),
+        # podman 5.5
+        (each_in_its_own("/var/run/cdi", podman=" (default [/etc/cdi])"), "cdi", "none", "cdi"),
+    ],
+)
+def test_each_runtime_reads_its_own_folders(host: HostFacts, docker: str, podman: str, apptainer: str) -> None:
+    assert how(host) == {"docker": docker, "podman": podman, "apptainer": apptainer}
+    assert HostFacts.model_validate_json(host.model_dump_json()) == host
+
+
+def test_the_fix_names_the_folder_that_the_runtime_reads() -> None:
+    host = each_in_its_own("/etc/cdi", docker=["/srv/cdi"])
+    found = gpu_access(host, "docker", "cdi")
+    assert "in /srv/cdi, where docker looks" in found.problem
+    assert found.fix == ("sudo nvidia-ctk cdi generate --output=/srv/cdi/nvidia.yaml",)
+    assert gpu_access(H200.facts(), "docker", "cdi").fix == (
+        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+    )
+
+
+def test_facts_of_an_earlier_release_have_one_place_for_all() -> None:
+    host = with_cdi()
+    old = json.loads(host.model_dump_json())
+    del old["apptainer_cdi"], old["podman"]["cdi"]
+    assert how(HostFacts.model_validate(old)) == {"docker": "cdi", "podman": "cdi", "apptainer": "cdi"}
+
+
 def test_another_vendors_devices_are_none_of_nvidias() -> None:
     other = specification().replace("nvidia.com/gpu", "nvidia.com/gpu-other")
     assert with_cdi(text=other).toolkit.cdi_devices == ()

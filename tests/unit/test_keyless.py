@@ -223,14 +223,44 @@ def test_without_the_library_the_message_names_the_extra(site, monkeypatch):
         ("ci", "NAME,ISSUER,IDENTITY"),
         ("ci,https://issuer.example", "NAME,ISSUER,IDENTITY"),
         ("ci,https://issuer.example,", "NAME,ISSUER,IDENTITY"),
-        ("../ci,https://issuer.example,x", "name"),
-        ("ci,issuer.example,x", "https://"),
-        ('ci,https://issuer.example,"x', "quote"),
+        ("../ci,https://issuer.example,x@acme.example", "name"),
+        ("ci,issuer.example,x@acme.example", "https://"),
+        ('ci,https://issuer.example,"x@acme.example', "quote"),
+        ("ci,https://,x@acme.example", "issuer must name a host"),
+        ("ci,https:///path,x@acme.example", "issuer must name a host"),
+        ("ci,https://:443,x@acme.example", "issuer must name a host"),
+        ("ci,https://user@,x@acme.example", "issuer must name a host"),
+        ("ci,https://issuer.example?a=b,x@acme.example", "issuer must name a host"),
+        ("ci,https://issuer.example,https://", "an address with a host"),
+        ("ci,https://issuer.example,https:///acme", "an address with a host"),
+        ("ci,https://issuer.example,://acme", "an address with a host"),
+        ("ci,https://issuer.example,x", "an address with a host"),
+        ("ci,https://issuer.example,x@", "an address with a host"),
+        ("ci,https://issuer.example,@acme.example", "an address with a host"),
     ],
 )
 def test_what_is_no_identity_is_refused(site, value, words):
     with pytest.raises(DataError, match=words):
         site(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        CI,
+        "ci,https://issuer.example:8443/realms/acme,someone@acme.example",
+        "ci,https://[::1]:8443,spiffe://acme.example/workload",
+        "ci,https://issuer.example/,someone!acme.example",
+    ],
+)
+def test_an_identity_as_the_authority_writes_it_is_taken(site, value):
+    assert site(value).trusted_identities == (value,)
+
+
+def test_one_identity_of_two_issuers_is_refused(site):
+    """Both would be one builder in provenance, which does not state the issuer."""
+    with pytest.raises(DataError, match="of two issuers"):
+        policy_of(site(CI, f"ci2,https://issuer.example,{IDENTITY}"))
 
 
 def test_keys_and_identities_count_together_and_each_once(site, tmp_path):
@@ -243,7 +273,7 @@ def test_keys_and_identities_count_together_and_each_once(site, tmp_path):
         with pytest.raises(UsageError, match="2 signatures are needed, and 1 keys"):
             signing_policy(both, own)
     with pytest.raises(DataError, match="two of those trusted have one name"):
-        policy_of(site(CI, f"ci,{GITHUB},other"))
+        policy_of(site(CI, f"ci,{GITHUB},other@acme.example"))
     with pytest.raises(DataError, match="one identity is trusted under two names"):
         policy_of(site(CI, CI.replace("ci,", "ci2,")))
     three = site(ENVBUILD_TRUSTED_SIGNATURES="2")

@@ -11,7 +11,7 @@ from envbuild.cli import main
 from envbuild.doctor.diagnosis import diagnose
 from envbuild.engine.podman import PodmanClient, engine_of, own_limits, parse_podman_image
 from envbuild.errors import HostError, UsageError
-from envbuild.host.model import HostFacts, Podman
+from envbuild.host.model import Cdi, HostFacts, Podman
 from envbuild.run.container import Container
 from envbuild.run.podman import PodmanRuntime, podman_flags
 from envbuild.run.runtime import runtime_for
@@ -156,5 +156,7 @@ def test_doctor_names_podman():
 
 def test_facts_of_a_host_with_podman():
     machine = BARE.but(commands={("podman", "info", "--format", "json"): json.dumps(INFO)})
-    assert machine.facts().podman == Podman(version="4.3.1", rootless=True)
+    assert machine.facts().podman == Podman(
+        version="4.3.1", rootless=True, cdi=Cdi(folders=("/etc/cdi", "/var/run/cdi"))
+    )
     assert BARE.facts().podman is None

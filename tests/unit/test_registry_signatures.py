@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fault_server import FaultServer
 
-from envbuild.errors import DataError, LockError, UsageError
+from envbuild.errors import DataError, HostError, LockError, UsageError
+from envbuild.registry import keyless
 from envbuild.registry.keys import KeyVerifier, make_key_pair, read_private_key, read_public_key
 from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import Policy, payload_of, require_signed, signed_digest, signers
@@ -129,8 +130,8 @@ def test_what_is_no_payload(payload):
         signed_digest(payload)
 
 
-def serving(*layers):
-    """Serve a manifest of signatures with (annotation, payload) each."""
+def serving(*layers, bundle=None):
+    """Serve a manifest of signatures with (annotation, payload) each; `bundle` is what claims to be sigstore's, in each."""
     import hashlib
 
     blobs = {f"sha256:{hashlib.sha256(payload).hexdigest()}": payload for _, payload in layers}
@@ -143,7 +144,8 @@ def serving(*layers):
                 "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
                 "digest": f"sha256:{hashlib.sha256(payload).hexdigest()}",
                 "size": len(payload),
-                "annotations": {"dev.cosignproject.cosign/signature": text},
+                "annotations": {"dev.cosignproject.cosign/signature": text}
+                | ({"dev.sigstore.bundle/content": bundle} if bundle else {}),
             }
             for text, payload in layers
         ],
@@ -162,9 +164,9 @@ def serving(*layers):
     return FaultServer(answer)
 
 
-def found(server, *verifiers):
+def found(server, *verifiers, needed=None):
     with server as running, Repository(f"{running.url.removeprefix('http://')}/a/b") as repository:
-        return signers(repository, DIGEST, verifiers)
+        return signers(repository, DIGEST, verifiers, needed=needed)
 
 
 def text_of(signature):
@@ -221,3 +223,53 @@ def test_k_of_n(pair, tmp_path):
         require(1, read_private_key(make_key_pair(tmp_path, "third", None)[0], none))
     with pytest.raises(LockError, match="the catalogue is not signed"):
         require(1)
+
+
+@pytest.fixture
+def no_public_root(tmp_path, monkeypatch):
+    """Close the way to sigstore's public instance, whose trusted root is not on this disk either."""
+    monkeypatch.setattr(keyless, "_failed", [])
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("no_public_root")
+def test_without_the_public_root_the_keys_decide_where_they_are_enough(pair):
+    private, public = pair
+    identity = keyless.IdentityVerifier(identity=keyless.Identity.parse("ci,https://issuer.example,x"))
+    by_key = KeyVerifier(key=public)
+    good = payload_of("a/b", DIGEST)
+    signed, unsigned = (text_of(private.sign(good)), good), (text_of(b"0" * 70), good + b" ")
+
+    for layers in ([signed], [unsigned, signed]):
+        for verifiers in ((by_key, identity), (identity, by_key)):
+            assert found(serving(*layers, bundle="{}"), *verifiers, needed=1) == ("release",)
+    for layers, needed in (([signed], 2), ([unsigned], 1), ([signed], None)):
+        with pytest.raises(HostError, match="trusted root cannot be fetched"):
+            found(serving(*layers, bundle="{}"), identity, by_key, needed=needed)
+    # nothing to judge for the identity: it did not sign
+    assert found(serving(signed), identity, by_key, needed=1) == ("release",)
+
+
+@pytest.mark.usefixtures("no_public_root")
+def test_the_public_instance_is_not_asked_again_at_once(pair, monkeypatch):
+    private, _ = pair
+    good = payload_of("a/b", DIGEST)
+    layer = (text_of(private.sign(good)), good)
+    identities = [
+        keyless.IdentityVerifier(identity=keyless.Identity.parse(f"ci{n},https://issuer.example,x{n}"))
+        for n in range(3)
+    ]
+    with FaultServer(lambda fault, _: fault.send(status=503)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        monkeypatch.setenv("https_proxy", proxy.url)
+        for _ in range(2):
+            with pytest.raises(HostError, match="trusted root cannot be fetched"):
+                found(serving(layer, bundle="{}"), *identities)
+        asked = len(proxy.seen)
+        monkeypatch.setattr(keyless, "_failed", [])
+        with pytest.raises(HostError, match="trusted root cannot be fetched"):
+            found(serving(layer, bundle="{}"), *identities[:1])
+        assert len(proxy.seen) == 2 * asked > 0

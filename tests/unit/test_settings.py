@@ -91,7 +91,16 @@ def test_a_named_file_that_is_absent_is_an_error_and_the_usual_one_is_not(machin
         ('index_ur = "https://x"', "'index_ur' is not a setting"),
         ('index_url = "pypi.org"', "index_url: it must be a URL"),
         ('index_url = "https://"', "index_url: it must be a URL"),
+        ('index_url = "https:///simple"', "index_url: it must be a URL"),
+        ('index_url = "https://me@/simple"', "index_url: it must be a URL"),
+        ('index_url = "https://:8080"', "index_url: it must be a URL"),
+        ('index_url = "file://"', "index_url: it must be a URL"),
         ('http_proxy = ""', "http_proxy: it names no host"),
+        ('http_proxy = "http://:3128"', "http_proxy: it names no host"),
+        ('http_proxy = "http://me:x@"', "http_proxy: it names no host"),
+        ('builder = "--help"', "builder: it must be a builder's name"),
+        ('builder = ""', "builder: it must be a builder's name"),
+        ('trusted_identities = ["ci,https://,a@acme.example"]', "trusted_identities: the issuer must name a host"),
         ("jobs = 0", "jobs: Input should be greater than or equal to 1"),
         ('jobs = "many"', "jobs: Input should be a valid integer"),
         ('sources = "gone"', "sources: there is no folder"),
@@ -110,6 +119,20 @@ def test_a_bad_file_is_named_with_its_key(machine: Machine, text: str, says: str
     assert says in caught.value.what
     assert caught.value.where == str(config)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://mirror.example:8080/a@b",
+        "https://me:pa/ss@mirror.example/x",
+        "https://[::1]:8443/simple",
+        "https://my_mirror/simple",
+        "file:///srv/wheels",
+    ],
+)
+def test_an_address_of_a_host_or_a_folder_is_taken(machine: Machine, url: str) -> None:
+    assert machine.load(ENVBUILD_INDEX_URL=url).index_url == url
 
 
 def test_a_misspelt_key_gets_its_neighbour(machine: Machine) -> None:

@@ -110,6 +110,8 @@ def test_every_image_of_the_lock_in_the_evidence_will_do_and_another_is_refused(
         "by": "evidence",
         "digest": TWO,
         "record": records[1].id,
+        "same_as": None,
+        "other_recipe": False,
         "text": f"verified: it has the digest in the evidence record {records[1].id}",
     }
     with pytest.raises(LockError, match=f"it has {THREE}, the evidence records of this lock name {ONE} or {TWO}"):
@@ -366,7 +368,7 @@ def test_with_trusted_keys_an_image_that_nobody_confirms_is_built_and_not_pulled
 
     def ready(**more):
         client = SimpleNamespace(settings=settings.model_copy(update=more))
-        return pipeline._ready_made(request, client, plan, (None, None))
+        return pipeline._ready_made(request, client, plan, (None, None), lambda _: None)
 
     assert ready() is None
     assert asked == [None]

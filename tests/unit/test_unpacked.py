@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from recorded import ENGINE, H200
+from saved_images import GZIP, ZSTD, packed
+from saved_images import Image as SavedImage
+from saved_images import layer as tar_layer
 
 from envbuild.engine.apptainer import labels_of_sandbox
 from envbuild.engine.archive import Archive, ImageError, Layout
@@ -25,6 +28,7 @@ from envbuild.run.docker import DockerRuntime
 from envbuild.run.launch import Job, Node, plan_launch
 from envbuild.run.runtime import runtime_for
 from envbuild.settings import Settings
+from envbuild.util.foreign_tar import Bounds
 
 FOLDER = Path("/cache/apptainer")
 
@@ -224,6 +228,79 @@ def test_an_odd_descriptor_unpacks_nothing(
     assert caught.value.exit_code == 4
     assert not (tmp_path / "box").exists()
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"bytes": 40_000}, "more than"),
+        ({"bytes": 60_000}, "more than"),  # of the two layers together
+        ({"members": 2}, "more than 1 members"),
+        ({}, None),
+    ],
+)
+def test_layers_out_of_bounds_are_not_handed_to_apptainer(
+    tmp_path: Path, limits: dict[str, int], says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes that unpack to a full disk: Apptainer unpacks whatever is there."""
+    (tmp_path / "apptainer").write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\nmkdir -p "$3/.singularity.d"\n')
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    bodies = (tar_layer(("a", bytes(30_000))), tar_layer(("b", b"b"), ("c", bytes(30_000))))
+    made = SavedImage(*((GZIP, packed(body, GZIP)) for body in bodies)).write(tmp_path)
+    (tmp_path / "own").mkdir()
+
+    def make() -> None:
+        bounds = Bounds(**{"bytes": 1 << 20, "members": 100} | limits)
+        make_sandbox(Archive(made), tmp_path / "box", tmp_path / "own", bounds)
+
+    if says is None:
+        make()
+        assert (tmp_path / "box").is_dir()
+        return
+    with pytest.raises(ImageError, match=says):
+        make()
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "box").exists()
+
+
+def test_a_host_that_runs_images_need_not_have_zstd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SavedImage((ZSTD, packed(tar_layer(("a", b"a")), ZSTD))).write(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text('#!/bin/sh\nmkdir -p "$3/.singularity.d"\n')
+    (tools / "apptainer").chmod(0o755)
+    for name in ("sh", "mkdir"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tools))
+    (tmp_path / "own").mkdir()
+    make_sandbox(Archive(made), tmp_path / "box", tmp_path / "own")
+    assert (tmp_path / "box" / ".singularity.d" / "labels.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        'ln -s "$OUTSIDE" "$3/.singularity.d"',
+        'mkdir "$3/.singularity.d"; ln -s "$OUTSIDE/x" "$3/.singularity.d/labels.json"',
+        'mkdir "$3/.singularity.d"; echo [ >"$3/.singularity.d/labels.json"',
+        'mkdir "$3/.singularity.d"; echo [] >"$3/.singularity.d/labels.json"',
+    ],
+)
+def test_labels_that_an_image_has_in_place_of_apptainers_are_one_error(
+    tmp_path: Path, makes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("OUTSIDE", str(outside))
+    (tmp_path / "apptainer").write_text(f'#!/bin/sh\nmkdir -p "$3"\n{makes}\n')
+    (tmp_path / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    made = SavedImage((GZIP, packed(tar_layer(("a", b"a")), GZIP))).write(tmp_path)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(ImageError, match=r"/\.singularity\.d cannot be used"):
+        make_sandbox(Archive(made), tmp_path / "box", tmp_path / "own")
+    assert list(outside.iterdir()) == []
 
 
 def test_a_folder_of_blobs_that_is_a_link_leads_nowhere(layout: Path, tmp_path: Path) -> None:

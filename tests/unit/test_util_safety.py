@@ -1,6 +1,7 @@
 """What a name from outside may be, and where it can lead."""
 
 import os
+import re
 import shlex
 import subprocess
 
@@ -42,6 +43,22 @@ def test_a_hostile_path_is_refused_everywhere(tmp_path, name):
 def test_a_safe_name_is_one_component(name):
     with pytest.raises(ValueError, match="not a name"):
         names.checked(names.SafeName, name)
+
+
+@pytest.mark.parametrize("name", ["cu126-py312-torch2.8.0-te2.6.0-sm90-00112233", "_x", "A.b_c-d", "a" * 128])
+def test_a_name_that_is_a_tag_stays_one(name):
+    assert names.image_tag(name) == name
+
+
+def test_a_name_that_is_no_tag_gets_one_that_only_it_has():
+    long = "cu130-py312-" + "-".join(f"part{n}" for n in range(20))
+    odd = [*HOSTILE, "a b", "torch2.8.0+cu126", "torch2.8.0_cu126+", "1!2", f"{long}-a", f"{long}-b", "a" * 129]
+    tags = [names.image_tag(name) for name in odd]
+    for tag in tags:
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag), tag
+    assert len(set(tags)) == len(odd)
+    assert tags == [names.image_tag(name) for name in odd]
+    assert names.image_tag(f"{long}-a").startswith("cu130-py312-part0-part1-")
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "a/b", "%2e%2e%2fx", "a b.whl", ".hidden"])

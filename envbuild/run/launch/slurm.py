@@ -90,13 +90,16 @@ exit "$code"
 _DOCKER = """image=$1 inside=$2 engine=$3
 shift 3
 program=$(command -v "$engine") || die "there is no $engine, which runs this image: a .sif takes Apptainer in its place"
+if [ "$by" = auto ] && ! command -v nvidia-container-runtime-hook >/dev/null && ! command -v nvidia-container-toolkit >/dev/null; then
+    # where this engine looks: nowhere with CDI off
+    while IFS= read -r folder; do
+        for file in "$folder"/*.yaml "$folder"/*.json; do
+            if [ -n "$folder" ] && grep -Eqs 'kind"?: *"?nvidia\\.com/gpu' "$file"; then by=cdi; fi
+        done
+    done < <("$program" "$@" info --format '{{range .CDISpecDirs}}{{println .}}{{end}}' </dev/null 2>/dev/null || :)
+fi
 set -- "$program" "$@" run --rm --init --interactive --pull never --name "$job-$rank" --ipc host --ulimit stack=67108864
 FLAGS
-if [ "$by" = auto ] && ! command -v nvidia-container-runtime-hook >/dev/null && ! command -v nvidia-container-toolkit >/dev/null; then
-    for file in /etc/cdi/*.yaml /etc/cdi/*.json /var/run/cdi/*.yaml /var/run/cdi/*.json; do
-        if grep -Eqs 'kind"?: *"?nvidia\\.com/gpu' "$file"; then by=cdi; fi
-    done
-fi
 if [ "$asked" != none ]; then
     if [ "$by" = cdi ]; then
         for number in $(echo "${mine:-all}" | tr , ' '); do set -- "$@" --device "nvidia.com/gpu=$number"; done
