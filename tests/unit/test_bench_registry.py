@@ -1,0 +1,169 @@
+"""The figures of benchmarks/bench_registry.py, and the relay that counts its bytes."""
+
+import contextlib
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from registry_cells import CELLS, compiled, read_objects
+from registry_figures import compiles, empty, for_people, new_bytes, shared, update
+from registry_site import Relay
+
+TORCH, OTHER = "2.11.0+cu130", "2.7.1+cu126"
+BLOBS = {
+    "a": {"torch": 1000, "te-1": 100, "own-a": 1},
+    "b": {"torch": 1000, "te-2": 120, "own-b": 1},
+    "c": {"other": 900, "own-c": 2},
+}
+
+
+def row(name, torch=TORCH, *, wheels=None, seconds=None, **more):
+    own = {"name": name, "flags": ["--te", name], "outcome": "published", "digest": name, "torch": torch}
+    return own | {"wheels": wheels or {}, "compiled": seconds or {}, "stand_in": ""} | more
+
+
+def test_a_blob_of_two_cells_counts_once():
+    rows = [row("a"), row("b"), row("c", OTHER), {"name": "d", "flags": [], "outcome": "failed", "why": "no"}]
+    every, family = shared(rows, BLOBS)
+    assert (every["cells"], every["bytes"], every["one"], every["met"]) == (["a", "b", "c"], 2124, 1121, False)
+    assert (family["of"], family["cells"], family["bytes"]) == (f"torch {TORCH}", ["a", "b"], 1222)
+    assert (family["times"], family["met"]) == (1.09, True)
+    assert new_bytes(rows, BLOBS) == {"a": 1101, "b": 121, "c": 902}
+    assert shared(rows[:1], BLOBS) == []
+
+
+def test_a_wheel_that_is_compiled_twice_is_seen():
+    first = row("a", wheels={"te": "1"}, seconds={"te": 300.0})
+    again = row("b", wheels={"te": "1", "apex": "2"}, seconds={"apex": 600.0})
+    found = compiles([first, again])
+    assert (found["cells_s"], found["wheels_s"], found["times"]) == (900.0, 900.0, 1.0)
+    assert (found["wheels"], found["uses"], found["met"]) == (2, 3, True)
+    twice = row("b", wheels={"te": "1"}, seconds={"te": 300.0})
+    found = compiles([first, twice])
+    assert (found["times"], found["met"]) == (2.0, False)
+    kept = compiles([row("a", wheels={"te": "1"})])
+    assert (kept["cells_s"], kept["times"], kept["met"]) == (0.0, None, True)
+    own = compiles([row("a", wheels={"te": "1"}, seconds={"te": 10.0, "mpi": 50.0})])
+    assert own["times"] == 1.0
+
+
+def test_only_a_stage_that_compiled_counts():
+    stages = [
+        {"name": "build-te", "seconds": 300.0, "executed": 3},
+        {"name": "build-apex", "seconds": 0.2, "executed": 0},
+        {"name": "wheel-te", "seconds": 1.0, "executed": 1},
+    ]
+    assert compiled({"stages": stages}) == {"te": 300.0}
+
+
+def test_an_update_has_two_targets():
+    found = update(["a", "b"], 184_000_000, 2_980_000_000)
+    assert (found["met"], found["share_met"]) == (True, False)
+    assert not update(["a", "b"], 200_000_001, 2_980_000_000)["met"]
+
+
+def test_the_tables_name_what_missed_its_target():
+    report = {
+        "cells": [
+            row("a", seconds={"te": 3.0}, bytes=1101, new_bytes=1101, publish_seconds=4.0) | {"seconds": 9.0},
+            {"name": "d", "flags": ["--cuda", "9"], "stand_in": "", "outcome": "out of reach", "why": "no | host"},
+        ],
+        "shared": shared([row("a"), row("c", OTHER)], BLOBS),
+        "compile": compiles([row("a", wheels={"te": "1"}, seconds={"te": 3.0})]),
+        "pulls": {"a": {"seconds": 5.0, "bytes": 1200}},
+        "storage_bytes": 2100,
+        "left_out": ["update: b is not published"],
+        "empty": empty(
+            ["--cuda", "13.0"],
+            {"origin": "pulled", "verified": {"by": "catalog"}, "seconds": 99.0},
+            1200,
+            20.0,
+            31.0,
+            25.0,
+        ),
+        "second": {"flags": "--te a", "taken": ["te"], "compiled": {}},
+    }
+    text = for_people(report)
+    assert "| d | `--cuda 9` | out of reach: no \\| host |" in text
+    assert "| 1.6 times | 1.82 times (2,003 and 1,101) | **no** |" in text
+    assert "| download + 10 s | 31.0 s; download 20.0 s of 1,200 bytes | **no** |" in text
+    assert "| + 10 s | 31.0 s; the engine alone 25.0 s | yes |" in text
+    assert "- update: b is not published" in text
+
+
+def test_records_that_follow_each_other_are_read():
+    assert list(read_objects('{"a": 1}\n{\n "b": {"c": 2}}\n')) == [{"a": 1}, {"b": {"c": 2}}]
+    assert list(read_objects("")) == []
+
+
+def test_the_names_of_the_cells_are_distinct():
+    assert len({cell.name for cell in CELLS}) == len(CELLS)
+
+
+@pytest.fixture
+def echo():
+    """A server that answers each connection with the bytes that it got, twice."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                taken, _ = listening.accept()
+            except OSError:
+                return
+            with taken:
+                got = b""
+                while piece := taken.recv(65536):
+                    got += piece
+                taken.sendall(got * 2)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listening.getsockname()[1]
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+
+
+def exchanged(port, body):
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(body)
+        client.shutdown(socket.SHUT_WR)
+        got = b""
+        while piece := client.recv(1 << 20):
+            got += piece
+    return got
+
+
+def test_the_relay_counts_both_ways_and_changes_nothing(echo):
+    relay = Relay(0, echo)
+    try:
+        body = bytes(range(256)) * 20_000
+        assert exchanged(relay.port, body) == body * 2
+        assert (relay.traffic.up, relay.traffic.down) == (len(body), 2 * len(body))
+        relay.reset()
+        assert (relay.traffic.up, relay.traffic.down, relay.traffic.seconds) == (0, 0, 0.0)
+        assert exchanged(relay.port, b"x") == b"xx"
+        assert (relay.traffic.up, relay.traffic.down) == (1, 2)
+    finally:
+        relay.close()
+
+
+def test_a_relay_without_a_server_ends_the_connection():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    relay = Relay(0, port)
+    got = None
+    try:
+        with (
+            contextlib.suppress(ConnectionResetError),
+            socket.create_connection(("127.0.0.1", relay.port), timeout=20) as client,
+        ):
+            got = client.recv(1)
+        assert not got
+        assert relay.traffic.down == 0
+    finally:
+        relay.close()
