@@ -17,7 +17,7 @@ def older(version: str | None, floor: str) -> bool:
     does of its BuildKit: that is unknown, too.
     """
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version or "")
-    if found is None or not int(found[1]) and not int(found[2]):
+    if found is None or (not int(found[1]) and not int(found[2])):
         return False
     major, minor = floor.split(".")
     return (int(found[1]), int(found[2])) < (int(major), int(minor))
