@@ -221,7 +221,7 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         show_notices(settings)
     note(f"cell {asked.solution.cell.id}")
     gpu = asked.solution.cell.versions.get("gpu", "none")
-    if gpu != "none" and not given.flags.get("gpu") and asked.stack is None:
+    if gpu != "none" and asked.stack is None and not given.names("gpu"):
         note(f"the image is for {gpu}; --gpu names another GPU, such as --gpu a100")
     if options.push:  # before hours of work
         require_registry(settings)

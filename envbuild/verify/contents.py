@@ -146,7 +146,8 @@ def locked_check(
         faults += found
     text = f"{compared} of {len(installed.distributions)} distributions are the files of their locked wheels"
     if unknown:
-        text += f"; not compared, since their wheels are not known here: {', '.join(shown(n) for n in unknown[:5])}"
+        text = f"{text}; " if compared else ""
+        text += f"not compared with their wheels, which are not known here: {', '.join(shown(n) for n in unknown[:5])}"
         text += f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         text += " (`envbuild audit --deep` fetches what the lock names)"
     check = verdict_of(name, faults, text)

@@ -181,3 +181,12 @@ def test_what_chooses_among_many_needs_them(capsys, words):
     code, _, err = run(capsys, "--cuda", "13.0", *words)
     assert code == 2
     assert "--matrix PATTERN" in err
+
+
+@pytest.mark.parametrize(("more", "hinted"), [((), True), (("--gpu", "h100"), False)])
+def test_the_hint_that_a_flag_names_another_gpu_is_for_who_gave_none(more, hinted, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ENVBUILD_ENGINE_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    code, _, err = run(capsys, "--cuda", "13.0", "--te", "2.12", *more)
+    assert code == 8
+    assert ("--gpu names another GPU" in err) is hinted
