@@ -27,6 +27,7 @@ _LIVE_AFTER_S = 0.7
 _REDRAWN_S = 0.2
 _AMOUNT_S = 1.0
 
+_EXPORT = "export"
 _TITLES = {"builder": "compilers and build tools", "contexts": "inputs copied to the builder"}
 """What takes long in a build, and is no part that is counted."""
 
@@ -214,6 +215,9 @@ class Work(Details):
         state, now = self._state, self._clock()
         counted = name in state.parts
         title, estimate = state.parts.get(name, (_TITLES.get(name, name), None))
+        if name == _EXPORT and counted:  # all before it are there: one in which there was nothing to do was never named
+            before = list(state.parts)[: list(state.parts).index(name)]
+            state.finished.update(each for each in before if each not in state.running)
         if what == "started":
             if name not in state.running and name not in state.finished:
                 helper = not counted and name not in _TITLES

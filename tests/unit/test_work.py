@@ -53,6 +53,16 @@ def test_lines_count_the_parts_and_say_how_each_ended(capsys):
     ]
 
 
+def test_a_part_in_which_there_was_nothing_to_do_counts_when_the_export_begins(capsys):
+    work, _ = working("plain")
+    work.parts([*PARTS, ("export", "export", 1.0), ("load", "load into the engine", 1.0)])
+    for stage in ("base", "torch", "image", "export", "load"):  # the stage of te has no step
+        for what in ("started", "done"):
+            work.change(stage, what)
+    counted = [line.split("  ")[1] for line in capsys.readouterr().err.splitlines() if line.endswith("done (0 s)")]
+    assert counted == ["1 of 6", "2 of 6", "3 of 6", "5 of 6", "6 of 6"]
+
+
 def test_a_wheel_is_done_when_it_is_there_and_not_when_it_is_compiled(capsys):
     work, _ = working("plain")
     for stage, what in (("build-te", "started"), ("build-te", "done"), ("wheel-te", "started"), ("wheel-te", "done")):
