@@ -5,6 +5,7 @@ every half minute, whatever happens.
 """
 
 import contextlib
+import itertools
 import json
 import sys
 import threading
@@ -216,7 +217,7 @@ class Work(Details):
         counted = name in state.parts
         title, estimate = state.parts.get(name, (_TITLES.get(name, name), None))
         if name == _EXPORT and counted:  # all before it are there: one in which there was nothing to do was never named
-            before = list(state.parts)[: list(state.parts).index(name)]
+            before = itertools.takewhile(lambda each: each != name, state.parts)
             state.finished.update(each for each in before if each not in state.running)
         if what == "started":
             if name not in state.running and name not in state.finished:

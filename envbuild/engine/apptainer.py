@@ -13,7 +13,7 @@ from envbuild.engine import squashfs
 from envbuild.errors import HostError
 from envbuild.util.below import open_below, remove_below
 from envbuild.util.foreign_json import parse_json
-from envbuild.util.names import shown
+from envbuild.util.names import last_text
 from envbuild.util.processes import bounded, followed
 
 LABEL = "io.envbuild.image"
@@ -66,7 +66,7 @@ def is_made(name: str, root: int) -> bool:
     """Return whether Apptainer put `name` into the root of a sandbox: its folder, or one of its links into that.
 
     Args:
-        name: an entry of the root; the image, whom nobody trusts, may have something else under each of these names.
+        name: an entry of the root. The image is not trusted: it may have something else under this name.
         root: the open folder.
 
     """
@@ -146,9 +146,7 @@ def _listed(path: Path) -> bytes:
 
 def last_words(output: str) -> str:
     """Return the last line that Apptainer printed, fit for a terminal."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    return shown(lines[-1]) if lines else "it gave no reason"
+    return last_text(output) or "it gave no reason"
 
 
 def labels_of_sandbox(folder: Path) -> dict[str, Any]:

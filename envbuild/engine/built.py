@@ -13,12 +13,12 @@ from envbuild.evidence.content import ImageContent
 from envbuild.plan.dockerfile import recipe_digest
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
+from envbuild.util.names import is_digest
 
 # The digest comes last, so that half a note is none.
 _NOTE = re.compile(
     r"(config (?P<config>sha256:[0-9a-f]{64})\n)?(layers (?P<layers>[!-~]+)\n)?(steps from (?P<steps_from>[!-~]+)\n)?(wheels from (?P<wheels_from>[!-~]+)\n)?(?P<digest>sha256:[0-9a-f]{64})"
 )
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RECIPE = re.compile(r"release (?P<release>[0-9A-Za-z][0-9A-Za-z._+!-]{0,127})\n(?P<recipe>sha256:[0-9a-f]{64})")
 
 
@@ -110,10 +110,8 @@ def remember_built(settings: Settings, plan: Plan, build: OwnBuild) -> None:
 
     The note is kept here and not in the image, whose bytes follow from the lock alone.
     """
-    if _DIGEST.fullmatch(build.digest):
-        _remember_recipe(
-            settings, plan, build.digest
-        )  # first: who finds the other note builds nothing, and notes nothing
+    if is_digest(build.digest):  # first: a run that finds the other note builds nothing and writes no note
+        _remember_recipe(settings, plan, build.digest)
     place = _note_of_build(settings, plan)
     place.parent.mkdir(parents=True, exist_ok=True)
     parts = (("steps", build.steps_from), ("wheels", build.wheels_from))
@@ -132,7 +130,7 @@ def _remember_recipe(settings: Settings, plan: Plan, digest: str) -> None:
 
 def recipe_of_image(settings: Settings, digest: str) -> ImageContent:
     """Return by which recipe and release this machine built the image of a digest; neither, where it did not or did not note it."""
-    if _DIGEST.fullmatch(digest) is None:
+    if not is_digest(digest):
         return ImageContent()
     try:
         text = (settings.cache_dir / "made-by" / digest.removeprefix("sha256:")).read_text(encoding="utf-8")
@@ -171,13 +169,18 @@ def is_other_recipe(recipe: str | None, plan: Plan) -> bool:
     return recipe is not None and recipe != recipe_digest(plan)
 
 
+def built_by_other_recipe(settings: Settings, plan: Plan, digest: str) -> bool:
+    """Return whether this machine noted that it built the image of a digest by another recipe than this release's."""
+    return is_other_recipe(recipe_of_image(settings, digest).recipe, plan)
+
+
 def find_built(client: EngineClient, plan: Plan, tag: str) -> Built | None:
     """Return the image `tag` when the engine has it and this machine built it from exactly this plan.
 
     One that an earlier release built from the same lock by another recipe is another image: it is built again.
     """
     digest = built_digest(client.settings, plan)
-    if digest is None or is_other_recipe(recipe_of_image(client.settings, digest).recipe, plan):
+    if digest is None or built_by_other_recipe(client.settings, plan, digest):
         return None
     return find_image(client, tag, digest)
 

@@ -1,16 +1,20 @@
 """What an image is: its configuration, and its files as its layers leave them."""
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from envbuild.engine.archive import PIECE, Archive, ImageError
+from envbuild.errors import HostError
 from envbuild.util.foreign_tar import Bounds, Kind, Member, Readable, TarError, read_tar
 
 LIMITS = Bounds(bytes=128 << 30, members=1_000_000)
 """Of all layers of an image together."""
+_BLOCK = 4096
+"""Bytes that an entry takes on a disk in addition to its content, at least."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
@@ -45,6 +49,29 @@ class Contents:
     """Whether the digest is that of a list."""
     of_several: bool = False
     """Whether the image's digest is that of a list which names other images, too."""
+
+
+def require_room(folder: Path, what: str, size: int, members: int, hint: str) -> None:
+    """Check that the disk of a folder holds what a foreign image unpacks to.
+
+    Args:
+        folder: where it is unpacked.
+        what: the image, such as `the .sif`.
+        size: bytes of its files.
+        members: how many files, folders and links they are.
+        hint: of the error.
+
+    Raises:
+        HostError: the disk does not hold it.
+
+    """
+    needed, free = size + members * _BLOCK, shutil.disk_usage(folder).free
+    if needed > free:
+        raise HostError(
+            f"{what} unpacks to {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
+            where=str(folder),
+            hint=f"{hint}; and ask who made the file if that is a surprise",
+        )
 
 
 def read_image(archive: Path, where: str, limits: Bounds = LIMITS) -> Contents:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.net.registry import Reference, no_access, parse_reference
-from envbuild.util.names import shown
+from envbuild.util.names import is_digest, shown
 
 # Characters that are shown of a reason.
 _OUTPUT_LIMIT = 300
@@ -34,7 +34,7 @@ def pull_verified(
 
     """
     ref = parse_reference(reference)
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    if not is_digest(digest):
         raise LockError(f"not a digest: {digest!r}", where=reference, hint="it reads sha256: and 64 hex digits")
     if ref.digest not in {None, digest}:
         raise UsageError(f"{reference} names another digest than {digest}")

@@ -6,17 +6,15 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.engine.layers import LIMITS
+from envbuild.engine.layers import LIMITS, require_room
 from envbuild.errors import HostError
 from envbuild.util.foreign_tar import Bounds
-from envbuild.util.names import shown
+from envbuild.util.names import last_text
 from envbuild.util.processes import followed
 
 # As `unsquashfs -lln` lists an entry: mode, owner, size (of a device its numbers), time, path. A path with a line break can
 # add lines that look like one, and take none away.
 _ENTRY = re.compile(r"[bcdlps-][rwxsStT-]{9} +\d+/\d+ +(?:(?P<size>\d{1,20})|\d+, *\d+) ")
-_BLOCK = 4096
-"""Bytes that an entry takes on a disk in addition to its content, at least."""
 _KEPT_LINES = 50
 
 
@@ -45,21 +43,6 @@ class _Counted:
         if self.bytes > self.limits.bytes:
             raise ValueError(f"it unpacks to more than {self.limits.bytes / 2**30:,.0f} GiB")
 
-    def require_room(self, place: Path) -> None:
-        """Check that the disk of a folder holds it.
-
-        Raises:
-            HostError: it does not.
-
-        """
-        needed, free = self.bytes + self.members * _BLOCK, shutil.disk_usage(place).free
-        if needed > free:
-            raise HostError(
-                f"the .sif unpacks to {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-                where=str(place),
-                hint="make room there, or name another disk in TMPDIR; and ask who made the file if that is a surprise",
-            )
-
 
 def unpack(path: Path, offset: int, target: Path, limits: Bounds = LIMITS) -> None:
     """Unpack the squashfs that starts at `offset` of `path` into the new folder `target`, once its listing is within the bounds.
@@ -83,12 +66,13 @@ def unpack(path: Path, offset: int, target: Path, limits: Bounds = LIMITS) -> No
     start = ["-offset", str(offset)]
     if followed(["unsquashfs", "-lln", *start, str(path)], feed=take, stdout=True) or not counted.members:
         raise ValueError(f"its file system cannot be listed: {_last(lines)}")
-    counted.require_room(target.parent)
+    require_room(
+        target.parent, "the .sif", counted.bytes, counted.members, "make room there, or name another disk in TMPDIR"
+    )
     command = ["unsquashfs", "-no-progress", "-no-xattrs", *start, "-dest", str(target), str(path)]
     if followed(command, feed=lines.append, stdout=True):
         raise HostError(f"the .sif could not be unpacked: {_last(lines)}", where=str(path))
 
 
 def _last(lines: deque[str]) -> str:
-    printed = [line.strip() for line in lines if line.strip()]
-    return shown(printed[-1]) if printed else "unsquashfs gave no reason"
+    return last_text("".join(lines)) or "unsquashfs gave no reason"

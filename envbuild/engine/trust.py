@@ -7,24 +7,23 @@ the settings ask for, or a committed evidence record.
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from envbuild.engine.built import is_other_recipe, own_build, recipe_of_image
+from envbuild.engine.built import built_by_other_recipe, is_other_recipe, own_build, recipe_of_image
 from envbuild.engine.image import Image
 from envbuild.errors import LockError
 from envbuild.evidence.content import ImageContent
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
+from envbuild.util.names import is_digest
 
 if TYPE_CHECKING:
     from envbuild.evidence.records import Evidence
 
 By = Literal["flag", "build", "steps", "catalog", "evidence", "nobody"]
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SAME: dict[By, str] = {
     "build": "verified: only the compression differs; this machine built its layers and its configuration from the lock, as {digest}",
     "evidence": "verified: only the compression differs; it has the layers and the configuration of {digest}, in the evidence "
@@ -83,7 +82,7 @@ class Verified:
 
 
 class UnknownImageError(LockError):
-    """Nobody confirms an image, and nobody named the one that the lock makes by the recipe of this release."""
+    """No trusted source confirms an image, and none names the image that this release makes from the lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +158,14 @@ class Expected:
         if self.records:
             return UnknownImageError(
                 f"{what} is not the one that was expected: it has {digest}, {named} {' or '.join(self.records)}. They do not state "
-                "by which recipe their images were made; if by another one, nobody confirms this image",
+                "which recipe made their images. If another recipe did, nobody confirms this image",
                 where=where,
                 hint=hint,
             )
         own = [each.record for each in self.others.values() if each.record]
         who = f"the evidence record {' or '.join(own)} is" if own else "what this machine built from the lock is"
         return UnknownImageError(
-            f"nobody confirms {what}, which has {digest}: {who} of an image by another recipe, {' or '.join(self.others)}",
+            f"nobody confirms {what}, which has {digest}: {who} of an image that another recipe made, {' or '.join(self.others)}",
             where=where,
             hint=hint,
         )
@@ -200,7 +199,7 @@ def expected_digests(
     contents: dict[str, ImageContent] = {}
     if own is not None and own.steps_from is None:
         repacked = bool(catalog and own.layers) and own.layers == tuple(layers)
-        if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
+        if built_by_other_recipe(settings, plan, own.digest):
             others[own.digest] = Verified(by="build", digest=own.digest, other_recipe=True)
             contents[own.digest] = own.content
         elif not repacked:
@@ -211,7 +210,7 @@ def expected_digests(
     unknown: dict[str, str | None] = {}
     for record in records:
         digest = record.image
-        if not (record.passed and record.lock_digest == plan.lock.digest and digest and _is_digest(digest)):
+        if not (record.passed and record.lock_digest == plan.lock.digest and digest and is_digest(digest)):
             continue
         recipe = recipe_of_image(settings, digest).recipe
         if record.content is not None:
@@ -251,7 +250,7 @@ def require_own_content(settings: Settings, plan: Plan, verified: Verified, imag
     own = own_build(settings, plan)
     if verified.by != "catalog" or own is None or own.steps_from is not None or not own.layers:
         return
-    if is_other_recipe(recipe_of_image(settings, own.digest).recipe, plan):
+    if built_by_other_recipe(settings, plan, own.digest):
         return
     if image.layers != own.layers:
         raise LockError(
@@ -272,10 +271,6 @@ def require_own_content(settings: Settings, plan: Plan, verified: Verified, imag
 def verified_build(digest: str, steps_from: str | None) -> Verified:
     """Return what is known of an image that this machine built, with finished steps from a repository or without."""
     return Verified(by="steps" if steps_from else "build", digest=digest, record=steps_from)
-
-
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,14 +301,14 @@ def pulled_for(settings: Settings, plan: Plan) -> Pulled | None:
     note: Any = None
     with contextlib.suppress(OSError, ValueError):  # half a note is none
         note = json.loads((settings.cache_dir / "pulled" / plan.key).read_text(encoding="utf-8"))
-    if not isinstance(note, dict) or note.get("by") not in tuple(_WORDS) or not _is_digest(note.get("digest")):
+    if not isinstance(note, dict) or note.get("by") not in tuple(_WORDS) or not is_digest(note.get("digest")):
         return None
     record, same_as = note.get("record"), note.get("same_as")
     verified = Verified(
         by=note["by"],
         digest=note["digest"],
         record=str(record) if record else None,
-        same_as=same_as if _is_digest(same_as) and note["by"] in _SAME else None,
+        same_as=same_as if is_digest(same_as) and note["by"] in _SAME else None,
         other_recipe=note.get("other_recipe") is True,
     )
     return Pulled(verified=verified, reference=str(note.get("reference")))

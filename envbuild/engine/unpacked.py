@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from envbuild.engine import apptainer
 from envbuild.engine.archive import Archive, Held, ImageError, Layout
 from envbuild.engine.image import Image, Label, image_of
-from envbuild.engine.layers import LIMITS
+from envbuild.engine.layers import LIMITS, require_room
 from envbuild.errors import HostError, UsageError
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
@@ -30,8 +30,6 @@ _SIF: Kind = "sif"
 _ARCHIVE: Kind = "archive"
 _ENDS = (".tar", ".sif")
 _LABEL_LIMIT = 1 << 20
-_BLOCK = 4096
-"""Bytes that a file takes on a disk in addition to its content, at least."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -164,13 +162,7 @@ def _require_bounds(layout: Layout, held: Held, folder: Path, limits: Bounds) ->
                     members += 1
             except TarError as error:
                 raise ImageError(f"a layer cannot be unpacked: {error}") from None
-    needed, free = size + members * _BLOCK, shutil.disk_usage(folder).free
-    if needed > free:
-        raise HostError(
-            f"the image unpacks to {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            where=str(folder),
-            hint="make room there; and ask who made the file if that is a surprise",
-        )
+    require_room(folder, "the image", size, members, "make room there")
 
 
 def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: Callable[[str], None]) -> Image:

@@ -57,10 +57,11 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
     The kernel that computed attention counts for the rows of the bench that both have.
     """
     apart = {"smoke suite"} if first.level != second.level else set[str]()
-    if first.same_image(second):
+    same = first.same_image(second)
+    if same:
         apart.add("ran")
     facts = [{name: fact for name, fact in _facts(each).items() if name not in apart} for each in (first, second)]
-    if first.same_image(second) and first.image != second.image:
+    if same and first.image != second.image:
         for each, record in zip(facts, (first, second), strict=True):
             each["compression of the image's layers"] = f"that of {record.image}"
     kernels = [_attention_kernels(each) for each in (first, second)]

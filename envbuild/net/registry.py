@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import HostError, LockError, UsageError
 from envbuild.settings import Settings
-from envbuild.util.names import shown
+from envbuild.util.names import is_digest, shown
 
 if TYPE_CHECKING:
     from envbuild.net.exchange import Bounds
     from envbuild.net.http import Client
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 # One manifest may be of any of these; a registry that is asked for none of them answers with the oldest kind.
@@ -84,7 +82,7 @@ def parse_reference(text: str) -> Reference:
         re.fullmatch(r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?", host)
         and re.fullmatch(rf"{component}(?:/{component})*", path)
         and re.fullmatch(r"\w[\w.-]{0,127}", tag if colon else "latest", re.ASCII)
-        and ("@" not in text or _DIGEST.fullmatch(digest))
+        and ("@" not in text or is_digest(digest))
     )
     if not good:
         raise UsageError(f"not an image reference: {text!r}", hint="write it as registry.example.org/team/image:tag")
@@ -152,7 +150,7 @@ def _checked_digest(ref: Reference, manifest: bytes, stated: str, url: str) -> s
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     for who, named in (("the registry says", stated), ("the reference says", ref.digest or "")):
         if named and named != digest:
-            other = "another digest than a sha256" if not _DIGEST.fullmatch(named) else "another digest"
+            other = "another digest than a sha256" if not is_digest(named) else "another digest"
             raise LockError(
                 f"the manifest that the registry {ref.host} sends has {other}: it is {digest}, {who} {shown(named, 100)}",
                 where=url,

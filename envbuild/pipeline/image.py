@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.engine.build import Builder, Change
-from envbuild.engine.built import Built, find_built, find_image, own_build
+from envbuild.engine.built import Built, find_built, own_build
 from envbuild.engine.client import EngineClient
 from envbuild.engine.details import Details
 from envbuild.engine.trust import (
@@ -126,20 +126,20 @@ def find_present(
             own = expected.verify(built.digest, where=tag, what="the image that this machine built", hint=_OTHER_BUILD)
         return built, own, None
     pulled = pulled_for(settings, plan) if pull else None
-    image = find_image(client, tag, pulled.verified.digest) if pulled else None
-    if pulled is None or image is None:
+    image = client.find_image(tag) if pulled else None
+    if pulled is None or image is None or image.id != pulled.verified.digest:
         return None
     if expected is not None:
         try:
-            verified = expected.verify(image.digest, where=tag, what="the image", content=client.image(tag).content)
+            verified = expected.verify(image.id, where=tag, what="the image", content=image.content)
         except LockError:
             return None
         remember_pulled(settings, plan, Pulled(verified=verified, reference=pulled.reference))
     elif pulled.verified.by == "flag":
         verified = pulled.verified
     else:  # whoever confirmed it then does so no more
-        verified = Verified(by="nobody", digest=image.digest)
-    return image, verified, pulled.reference
+        verified = Verified(by="nobody", digest=image.id)
+    return Built(tag=tag, digest=image.id, size=image.size), verified, pulled.reference
 
 
 def make_image(request: ImageRequest, client: EngineClient, found: tuple[Locked, Path], display: Display) -> Made:
@@ -206,7 +206,7 @@ def _verified(client: EngineClient, built: Built, request: ImageRequest) -> Veri
 def _ready_made(
     request: ImageRequest, client: EngineClient, plan: Plan, found: tuple[Locked, Path], note: Note
 ) -> Made | None:
-    """Return the engine's image, or the registry's; an image that nobody confirms is left there."""
+    """Return the engine's image, or the registry's. One that no trusted source confirms is not pulled."""
     locked, folder = found
     expected = _expected(client, plan, request)
     if (made := _present(request, client, plan, found, expected)) is not None:
@@ -215,7 +215,7 @@ def _ready_made(
     pull = request.pull and not (client.settings.trusts_signers and expected is None)
     try:
         pulled = _pulled_or_hint(client, plan, request.tag or plan.tag, expected) if pull else None
-    except UnknownImageError as error:  # a build answers what nobody can
+    except UnknownImageError as error:  # so it is built
         note(f"note: {error.what}; it is not pulled, and the image is built here")
         return None
     if pulled is None:

@@ -98,10 +98,11 @@ def pull_prebuilt(
         verified = expected.verify(digest, where=where, what=what, content=stated)
 
     def check(name: str) -> None:
+        came = client.image(name)
         if expected is not None and verified.same_as is not None:
             # The registry stated the content; the engine has computed that of what came.
-            expected.verify(digest, where=where, what=what, content=client.image(name).content)
-        require_own_content(settings, plan, verified, client.image(name), where=where)
+            expected.verify(digest, where=where, what=what, content=came.content)
+        require_own_content(settings, plan, verified, came, where=where)
         require_fit(client, name, plan)
 
     pinned = pull_verified(client, reference, digest, check=check)

@@ -21,6 +21,7 @@ _FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,254}"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?"
 _URL_PATH = r"(?:/[A-Za-z0-9._~!+@:,=%&;()/-]*)?"
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SHOWN_CHARACTERS = 200
 
 
@@ -150,6 +151,11 @@ def is_one_line(text: str) -> bool:
     )
 
 
+def is_digest(value: object) -> bool:
+    """Return whether a value is a `Digest`."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
 def image_tag(name: str) -> str:
     """Return the tag of the image that is called `name`: the name itself where that is a tag.
 
@@ -190,3 +196,9 @@ def checked(kind: Any, value: object) -> str:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(first["msg"].removeprefix("Value error, ")) from None
+
+
+def last_text(output: str) -> str:
+    """Return the last line with text that a program printed, fit for a terminal and without its colours; empty for none."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines() if line.strip()]
+    return shown(lines[-1]) if lines else ""

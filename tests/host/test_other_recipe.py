@@ -301,7 +301,7 @@ def test_a_record_by_another_recipe_names_no_digest_to_expect(site, plan):
     record = site.record(ran, recipe=OLD_RECIPE)
     held = site.serve(image(plan))
     error = site.refused(
-        "nobody confirms the registry's image", held.digest, record, "of an image by another recipe", ran.digest,
+        "nobody confirms the registry's image", held.digest, record, "of an image that another recipe made", ran.digest,
         "envbuild image --lock", "catalogue", "--digest", kind=UnknownImageError,
     )  # fmt: skip
     assert "was expected" not in error.what
@@ -338,7 +338,7 @@ def test_a_record_without_a_recipe_keeps_its_meaning_and_a_refusal_states_what_i
     assert (verified.by, verified.record, verified.other_recipe) == ("evidence", record, False)
     (site.settings.cache_dir / "pulled" / plan.key).unlink()
     site.serve(image(plan))
-    site.refused("is not the one that was expected", ran.digest, "do not state by which recipe", kind=UnknownImageError)
+    site.refused("is not the one that was expected", ran.digest, "do not state which recipe", kind=UnknownImageError)
 
 
 def test_a_build_of_this_machine_by_another_recipe_is_no_digest_to_expect(site, plan):
@@ -353,7 +353,9 @@ def test_a_build_of_this_machine_by_another_recipe_is_no_digest_to_expect(site, 
         assert recipe_of_image(site.settings, own.digest) == ImageContent(), half
     note.write_text(whole.replace(recipe_digest(plan), OLD_RECIPE))
     site.serve(image(plan))
-    site.refused("what this machine built from the lock is of an image by another recipe", kind=UnknownImageError)
+    site.refused(
+        "what this machine built from the lock is of an image that another recipe made", kind=UnknownImageError
+    )
     # a catalogue names another one with other layers: no contradiction
     signed = {site.held.digest: "release"}
     expected = expected_digests(site.settings, plan, (), catalog=signed, layers=(FIRST, SECOND))
@@ -422,7 +424,7 @@ def test_the_command_says_why_and_exits_with_4(site, plan, locked, tmp_path, mon
     site.serve(image(plan))
     code, _, err = run()
     assert code == 4, err
-    assert f"the evidence record {record} is of an image by another recipe" in " ".join(err.split())
+    assert f"the evidence record {record} is of an image that another recipe made" in " ".join(err.split())
     site.serve(ran)
     code, out, _ = run("--json")
     assert code == 0
