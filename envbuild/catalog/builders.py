@@ -13,6 +13,7 @@ from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import sign, signers
 from envbuild.registry.signers import Signer
 from envbuild.settings import Settings
+from envbuild.util.text import count_of
 
 BUILT = {"io.envbuild.built": "this signer built an image of this digest from its lock"}
 """What a builder's signature states."""
@@ -55,14 +56,14 @@ def require_builders(repository: Repository, digest: str, settings: Settings) ->
     verifiers = policy_of(settings).verifiers
     if needed > len(verifiers):
         raise DataError(
-            f"{needed} builders are needed, and {len(verifiers)} keys are trusted",
+            f"{count_of(needed, 'builder is', 'builders are')} needed, and {count_of(len(verifiers), 'key is', 'keys are')} trusted",
             where="trusted_builders",
             hint="name more keys in trusted_keys",
         )
     found = signers(repository, digest, verifiers, claims=(BUILT, LAYERS), needed=needed)
     if len(found) < needed:
         raise LockError(
-            f"{needed} trusted builders must have built this image, and {', '.join(found) or 'none'} did",
+            f"{count_of(needed, 'trusted builder')} must have built this image, and {', '.join(found) or 'none'} did",
             where=f"{repository.name}@{digest}",
             hint="ask others to build it: envbuild reproduce --sign",
         )

@@ -19,6 +19,7 @@ from envbuild.registry.repository import Repository
 from envbuild.registry.signatures import Policy, require_signed, sign
 from envbuild.registry.signers import Signer, Verifier
 from envbuild.settings import Settings
+from envbuild.util.text import count_of
 
 Now = Callable[[], dt.datetime]
 
@@ -98,7 +99,8 @@ def policy_of(settings: Settings, own: Sequence[Signer] = ()) -> Policy:
         )
     if settings.trusted_signatures > len(trusted):
         raise DataError(
-            f"{settings.trusted_signatures} signatures are needed, and {len(trusted)} keys are trusted",
+            f"{count_of(settings.trusted_signatures, 'signature is', 'signatures are')} needed, and "
+            f"{count_of(len(trusted), 'key is', 'keys are')} trusted",
             where="trusted_signatures",
             hint="name more keys in trusted_keys",
         )
@@ -118,7 +120,8 @@ def signing_policy(settings: Settings, own: Sequence[Signer]) -> Policy:
     signing = {signer.verifier.body for signer in own}
     if len(signing) < policy.needed:
         raise UsageError(
-            f"{policy.needed} signatures are needed, and {len(signing)} keys are there to sign",
+            f"{count_of(policy.needed, 'signature is', 'signatures are')} needed, and "
+            f"{count_of(len(signing), 'key is', 'keys are')} there to sign",
             where="signing_keys",
             hint="name more private keys in signing_keys; nothing was published",
         )
@@ -201,8 +204,8 @@ def _check_age(catalog: Catalog, settings: Settings, now: dt.datetime) -> None:
     where = f"{settings.registry}:{TAG}"
     if age > dt.timedelta(days=settings.catalog_max_age_days):
         raise LockError(
-            f"the catalogue is stale: it is of {catalog.created:%Y-%m-%d}, and at most {settings.catalog_max_age_days} "
-            "days are accepted",
+            f"the catalogue is stale: it is of {catalog.created:%Y-%m-%d}, and at most "
+            f"{count_of(settings.catalog_max_age_days, 'day is', 'days are')} accepted",
             where=where,
             hint="ask who publishes there to sign it again (envbuild catalog refresh), or raise catalog_max_age_days",
         )

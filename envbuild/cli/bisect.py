@@ -15,6 +15,7 @@ from envbuild.cli.axes import axis_names, keyword, request_from
 from envbuild.cli.output import doing, emit, json_option, marked, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
 from envbuild.cli.smoke_command import COMMAND, WithCommand
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.matrix.cell import Cell
@@ -115,7 +116,9 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     folder = settings.cache_dir / "bisect" / _name(ends, asked, test)
     if asked.restart:
         shutil.rmtree(folder, ignore_errors=True)
-    note(f"{len(stops) - 1} steps from {stops[0].cell.id} to {stops[-1].cell.id}; verdicts are kept in {folder}")
+    note(
+        f"{count_of(len(stops) - 1, 'step')} from {stops[0].cell.id} to {stops[-1].cell.id}; verdicts are kept in {folder}"
+    )
     judge = _judge(matrix, settings, asked, test, folder)
     found = searched(stops, judge, Log(folder / "log.jsonl"), note)
     answer = _answer(found)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.pipeline.unbundle import Opened
@@ -63,7 +64,7 @@ def bundle(named: str, output: Path, stack_file: str | None, as_json: bool) -> N
         "signers": [key.name for key in keys],
     }
     text = (
-        f"{output}\n  sha256  {made.sha256}\n  size    {size_text(made.size)}, {len(made.bundle.files)} files\n"
+        f"{output}\n  sha256  {made.sha256}\n  size    {size_text(made.size)}, {count_of(len(made.bundle.files), 'file')}\n"
         f"  image   {subject.tag} {subject.digest}\n  lock    {subject.locked.lock.digest}"
     )
     emit(answer, as_json=as_json, human=lambda: text)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.output import doing, emit, json_option, progress_options, show_notices
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -156,4 +157,4 @@ def _pruned(done: "Pruned", *, dry_run: bool) -> str:
 
 
 def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+    return count_of(count, "entry", "entries")

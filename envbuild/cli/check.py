@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.output import emit, json_option, note, printed, progress_options
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.recipes.batch import Checked
@@ -87,6 +88,6 @@ def _shown(each: "Checked") -> str:
         return "\n".join([read_as, *found])
     skipped = len(each.report.not_understood)
     if skipped:
-        lines = "1 line was" if skipped == 1 else f"{skipped} lines were"
+        lines = count_of(skipped, "line was", "lines were")
         return f"{read_as}: no contradiction found, but {lines} not understood"
     return f"{read_as}: no contradiction found"

@@ -7,6 +7,7 @@ import click
 
 from envbuild.cli.axes import axis_options, request_from
 from envbuild.cli.output import doing, emit, json_option, note, progress_options
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -121,7 +122,7 @@ def ci(
 
 
 def _counted(found: "Coverage", share: str | None) -> str:
-    text = f"{len(found.cells)} cells contain {found.covered} of the {found.pairs} pairs of cuda, torch and te"
+    text = f"{count_of(len(found.cells), 'cell contains', 'cells contain')} {found.covered} of the {count_of(found.pairs, 'pair')} of cuda, torch and te"
     if share is not None:
         text += f"; {share}, has {found.share} of them"
     text += f"; {found.verified} are verified" if found.verified else ""

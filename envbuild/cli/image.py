@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,10 +245,10 @@ def make_one(options: Asked, given: "Given", *, notices: bool = True) -> tuple[d
         layers=published.offer.entry.layers if published is not None else (),
     )
     doing("finding the lock and the sources")
-    asked, found, left_out = _with_lock(request, given, asked, client)
+    asked, found, unreached = _with_lock(request, given, asked, client)
     doing("looking for the image")
     made = _made(replace(request, inputs=asked.inputs), client, found)
-    report = report_on(asked, made, left_out)
+    report = report_on(asked, made, unreached)
     proof = prove(
         client,
         made,
@@ -346,7 +347,13 @@ class Given:
 def _with_lock(
     request: "ImageRequest", given: Given, asked: ResolvedRequest, client: "EngineClient"
 ) -> tuple[ResolvedRequest, "tuple[Locked, Path]", dict[str, str]]:
-    """Return the request's lock; a component that no flag or stack names and whose source cannot be reached is left out."""
+    """Return the request's lock, and what is left out of it: component -> the host that holds its source.
+
+    Left out is a component that no flag or stack names and whose source cannot be reached. Whether the builder is new enough
+    is asked before what takes minutes: making a lock, and fetching the sources of a build.
+    """
+    from envbuild.cli.image_report import why_unreached
+    from envbuild.engine.builders import require_able
     from envbuild.lock.files import read_lock
     from envbuild.lock.find import check_fits, require_complete
     from envbuild.pipeline.image import find_present
@@ -354,17 +361,23 @@ def _with_lock(
     from envbuild.plan.plan import plan_of
 
     settings, replaced = client.settings, request.substitutes
+
+    lock_of = partial(lock_for, settings, note=note, replaced=replaced)
+
+    def require_builder() -> None:
+        require_able(settings, client.builder())
+
     if given.lock_file is not None:
         named = read_lock(given.lock_file)
         check_fits(named.lock, asked.inputs, str(given.lock_file))
         require_complete(named.lock, str(given.lock_file), replaced)
         return asked, (named, given.lock_file), {}
     try:
-        found = lock_for(
-            settings, asked.matrix, asked.inputs, locked_only=request.locked_only, note=note, replaced=replaced
-        )
+        found = lock_of(asked.matrix, asked.inputs, locked_only=request.locked_only, before_making=require_builder)
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
+            if not (request.pull and settings.registry):
+                require_builder()
             require_sources(settings, plan, replaced=replaced, note=note, pull=request.pull and request.cache)
     except UnreachableError as error:
         unreachable = {m.component: m.host for m in error.missing}
@@ -376,13 +389,9 @@ def _with_lock(
             raise
     else:
         return asked, found, {}
-    left_out = {
-        axis: f"its source cannot be reached ({host}), and no flag or stack names it"
-        for axis, host in unreachable.items()
-    }
-    for name, why in left_out.items():
-        note(f"{name} is left out: {why}; `--{name} auto` requires it")
-    asked = given.without(left_out).asked()
+    for name, host in unreachable.items():
+        note(f"{name} is left out: {why_unreached(host)}; `--{name} auto` requires it")
+    asked = given.without(unreachable).asked()
     note(f"cell {asked.solution.cell.id}")
-    found = lock_for(settings, asked.matrix, asked.inputs, locked_only=False, note=note, replaced=replaced)
-    return asked, found, left_out
+    found = lock_of(asked.matrix, asked.inputs, locked_only=False)
+    return asked, found, unreachable

@@ -7,10 +7,12 @@ from typing import Any
 
 from envbuild.cli.axes import keyword, request_from
 from envbuild.cli.image import Asked, Given, make_one
+from envbuild.cli.image_report import unreached_lines
 from envbuild.cli.output import doing, emit, note
 from envbuild.curate.coverage import Verification
 from envbuild.errors import EnvbuildError, HostError, UsageError
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,9 @@ class CellsFailedError(EnvbuildError):
 
     def __init__(self, first: EnvbuildError, *, failed: int, of: int, cell: str) -> None:
         super().__init__(
-            f"{failed} of {of} cells failed; the first one: {first.what}", where=first.where or cell, hint=first.hint
+            f"{failed} of {count_of(of, 'cell')} failed; the first one: {first.what}",
+            where=first.where or cell,
+            hint=first.hint,
         )
         self.exit_code = first.exit_code  # type: ignore[misc]  # that of the first one
 
@@ -164,4 +168,8 @@ def _table(rows: list[Row], skipped: list[Verification], counts: Any, seconds: f
     lines += [(cell.cell.id, "skipped", "", "") for cell in skipped]
     summed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     more = [f"{len(skipped)} skipped"] if skipped else []
-    return "\n".join([table(lines, indent=""), "", "; ".join([f"{summed} in {duration(seconds)}", *more])])
+    unreached: dict[str, str] = {}
+    for row in rows:
+        unreached |= row.report["unreached"] if row.report else {}
+    last = "; ".join([f"{summed} in {duration(seconds)}", *more])
+    return "\n".join([table(lines, indent=""), "", last, *unreached_lines(unreached)])

@@ -1,5 +1,6 @@
 """The answer of `envbuild image`: as JSON values, and as text."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,15 @@ if TYPE_CHECKING:
     from envbuild.pipeline.image import Made
 
 
-def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) -> dict[str, Any]:
-    """Return what is known of an image before it is proven, as JSON values."""
+def report_on(asked: ResolvedRequest, made: "Made", unreached: dict[str, str]) -> dict[str, Any]:
+    """Return what is known of an image before it is proven, as JSON values.
+
+    Args:
+        asked: the request.
+        made: the image.
+        unreached: the components that are left out as their source cannot be reached, and the host that holds it.
+
+    """
     from envbuild.run.container import shown
 
     built = made.built
@@ -25,7 +33,8 @@ def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) ->
         "cell": dict(lock.cell),
         "id": lock.as_cell.id,
         "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
-        "left_out": {**_left_out(asked), **left_out},
+        "left_out": {**left_out_of(asked), **{axis: why_unreached(host) for axis, host in unreached.items()}},
+        "unreached": unreached,
         "only_when_asked": sorted(axis for axis in asked.solution.left_out if asked.matrix.axes[axis].use == "asked"),
         "stages": [
             {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
@@ -41,7 +50,12 @@ def report_on(asked: ResolvedRequest, made: "Made", left_out: dict[str, str]) ->
     }
 
 
-def _left_out(asked: ResolvedRequest) -> dict[str, str]:
+def why_unreached(host: str) -> str:
+    """Return why a component is left out whose source lies on `host`."""
+    return f"its source cannot be reached ({host}), and no flag or stack names it"
+
+
+def left_out_of(asked: ResolvedRequest) -> dict[str, str]:
     """Return the components that every image holds unless something forbids them, and what forbade them."""
     return {
         axis: why
@@ -117,11 +131,22 @@ def for_people(report: dict[str, Any]) -> str:
     ]
     if report["not_proven"]:
         lines += ["", "not proven", *(f"  - {_line(text)}" for text in report["not_proven"])]
-    if report["left_out"]:
-        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in report["left_out"].items())]
+    forbidden = {axis: why for axis, why in report["left_out"].items() if axis not in report["unreached"]}
+    if forbidden:
+        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in forbidden.items())]
     if report["only_when_asked"]:
         lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
         lines += ["", f"pushed to {report['pushed']}"]
         lines += [f"wheel of {each['component']} in {each['reference']}" for each in report["wheels_pushed"]]
-    return "\n".join([*lines, "", "run it", f"  {report['run']}"])
+    lines += ["", "run it", f"  {report['run']}"]
+    # last, where nobody overlooks it: with the network it would be in the image
+    return "\n".join([*lines, *unreached_lines(report["unreached"])])
+
+
+def unreached_lines(unreached: Mapping[str, str]) -> list[str]:
+    """Return the last block of an answer: the components whose source could not be reached, by the host that holds it."""
+    if not unreached:
+        return []
+    rows = (f"  - {axis} ({host}): `--{axis} auto` requires it" for axis, host in unreached.items())
+    return ["", "left out, because the source cannot be reached from here", *rows]

@@ -33,10 +33,12 @@ def lock(
 
     Inputs that cannot be reached from here are listed in the lock as missing, and the command exits with 8.
     """
+    from envbuild.cli.image_report import left_out_of
     from envbuild.lock.check import differences
     from envbuild.lock.files import read_lock, write_lock
     from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
+    from envbuild.util.text import count_of
 
     doing("choosing versions")
     asked = asked_from(flags, lock_file=lock_file, sources=sources)
@@ -66,7 +68,7 @@ def lock(
         if faults:
             lines = "".join(f"\n  - {fault}" for fault in faults)
             raise LockError(
-                f"{len(faults)} inputs are not what the lock names{lines}",
+                f"{count_of(len(faults), 'input is', 'inputs are')} not what the lock names{lines}",
                 where=str(found[1]),
                 hint="lock again if the change is meant",
             )
@@ -76,7 +78,7 @@ def lock(
     path = write_lock(made, folder)
     packages = sum(len(s.packages) for s in made.lock.python)
     os_packages = sum(len(s.packages) for s in made.lock.os) + (len(made.lock.root.packages) if made.lock.root else 0)
-    answer = {
+    answer: dict[str, Any] = {
         "id": asked.solution.cell.id,
         "lock": made.lock.digest,
         "file": str(path),
@@ -85,8 +87,17 @@ def lock(
         "os_packages": os_packages,
         "sources": len(made.lock.sources) + len(made.lock.files),
         "missing": [m.model_dump() for m in made.lock.missing],
+        "left_out": left_out_of(asked),
     }
-    text = f"{path}\n  {made.lock.digest}\n  {packages} Python packages, {os_packages} OS packages, {answer['sources']} sources"
-    emit(answer, as_json=as_json, human=lambda: text)
+    counts = ", ".join(
+        count_of(number, what)
+        for number, what in ((packages, "Python package"), (os_packages, "OS package"), (answer["sources"], "source"))
+    )
+    text = [str(path), f"  {made.lock.digest}", f"  {counts}"]
+    if made.lock.missing:
+        text.append(f"  not complete: {count_of(len(made.lock.missing), 'input has', 'inputs have')} no hash")
+    if answer["left_out"]:
+        text += ["", "left out", *(f"  - {axis}: {why}" for axis, why in answer["left_out"].items())]
+    emit(answer, as_json=as_json, human=lambda: "\n".join(text))
     if made.lock.missing:
         raise incomplete(made.lock.missing, str(path), unreached=made.unreached)

@@ -10,6 +10,7 @@ from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 _SHOWN = 400
 """Characters of a release's relations in a listing; `--json` has all."""
+
+_folder_option = click.option(
+    "--matrix",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Use this folder of axis files. [default: this installation's]",
+)
 
 
 class _AxisGroup(click.Group):
@@ -77,7 +85,7 @@ def _list(*, as_json: bool) -> None:
         rows += [(axis.name, axis.use, str(len(loaded.releases[axis.name])), axis.about) for axis in axes]
         kinds = ("requires", "inert", "tested-with")
         counts = ", ".join(f"{sum(r.kind == kind for r in loaded.rules)} {kind}" for kind in kinds)
-        return f"{table(rows, indent='')}\n\n{len(loaded.rules)} rules: {counts}\nmatrix {loaded.digest}"
+        return f"{table(rows, indent='')}\n\n{count_of(len(loaded.rules), 'rule')}: {counts}\nmatrix {loaded.digest}"
 
     emit(answer, as_json=as_json, human=human)
 
@@ -128,7 +136,7 @@ def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
-    return f"{table(rows, indent='')}\n\n{len(rules)} rules name {name}: `envbuild matrix rules --axis {name}`"
+    return f"{table(rows, indent='')}\n\n{count_of(len(rules), 'rule names', 'rules name')} {name}: `envbuild matrix rules --axis {name}`"
 
 
 @matrix.command()
@@ -208,17 +216,18 @@ def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> No
         if count:
             return str(len(found))
         rows = [tuple(cell.get(axis, "-") for axis in axes) for cell in found]
-        return table([tuple(axes), *rows], indent="") + f"\n\n{len(found)} combinations"
+        return table([tuple(axes), *rows], indent="") + f"\n\n{count_of(len(found), 'combination')}"
 
     emit(answer, as_json=as_json, human=human)
 
 
 @matrix.command()
+@_folder_option
 @click.option("--online", is_flag=True, help="Compare with the package metadata on the index, too (takes a minute).")
 @click.option("--notes", is_flag=True, help="Print notes, too: redundant rules, releases that no cell uses yet.")
 @json_option
 @progress_options
-def check(online: bool, notes: bool, as_json: bool) -> int:
+def check(folder: Path | None, online: bool, notes: bool, as_json: bool) -> int:
     """Check the data: references, rules without effect, and with --online the package metadata.
 
     Exits with 2 when there is an error.
@@ -229,11 +238,13 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
-    note(f"reading {data_dir('matrices')}")
-    loaded = load_matrix()
+    place = folder or data_dir("matrices")
+    note(f"reading {place}")
+    loaded = load_matrix(folder)
+    settings = show_notices(use_cache(load_settings())) if online else None
     found = [
-        *unfilled(data_dir("matrices")),
-        *check_matrix(loaded, online=online, settings=show_notices(use_cache(load_settings())) if online else None),
+        *unfilled(place),
+        *check_matrix(loaded, online=online, settings=settings, folder=folder),
     ]
     shown = [finding for finding in found if notes or as_json or finding.level != "note"]
     levels = {level: sum(f.level == level for f in found) for level in ("error", "warning", "note")}
@@ -245,8 +256,9 @@ def check(online: bool, notes: bool, as_json: bool) -> int:
 
     def human() -> str:
         releases = sum(len(r) for r in loaded.releases.values())
-        counts = f"{len(loaded.axes)} axes, {releases} releases, {len(loaded.rules)} rules: "
-        return "\n".join([*map(str, shown), counts + ", ".join(f"{n} {level}s" for level, n in levels.items())])
+        sizes = ((len(loaded.axes), "axis", "axes"), (releases, "release", ""), (len(loaded.rules), "rule", ""))
+        counts = ", ".join(count_of(number, level) for level, number in levels.items())
+        return "\n".join([*map(str, shown), f"{', '.join(count_of(*each) for each in sizes)}: {counts}"])
 
     emit(answer, as_json=as_json, human=human)
     return DataError.exit_code if levels["error"] else 0
@@ -305,7 +317,7 @@ def page(folder: Path, catalog_file: Path | None, as_json: bool) -> None:
         answer,
         as_json=as_json,
         human=lambda: (
-            f"{path}\n  {answer['cells']} combinations with a cell, {answer['refused']} without, {answer['bytes'] / 2**20:.1f} MiB"
+            f"{path}\n  {count_of(answer['cells'], 'combination')} with a cell, {answer['refused']} without, {answer['bytes'] / 2**20:.1f} MiB"
         ),
     )
 
@@ -313,12 +325,7 @@ def page(folder: Path, catalog_file: Path | None, as_json: bool) -> None:
 @matrix.command()
 @click.argument("axes", nargs=-1)
 @click.option("--write", is_flag=True, help="Append the proposals to the axis files; existing lines do not change.")
-@click.option(
-    "--matrix",
-    "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use this folder of axis files. [default: this installation's]",
-)
+@_folder_option
 @json_option
 @progress_options
 def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: bool) -> None:
@@ -351,11 +358,7 @@ def update(axes: tuple[str, ...], write: bool, folder: Path | None, as_json: boo
         if not proposals.found:
             return "nothing new at " + ", ".join(proposals.asked)
         blocks = [f"# {p.axis}.toml\n{p.toml()}" for p in proposals.found]
-        return (
-            "\n".join(blocks)
-            + f"\n# {len(blocks)} proposal{'' if len(blocks) == 1 else 's'}"
-            + (", appended" if write else "")
-        )
+        return "\n".join(blocks) + f"\n# {count_of(len(blocks), 'proposal')}" + (", appended" if write else "")
 
     emit(answer, as_json=as_json, human=human)
     if proposals.unreachable:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +149,7 @@ def _list_held(*, as_json: bool) -> None:
     def human() -> str:
         rows: list[tuple[str, ...]] = [("component", "with", "in a cell", "tried", "failed")]
         rows += [(e.component, e.other, str(e.held), str(e.tried), str(e.failed)) for e in found]
-        return table(rows, indent="") + f"\n\n{tried} of {held} pairs that are in a cell were tried"
+        return table(rows, indent="") + f"\n\n{tried} of {count_of(held, 'pair')} in a cell tried"
 
     emit(answer, as_json=as_json, human=human)
 
@@ -203,8 +204,8 @@ def _table(outcome: "Outcome") -> str:
     parts = [
         table(rows, indent=""),
         (
-            f"\n{outcome.pairs} pairs, {outcome.held} of them in some cell; {outcome.complete} tried, "
-            f"{outcome.made} trials made now, {outcome.kept} known before"
+            f"\n{count_of(outcome.pairs, 'pair')}, {outcome.held} of them in some cell; {outcome.complete} tried, "
+            f"{count_of(outcome.made, 'trial')} made now, {outcome.kept} known before"
         ),
     ]
     if outcome.absent:

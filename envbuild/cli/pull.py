@@ -38,6 +38,7 @@ def pull(
     Exits with 4 when no published image fits, when the cell has no lock, when the registry has no image of it, or when the
     catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.
     """
+    from envbuild.cli.image_report import left_out_of
     from envbuild.cli.published import build_command, published_for, uses_catalog
     from envbuild.engine.podman import pulling_client
     from envbuild.errors import DataError, LockError
@@ -95,6 +96,7 @@ def pull(
             hint="build it: envbuild image, with --push to put it there",
         )
     built, pulled = found
+    left_out = left_out_of(asked)
     answer = {
         "tag": built.tag,
         "digest": built.digest,
@@ -102,9 +104,9 @@ def pull(
         "reference": reference,
         "lock": locked.lock.digest,
         "verified": pulled.verified.as_json(),
+        "left_out": left_out,
     }
-    emit(
-        answer,
-        as_json=as_json,
-        human=lambda: f"{built.tag}\n  from    {reference}\n  digest  {built.digest}\n  trust   {pulled.verified.text}",
-    )
+    lines = [built.tag, f"  from    {reference}", f"  digest  {built.digest}", f"  trust   {pulled.verified.text}"]
+    if left_out:
+        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in left_out.items())]
+    emit(answer, as_json=as_json, human=lambda: "\n".join(lines))

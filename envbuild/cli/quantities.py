@@ -4,6 +4,7 @@ import re
 
 from envbuild.engine.details import Amount
 from envbuild.errors import UsageError
+from envbuild.util.text import count_of
 
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
@@ -52,5 +53,5 @@ def amount_text(amount: Amount) -> str:
     if amount.unit == "steps":
         return f"[{amount.done}/{amount.total}]"
     if amount.unit == "tests":
-        return f"{amount.done} of {amount.total} tests"
+        return f"{amount.done} of {count_of(amount.total, 'test')}"
     return size_text(amount.done) + (f" of {size_text(amount.total)}" if amount.total else "")

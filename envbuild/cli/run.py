@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.run.container import Container
@@ -257,8 +258,9 @@ def launch(**options: Any) -> int:
     if not slurm and any(is_local(node.name) for node in nodes):
         runtime = runtime_for(settings, asked.image)
         runtime.require_runnable(runtime.look_up(asked.image))
-    processes = sum(node.slots for node in nodes) or "as many as GPUs"
-    note(f"job {job.name}: {len(nodes)} hosts, {processes} processes, {shlex.join(asked.script)}")
+    slots = sum(node.slots for node in nodes)
+    processes = count_of(slots, "process", "processes") if slots else "as many processes as GPUs"
+    note(f"job {job.name}: {count_of(len(nodes), 'host')}, {processes}, {shlex.join(asked.script)}")
     # A scheduler's SIGTERM must take the containers with it, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run_launch(job, host, settings, note)

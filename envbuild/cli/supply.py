@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
+from envbuild.util.text import count_of
 
 _output_option = click.option(
     "--output",
@@ -58,7 +59,7 @@ def sbom(subject: str, output: Path | None, stack_file: str | None, as_json: boo
         }
     if unowned:
         first = ", ".join(unowned[:5]) + (" …" if len(unowned) > 5 else "")
-        note(f"note: {len(unowned)} files belong to no locked input: {first}")
+        note(f"note: {count_of(len(unowned), 'file belongs', 'files belong')} to no locked input: {first}")
     _write(answer | {"unowned": list(unowned)}, body, output, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.pipeline.wheel_index import Index
@@ -186,7 +187,7 @@ def _table(found: "list[ListedWheel]") -> str:
 
 
 def _exported(place: Path, indexes: "list[Index]") -> str:
-    lines = [f"{place}: {len(indexes)} {'index' if len(indexes) == 1 else 'indexes'}"]
+    lines = [f"{place}: {count_of(len(indexes), 'index', 'indexes')}"]
     for index in indexes:
         lines += ["", (place / index.name).as_uri()]
         lines += [f"  {wheel.file.name}" for members in index.projects.values() for wheel in members]

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol, Self
 
 from envbuild.cli.quantities import about, amount_text, duration
 from envbuild.engine.details import Amount, Details, part_of
+from envbuild.util.patterns import pattern
 from envbuild.util.text import for_people, outgoing
 
 Mode = Literal["live", "plain", "json", "quiet"]
@@ -249,7 +250,7 @@ class Work(Details):
         """Take a line that a stage printed."""
         with self._lock:
             name = part_of(stage)
-            if running := self._state.running.get(name):
+            if (running := self._state.running.get(name)) and says_something(text):
                 running.line = text
             if self._verbose:
                 self._view.event("line", {"stage": name, "text": text}, f"[{name}] {text}", "dim")
@@ -339,6 +340,17 @@ class _Json:
 
     def close(self) -> None:
         """Leave everything behind."""
+
+
+_QUOTED = pattern(r"[ \t]+(?:[0-9]+[ \t]+)?\|(?:[ \t]|$)")
+
+
+def says_something(line: str) -> bool:
+    """Return whether a line that a program printed tells a person anything.
+
+    A compiler's mark below a line (`      ^~~~~`), the line of code that it quotes (`   42 |   int x;`) and a rule of dashes do not.
+    """
+    return any(map(str.isalnum, line)) and _QUOTED.match(line) is None
 
 
 def going_on(state: State, now: float) -> Sequence[str]:

@@ -5,6 +5,7 @@ Loading refuses what is malformed or has no source. What is found here is well-f
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from packaging.version import Version
@@ -43,19 +44,22 @@ class MatrixFinding:
         return f"{self.level}: {self.where}: {self.text}"
 
 
-def check_matrix(matrix: Matrix, *, online: bool, settings: Settings | None = None) -> list[MatrixFinding]:
+def check_matrix(
+    matrix: Matrix, *, online: bool, settings: Settings | None = None, folder: Path | None = None
+) -> list[MatrixFinding]:
     """Return what is wrong with `matrix`, worst first.
 
     Args:
         matrix: as loaded; malformed data has been refused before.
         online: also compare with the metadata of the packages on the index of `settings` (minutes).
         settings: where the index is; required when online.
+        folder: where the matrix lies, where that is another place; its records and trials count next to the installation's.
 
     Raises:
         HostError: the index cannot be reached.
 
     """
-    found = [*_references(matrix), *_releases(matrix), *_evidence_sources(matrix), *_dead(matrix)]
+    found = [*_references(matrix), *_releases(matrix), *_evidence_sources(matrix, folder), *_dead(matrix)]
     if online:
         if settings is None:
             raise ValueError("an online check needs settings")
@@ -140,25 +144,22 @@ def _releases(matrix: Matrix) -> Iterator[MatrixFinding]:
                     yield MatrixFinding(level="error", where=where, text=text)
 
 
-def _evidence_sources(matrix: Matrix) -> Iterator[MatrixFinding]:
-    folder = data_dir("matrices") / "evidence"
-
-    tried = {trial.id for trial in load_trials(data_dir("matrices") / "trials")}
+def _evidence_sources(matrix: Matrix, folder: Path | None) -> Iterator[MatrixFinding]:
+    places = (data_dir("matrices"), *([folder] if folder else []))
+    tried = {trial.id for place in places for trial in load_trials(place / "trials")}
+    names = {path.name for place in places for path in (place / "evidence").glob("*")}
 
     def missing(source: Source) -> bool:
         kind, _, name = source.partition(":")
-        return (kind == "evidence" and not list(folder.glob(f"{name}*"))) or (kind == "trial" and name not in tried)
+        if kind == "trial":
+            return name not in tried
+        return kind == "evidence" and not any(each.startswith(name) for each in names)
 
-    for rule in matrix.rules:
-        if missing(rule.source):
-            yield MatrixFinding(
-                level="error", where=f"rule {rule.id}", text=f"rests on {rule.source}, which is not there"
-            )
-    for axis, releases in matrix.releases.items():
-        for release in releases:
-            if missing(release.source):
-                text = f"rests on {release.source}, which is not there"
-                yield MatrixFinding(level="error", where=f"{axis} {release.version}", text=text)
+    stated = [(f"rule {rule.id}", rule.source) for rule in matrix.rules]
+    stated += [(f"{axis} {each.version}", each.source) for axis, some in matrix.releases.items() for each in some]
+    for where, source in stated:
+        if missing(source):
+            yield MatrixFinding(level="error", where=where, text=f"rests on {source}, which is not there")
 
 
 class _Reach:

@@ -19,6 +19,7 @@ from envbuild.matrix.spec import public_version, version_key
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import solve
+from envbuild.util.text import count_of
 
 AXES = ("cuda", "torch", "te")
 """The axes whose pairs are covered."""
@@ -144,7 +145,7 @@ def cells_to_verify(
         # Of equals the one that saves most for the other shares, then the first.
         best = max(range(len(held)), key=lambda i: (len(pairs_of[i] & left), len(pairs_of[i] & missing)))
         covered = pairs_of[best] & left
-        add(held[best], f"{len(covered)} pairs that no cell before it holds")
+        add(held[best], f"{count_of(len(covered), 'pair')} that no cell before it holds")
         left -= covered
         missing -= pairs_of[best]
     cells = tuple(found.values())[:limit]

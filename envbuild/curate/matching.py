@@ -13,6 +13,7 @@ from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import solve
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 
 _SOME = 5
 
@@ -66,7 +67,7 @@ def cells_matching(
                 raise UsageError(
                     f"no cell matches {shown(pattern, 80)!r}",
                     where=flag,
-                    hint=f"{len(found)} cells fit the other flags, such as {some}",
+                    hint=f"{count_of(len(found), 'cell fits', 'cells fit')} the other flags, such as {some}",
                 )
     taken = {name: each for name, each in found.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
     skipped = [name for name in taken if any(fnmatch.fnmatchcase(name, p) for p in skip)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from envbuild.engine.client import QUICK_S, EngineClient, EngineError, last_line
+from envbuild.engine.client import QUICK_S, EngineClient, EngineError, NoImageError, last_line
 from envbuild.engine.image import LIMIT, Image, image_from
 from envbuild.engine.machine import Machine
 from envbuild.errors import HostError
@@ -164,6 +164,15 @@ class PodmanClient(EngineClient):
         """Make a container that does not run yet; return what podman printed."""
         limits = () if any(flag.startswith("nofile=") for flag in flags) else own_limits()
         return super().create(name, image, command, [*flags, *limits])
+
+    def _no_image(self, reference: str, ran: ProcessResult) -> HostError:
+        found = super()._no_image(reference, ran)
+        if isinstance(found, NoImageError):
+            found.hint = (
+                "`podman image ls` lists what podman has; `envbuild pull` fetches the image of a cell. Docker's images lie apart: "
+                "`docker save TAG | podman load` brings one over"
+            )
+        return found
 
     def labelled(self, label: str) -> Iterator[tuple[str, str]]:
         """Yield name and value of each container that has `label`, a stopped one too; none where podman does not answer."""

@@ -13,6 +13,7 @@ from envbuild.errors import DataError
 from envbuild.evidence.records import Evidence
 from envbuild.util.frozen import Frozen
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 
 WINDOW = 9
 """Steps that the band is averaged over, at most; an odd number."""
@@ -113,7 +114,7 @@ def _curve(figures: Mapping[str, Mapping[str, Any]]) -> Curve:
 
 def _numbers(values: Any, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
-        raise ValueError(f"a list in it does not have {count} numbers")
+        raise ValueError(f"a list in it does not have {count_of(count, 'number')}")
     for each in values:
         if type(each) not in {int, float} or not abs(each) <= _LARGEST:
             raise ValueError("a list in it has something else than numbers")

@@ -13,9 +13,14 @@ from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import COMPAT, Lock, Missing
 from envbuild.paths import data_dir
 from envbuild.stacks.parts import digest_of
+from envbuild.util.names import shown
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.settings import Settings
+
+_WHY = 600
+"""Characters of why an input is missing: a host's name has 253 at most, and an address that it stands in has more."""
 
 
 def lock_name(inputs: Inputs) -> str:
@@ -116,9 +121,9 @@ def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> 
 
 def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = False) -> LockError | HostError:
     """Return the error that lists `missing`; a HostError where a host that did not answer is why, in this very run."""
-    lines = "".join(f"\n  - {m.what}: held by {m.host}{f' ({m.why[:160]})' if m.why else ''}" for m in missing)
+    lines = "".join(f"\n  - {m.what}: held by {m.host}{f' ({shown(m.why, _WHY)})' if m.why else ''}" for m in missing)
     return (HostError if unreached else LockError)(
-        f"the lock is not complete: {len(missing)} inputs have no hash{lines}",
+        f"the lock is not complete: {count_of(len(missing), 'input has', 'inputs have')} no hash{lines}",
         where=where,
         hint=(
             "choose another release"

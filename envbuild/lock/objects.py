@@ -58,7 +58,7 @@ class ObjectStore:
             if not self.has(commit):
                 raise DamagedError(f"the commit {commit} was fetched and cannot be read")
             return
-        last = redact(shown(ran.stderr.strip().splitlines()[-1])) if ran.stderr.strip() else "no answer"
+        last = redact(shown(reason_of(ran.stderr), 400)) if ran.stderr.strip() else "no answer"
         if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.stderr):
             raise _no_commit(what, url, commit)
         # the words may be the other side's: they have the store looked at, and what is found there decides
@@ -260,6 +260,11 @@ class ObjectStore:
             return
         with whole(self.folder) as folder:
             make_repository(folder)
+
+
+def reason_of(stderr: str) -> str:
+    """Return why a fetch failed: git's last line without the address, which the message has anyway and a long one would hide."""
+    return re.sub(r"^fatal: unable to access '[^']*': ", "", stderr.strip().splitlines()[-1])
 
 
 def made(folder: Path) -> Path:

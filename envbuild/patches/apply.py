@@ -8,6 +8,7 @@ from envbuild.errors import PatchError, UsageError
 from envbuild.patches.manifest import Patch
 from envbuild.patches.replace import alone, replace
 from envbuild.patches.tree import PatchReport, examine
+from envbuild.util.text import count_of
 
 
 def check(tree: Path, patches: Iterable[Patch]) -> tuple[PatchReport, ...]:
@@ -100,7 +101,7 @@ def of_tree(tree: Path, patches: Iterable[Patch]) -> list[Patch]:
     targets = sorted(target for target, files in known.items() if most and len(files) == most)
     if len(targets) > 1:
         raise UsageError(
-            f"the tree may be of {' or of '.join(targets)}: {most} files with a known blob id fit each",
+            f"the tree may be of {' or of '.join(targets)}: {count_of(most, 'file')} with a known blob id {'fits' if most == 1 else 'fit'} each",
             where=str(tree),
             hint="name the patches with --patch",
         )

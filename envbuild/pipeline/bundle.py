@@ -27,6 +27,7 @@ from envbuild.settings import Settings
 from envbuild.stacks.load import stack_of_lock
 from envbuild.util.names import image_tag, shown
 from envbuild.util.scratch import scratch
+from envbuild.util.text import count_of
 
 Note = Callable[[str], object]
 
@@ -128,7 +129,7 @@ def make_bundle(
         wheels = tool_wheels(settings, own / "tool", note=note)
         wheels |= suite_wheels(settings, lock.cell["python"], downloads, note=note)
         files |= {f"tool/{name}": path for name, path in wheels.items()}
-        note(f"writing {len(files)} files")
+        note(f"writing {count_of(len(files), 'file')}")
         part = own / "bundle.tar"
         written = write_bundle(
             part,

@@ -30,6 +30,7 @@ from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, Member, TarError, read_tar
 from envbuild.util.model import AfterValidator, Field, Model, model_validator
 from envbuild.util.names import Digest, Line, Sha256, TreePath, Version, shown
+from envbuild.util.text import count_of
 
 LISTING = "bundle.json"
 SIGNATURES = "signatures.json"
@@ -219,7 +220,7 @@ def unpack_bundle(
         try:
             bundle, signers, first = _head(members, policy, where)
             waiting = {file.path: file for file in bundle.files}
-            note(f"checking {len(waiting)} files")
+            note(f"checking {count_of(len(waiting), 'file')}")
             for member in _with(first, members):
                 listed = waiting.pop(member.path, None)
                 if member.kind != "file" or member.body is None:
@@ -233,7 +234,11 @@ def unpack_bundle(
             raise BundleError(f"this is not a bundle: {error}", where=where, hint=_DROP) from None
         if waiting:
             names = ", ".join(sorted(waiting)[:3])
-            raise BundleError(f"{len(waiting)} files are missing, {names} first", where=where, hint="copy it again")
+            raise BundleError(
+                f"{count_of(len(waiting), 'file is', 'files are')} missing, {names} first",
+                where=where,
+                hint="copy it again",
+            )
         while hashed.read(_PIECE):
             pass
     found = hashed.sha256.hexdigest()
@@ -327,7 +332,7 @@ def _signers(signatures: Sequence[Signature], digest: str, policy: Policy | None
     if len(found) < policy.needed:
         trusted = ", ".join(v.name for v in policy.verifiers)
         raise BundleError(
-            f"{policy.needed} signatures are needed, and {len(found)} of the trusted keys signed this bundle",
+            f"{count_of(policy.needed, 'signature is', 'signatures are')} needed, and {len(found)} of the trusted keys signed this bundle",
             where=where,
             hint=f"do not use it, and ask who made it; the settings trust {trusted} (trusted_keys)",
         )

@@ -47,6 +47,7 @@ from envbuild.stacks.load import stack_of_lock
 from envbuild.supply.attached import Document, attach, require_attached
 from envbuild.supply.look import look, own_provenance
 from envbuild.util.foreign_json import parse_json
+from envbuild.util.text import count_of
 
 _LARGEST_IMAGE = 1 << 40
 """Bytes that an image may state to have, compressed."""
@@ -347,7 +348,9 @@ def documents_of(
     stack = stack_of_lock(locked.lock.stack, stack_file) if locked.lock.stack else None
     looked = look(settings, digest, plan_of(matrix, locked, stack), note)
     if looked.owned.unowned:
-        note(f"note: {len(looked.owned.unowned)} files of the image belong to no locked input; its SBOM lists them")
+        note(
+            f"note: {count_of(len(looked.owned.unowned), 'file of the image belongs', 'files of the image belong')} to no locked input; its SBOM lists them"
+        )
     documents: dict[Document, bytes] = {"sbom": looked.sbom()}
     statement = own_provenance(settings, looked, keys[0].verifier) if keys else None
     if statement is not None:

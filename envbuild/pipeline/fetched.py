@@ -12,6 +12,7 @@ from envbuild.lock.python import PYTORCH, local_wheel, torch_index
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.net.download import download
 from envbuild.settings import Settings
+from envbuild.util.text import count_of
 
 _SUITES = {"ubuntu24.04": "noble", "ubuntu22.04": "jammy", "ubuntu20.04": "focal"}
 
@@ -89,7 +90,7 @@ def fetch_debs(settings: Settings, lock: Lock, folder: Path, *, note: Callable[[
     if not missing or suite is None:
         return found
     mirrors = dict.fromkeys(mirrors_of(settings, suite, DEBIAN_ARCH[lock.as_cell.arch]))
-    note(f"fetching {len(missing)} OS packages")
+    note(f"fetching {count_of(len(missing), 'OS package')}")
     for package in missing:
         found[package.sha256] = _fetch_deb(settings, package, mirrors, folder)
     return found

@@ -16,6 +16,7 @@ from envbuild.lock.sources import SourceStore
 from envbuild.matrix.load import Matrix
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
+from envbuild.util.text import count_of
 
 Note = Callable[[str], None]
 
@@ -28,10 +29,18 @@ def lock_for(
     locked_only: bool,
     note: Note,
     replaced: Collection[str] = (),
+    before_making: Callable[[], object] = lambda: None,
 ) -> tuple[Locked, Path]:
     """Return the lock of a cell: the one that exists, or a new one.
 
-    What only the stages `replaced` would need may be missing in it.
+    Args:
+        settings: where locks are kept, and how upstreams are reached.
+        matrix: the matrix.
+        inputs: what the cell is made of.
+        locked_only: whether none may be made.
+        note: takes a line about what is done next.
+        replaced: stages that come from elsewhere; what only they would need may be missing in the lock.
+        before_making: called before a lock is made, which takes minutes; what it raises is raised.
 
     Raises:
         LockError: with `locked_only`, when there is none or it is not complete.
@@ -47,6 +56,7 @@ def lock_for(
         raise LockError(
             "this cell has no lock", where=inputs.cell.id, hint="leave --locked out to make one, or run `envbuild lock`"
         )
+    before_making()
     note("no lock yet; pinning every input")
     locked = make_lock(settings, matrix, inputs, note=note)
     if missing := locked.lock.still_missing(replaced):
@@ -74,7 +84,7 @@ def renewed(
         return None
     changed = sorted({p.name for p in new - old})
     note(
-        f"the archive has newer versions: {len(changed)} OS packages are pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
+        f"the archive has newer versions: {count_of(len(changed), 'OS package is', 'OS packages are')} pinned again ({', '.join(changed[:4])}{', …' if len(changed) > 4 else ''})"
     )
     lock = locked.lock.model_copy(update={"os": fresh.os, "root": fresh.root})
     again = Locked(lock=lock, pylocks=locked.pylocks)
@@ -89,7 +99,7 @@ class UnreachableError(HostError):
     def __init__(self, missing: tuple[Missing, ...]) -> None:
         lines = "".join(f"\n  - {m.what}\n      held by {m.host}; {_supply(m)}" for m in missing)
         super().__init__(
-            f"{len(missing)} inputs of this cell cannot be had from here{lines}",
+            f"{count_of(len(missing), 'input')} of this cell cannot be had from here{lines}",
             hint="supply them as described, or build where these hosts can be reached; `envbuild render --unlocked` shows the build",
         )
         self.missing = missing

@@ -27,6 +27,7 @@ from envbuild.registry.repository import Repository
 from envbuild.registry.signers import Signature, Signer, Verifier
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import Digest, checked
+from envbuild.util.text import count_of
 
 PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -268,7 +269,7 @@ def require_signed(
         return found
     trusted = ", ".join(each.name for each in policy.verifiers)
     if found:
-        why = f"is signed by {', '.join(found)}, and {policy.needed} signatures are needed"
+        why = f"is signed by {', '.join(found)}, and {count_of(policy.needed, 'signature is', 'signatures are')} needed"
     elif _held(repository, digest):
         why = (
             "is signed by none of the trusted keys and identities"

@@ -13,6 +13,7 @@ from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.host.gpu_access import Choice, GpuAccess, Runtime, gpu_access
 from envbuild.settings import Settings
+from envbuild.util.text import count_of
 
 Access = str
 """GPUs of a container: `auto` (all of them, where there are any), `all`, `none`, or numbers such as `0,1`."""
@@ -173,7 +174,7 @@ def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:
     require_names_gpus(wanted)
     if wanted != "all" and max(map(int, wanted.split(","))) >= len(host.gpus):
         raise HostError(
-            f"this machine has {len(host.gpus)} GPUs, numbered from 0",
+            f"this machine has {count_of(len(host.gpus), 'GPU')}, numbered from 0",
             where=f"--gpus {wanted}",
             hint="choose among them; `envbuild doctor` lists them",
         )
@@ -204,7 +205,11 @@ def gpus_and_access(
     why = "" if whole else f" ({access.problem})"
     if gpus == "auto":
         fix = f": fix it with {hint}" if hint else ""
-        return None, access, f"the container runs without the {len(host.gpus)} GPUs of this machine{why}{fix}"
+        return (
+            None,
+            access,
+            f"the container runs without the {count_of(len(host.gpus), 'GPU')} of this machine{why}{fix}",
+        )
     raise HostError(
         f"containers cannot see this machine's GPUs{'' if whole else f': {access.problem}'}",
         where=f"--gpus {gpus}",

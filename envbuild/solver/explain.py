@@ -10,6 +10,7 @@ from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, score_of
 from envbuild.solver.proof import RANKS, EvidenceRef
 from envbuild.solver.solve import Solution
+from envbuild.util.text import count_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) ->
         (
             chosen.defaults_out,
             other.defaults_out,
-            f"with it {_count(other.defaults_out - chosen.defaults_out, 'more default component')} would be missing in the cell",
+            f"with it {count_of(other.defaults_out - chosen.defaults_out, 'more default component')} would be missing in the cell",
         ),
     ]
     if asked.request.prefer == "proven":
@@ -137,12 +138,12 @@ def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) ->
             (
                 chosen.untested_pairs,
                 other.untested_pairs,
-                f"tested together: {_count(-other.untested_pairs, 'pair')} of components instead of {-chosen.untested_pairs}",
+                f"tested together: {count_of(-other.untested_pairs, 'pair')} of components instead of {-chosen.untested_pairs}",
             ),
             (
                 chosen.spread,
                 other.spread,
-                f"release dates: its cell's releases are {_count(other.spread, 'month')} apart instead of {chosen.spread}",
+                f"release dates: its cell's releases are {count_of(other.spread, 'month')} apart instead of {chosen.spread}",
             ),
             (chosen.untagged, other.untagged, "its cell has a commit without a tag"),
         ]
@@ -150,7 +151,7 @@ def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) ->
         (
             chosen.age,
             other.age,
-            f"age: its cell is {_count(other.age - chosen.age, 'day')} older, summed over the components",
+            f"age: its cell is {count_of(other.age - chosen.age, 'day')} older, summed over the components",
         ),
         (
             chosen.untested_undated_pairs,
@@ -162,7 +163,3 @@ def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) ->
         if ours != theirs:
             return text
     return "equal otherwise, but listed as less preferred"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

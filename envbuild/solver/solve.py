@@ -186,7 +186,9 @@ def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
         if values[i] or axis.use in {"derived", "host", "always"}:
             continue
         if axis.name in excluded:
-            result[axis.name] = f"asked not to be there ({excluded[axis.name].origin} {NONE})"
+            origin = excluded[axis.name].origin
+            of_lock = origin == "the lock"
+            result[axis.name] = f"it is not in {origin}" if of_lock else f"asked not to be there ({origin} {NONE})"
         elif axis.use == "asked":
             result[axis.name] = NOT_ASKED
         else:

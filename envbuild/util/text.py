@@ -69,3 +69,15 @@ def outgoing(value: Any) -> Any:
 def for_people(text: str) -> str:
     """Return `text` as people may see it on a terminal: `redact` and `printable`."""
     return printable(redact(text))
+
+
+def count_of(number: int, one: str, many: str = "") -> str:
+    """Return a count and what is counted: `1 input`, `2 inputs`.
+
+    Args:
+        number: how many.
+        one: what one of them is called.
+        many: what several are called; by default `one` and an s.
+
+    """
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

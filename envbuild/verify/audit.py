@@ -17,6 +17,7 @@ from envbuild.paths import data_dir
 from envbuild.run.runtime import Runtime, runtime_for
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import TarError
+from envbuild.util.text import count_of
 from envbuild.verify.binaries.files import Files
 from envbuild.verify.binaries.image import binary_checks, reader
 from envbuild.verify.checks import Audit
@@ -60,7 +61,9 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     found = runtime.look_up(image, note)
     if len(found.volumes) > _VOLUMES:
         raise AuditError(
-            f"the image declares {len(found.volumes)} volumes", where=image, hint="no image of envbuild has one"
+            f"the image declares {count_of(len(found.volumes), 'volume')}",
+            where=image,
+            hint="no image of envbuild has one",
         )
     facts = _probe(runtime, found)
     if facts["expected"] is None:

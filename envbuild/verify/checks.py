@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from envbuild.errors import AuditError
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 
 _FAULTS_SHOWN = 20
 
@@ -38,7 +39,7 @@ class Audit:
         if self.defects:
             lines = "".join(f"\n  - {c.name}: {c.text}" for c in self.defects)
             raise AuditError(
-                f"the image has {len(self.defects)} defects{lines}",
+                f"the image has {count_of(len(self.defects), 'defect')}{lines}",
                 where=f"{self.image} ({self.digest})",
                 hint="it is not what its lock says; build it again",
             )

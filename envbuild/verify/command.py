@@ -19,6 +19,7 @@ from envbuild.paths import data_dir
 from envbuild.util.logs import new_log
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
+from envbuild.util.text import count_of
 from envbuild.verify.follow import follow
 from envbuild.verify.start import Started, start_guest, start_here
 from envbuild.verify.watched import Fabric, RankReport, read_ranks
@@ -274,7 +275,7 @@ def _verdict(
     if heard.broken:
         return "failed", heard.broken
     if heard.timed_out:
-        seen = f"{max(rank.steps for rank in ranks)} steps" if ranks else "no rank"
+        seen = count_of(max(rank.steps for rank in ranks), "step") if ranks else "no rank"
         return "hung", f"the command did not end within {request.timeout_s:.0f} s: {seen} seen; {last}"
     if code is None or code != 0:
         return "failed", f"the command ended with exit code {code}: {last}"

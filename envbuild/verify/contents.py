@@ -11,6 +11,7 @@ from envbuild.engine.apptainer import FOLDER
 from envbuild.engine.image import Image
 from envbuild.lock.model import Lock
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.checks import Check, verdict_of
 from envbuild.verify.installed import CARRIED, VENV, Installed, Tree, hold_to_wheel
 from envbuild.verify.probe import canonical, read_expectation
@@ -86,8 +87,8 @@ def files_check(installed: Installed, facts: Mapping[str, Any]) -> Check:
             faults.append(
                 f"the image's Python reports {shown(dist.name)} {shown(reported)}, its files are of {shown(dist.version)}"
             )
-    text = f"{installed.compared} of {len(installed.distributions)} distributions, each as its RECORD says"
-    text += f"; byte code is not compared ({installed.compiled} files)"
+    text = f"{installed.compared} of {count_of(len(installed.distributions), 'distribution')}, each as its RECORD says"
+    text += f"; byte code is not compared ({count_of(installed.compiled, 'file')})"
     return verdict_of("files", faults, text)
 
 

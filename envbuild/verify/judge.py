@@ -3,6 +3,7 @@
 from typing import Any
 
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.checks import Check, verdict_of
 
 # What comes only with the driver: on a machine without one, a module that needs it fails to load for that reason alone.
@@ -46,7 +47,7 @@ def _packages(facts: dict[str, Any], expected: dict[str, Any]) -> Check:
     return verdict_of(
         "packages",
         faults,
-        f"{len(expected['packages'])} distributions, each at its locked version, and no other{_of_base(facts)}",
+        f"{count_of(len(expected['packages']), 'distribution')}, each at its locked version, and no other{_of_base(facts)}",
     )
 
 
@@ -109,7 +110,7 @@ def _built(facts: dict[str, Any], expected: dict[str, Any]) -> list[Check]:
             verdict_of(
                 f"{axis} wheel",
                 faults,
-                f"{len(record['extensions'])} extension modules, sha256 {shown(record['sha256'][:16])}…",
+                f"{count_of(len(record['extensions']), 'extension module')}, sha256 {shown(record['sha256'][:16])}…",
             )
         )
     return checks
@@ -146,7 +147,9 @@ def _has_version(path: str, cuda: str) -> bool:
 
 def _leftovers(facts: dict[str, Any]) -> Check:
     faults = (
-        [f"{facts['caches_total']} files of caches or build trees, such as {', '.join(facts['caches'][:3])}"]
+        [
+            f"{count_of(facts['caches_total'], 'file')} of caches or build trees, such as {', '.join(facts['caches'][:3])}"
+        ]
         if facts["caches"]
         else []
     )

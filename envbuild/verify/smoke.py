@@ -18,6 +18,7 @@ from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.util.logs import new_log
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
+from envbuild.util.text import count_of
 from envbuild.verify.collected import Collected
 from envbuild.verify.expectation import default_device, for_cuda
 from envbuild.verify.follow import follow
@@ -162,7 +163,7 @@ def _check_nodes(request: SmokeRequest) -> None:
     slots = sum(node.slots for node in read_hostfile(request.nodes, default_slots=1))
     if request.nproc > slots:
         raise HostError(
-            f"{request.nproc} ranks were asked for, the hosts have {slots} slots",
+            f"{count_of(request.nproc, 'rank was', 'ranks were')} asked for, the hosts have {count_of(slots, 'slot')}",
             where=where,
             hint="ask for fewer with --nproc, or name more hosts or slots",
         )

@@ -100,7 +100,7 @@ def outcomes(monkeypatch, *each):
     return asked
 
 
-REPORT = {"origin": "built", "digest": f"sha256:{'a' * 64}"}
+REPORT = {"origin": "built", "digest": f"sha256:{'a' * 64}", "unreached": {}}
 
 
 def test_a_failure_stops_no_other_cell_and_decides_the_exit_code(capsys, monkeypatch):

@@ -11,6 +11,8 @@ from cell_inputs import plan_for
 
 from envbuild.components.base import Tree
 from envbuild.errors import HostError, LockError
+from envbuild.lock.find import incomplete
+from envbuild.lock.model import Missing
 from envbuild.lock.sources import SourceStore
 from envbuild.pipeline.locked import UnreachableError, require_sources
 from envbuild.settings import Settings, load_settings
@@ -222,6 +224,20 @@ def test_an_upstream_out_of_reach_names_its_host(site):
     with pytest.raises(HostError, match=r"unreachable\.invalid") as refused:
         SourceStore(settings=settings).pin(wanted)
     assert "`sources`" in str(refused.value)
+
+
+def test_a_host_with_a_long_name_is_named_whole(site):
+    """In the error, and in the one of a lock that lists it as missing. curl itself cuts one of more than 230 characters."""
+    host = ".".join(["a" * 60] * 3) + ".invalid"
+    _, settings, _ = site
+    wanted = Tree(name="gone", url=f"https://{host}/{'x' * 90}/gone.git", commit="1" * 40)
+    with pytest.raises(HostError) as refused:
+        SourceStore(settings=settings).pin(wanted)
+    last = refused.value.what.partition(f"cannot be fetched from {host}: ")[2]
+    assert host in last
+    assert "unable to access" not in last  # the address is in `where`
+    gone = Missing(what="source tree of gone", host="one", why=refused.value.what, component="gone", kind="tree")
+    assert last in incomplete((gone,), "lock.json").what
 
 
 def test_a_source_that_the_command_line_replaces_is_not_asked_for(tmp_path):

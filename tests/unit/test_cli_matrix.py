@@ -6,6 +6,7 @@ import pytest
 from index_server import Index
 
 from envbuild.cli import main
+from envbuild.paths import data_dir
 
 
 @pytest.fixture
@@ -84,6 +85,25 @@ def test_check_prints_what_it_looked_at(run):
     code, out, _ = run("check")
     assert code == 0
     assert "0 errors, 0 warnings" in out
+
+
+def test_check_reads_the_folder_that_is_named(run, tmp_path):
+    """With the gaps of proposals that were written there, and one count of one."""
+    copy = tmp_path / "matrices"
+    copy.mkdir()
+    for path in data_dir("matrices").glob("*.toml"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    code, out, err = run("check", "--matrix", str(copy))
+    assert (code, str(copy) in err) == (0, True)
+    assert "0 errors, 0 warnings" in out
+    with (copy / "te.toml").open("a") as file:
+        file.write("# to fill in: commit\n")
+    code, out, _ = run("check", "--matrix", str(copy))
+    assert code == 2
+    assert "te.toml:" in out
+    assert ": 1 error, 0 warnings" in out
+    assert run("check")[0] == 0
+    assert run("check", "--matrix", str(tmp_path / "none"))[0] == 2
 
 
 def test_schemas_are_listed_printed_and_written(run, tmp_path):

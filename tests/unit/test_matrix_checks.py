@@ -125,6 +125,19 @@ def test_evidence_that_is_not_there(folder):
     assert "rule proven: rests on evidence:no-such-run, which is not there" in folder.found()
 
 
+def test_records_next_to_another_matrix_count(folder):
+    rule = folder.rule("proven", when={"torch": "2.11.0"}, needs={"cuda": "13.0"})
+    folder.rules.append(rule.replace("PyPI:x==1", "evidence:20260101T000000Z"))
+
+    def found():
+        return [f.text for f in check_matrix(folder.load(), online=False, folder=folder.path) if f.level == "error"]
+
+    assert found() == ["rests on evidence:20260101T000000Z, which is not there"]
+    (folder.path / "evidence").mkdir()
+    (folder.path / "evidence" / "20260101T000000Z-0123456789abcdef.json").touch()
+    assert found() == []
+
+
 def test_a_rule_that_can_never_apply(folder):
     folder.rules.append(folder.rule("never", when={"te": "2.12.0", "cuda": "12.6"}, needs={"python": "3.12"}))
     assert folder.found("note") == ["rule never: no cell that other rules allow has what it speaks of"]

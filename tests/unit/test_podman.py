@@ -9,6 +9,7 @@ from recorded import BARE, GEFORCE, H200, Recording
 
 from envbuild.cli import main
 from envbuild.doctor.diagnosis import diagnose
+from envbuild.engine.client import NoImageError
 from envbuild.engine.podman import PodmanClient, engine_of, own_limits, parse_podman_image
 from envbuild.errors import HostError, UsageError
 from envbuild.host.model import Cdi, HostFacts, Podman
@@ -135,6 +136,18 @@ def test_podman_builds_nothing():
     with pytest.raises(HostError, match="podman builds no images") as caught:
         engine_of(PODMAN).require()
     assert "podman load" in caught.value.hint
+
+
+def test_an_image_that_podman_has_not_may_be_dockers(tmp_path, monkeypatch):
+    """What podman 4.3.1 says of a name that it does not have."""
+    says = "Error: inspecting object: unable to inspect image: envbuild:x: image not known"
+    (tmp_path / "podman").write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 125\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(NoImageError, match="there is no image envbuild:x here") as caught:
+        engine_of(PODMAN).image("envbuild:x")
+    assert "docker save TAG | podman load" in caught.value.hint
+    assert "envbuild image`" not in caught.value.hint  # podman builds none
 
 
 def test_apptainer_takes_no_user():

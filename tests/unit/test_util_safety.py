@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from envbuild.util import names, quote
 from envbuild.util.below import OutsideError, open_below, path_below, read_below, remove_below
+from envbuild.util.text import count_of
 
 HOSTILE = (
     "..",
@@ -199,3 +200,17 @@ def test_fields_are_read_back_as_they_were(fields):
         return
     (record,) = csv.reader([line], strict=True)
     assert dict(each.split("=", 1) for each in record) == fields
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (1, ("input",), "1 input"),
+        (0, ("input",), "0 inputs"),
+        (1200, ("input",), "1200 inputs"),
+        (1, ("index", "indexes"), "1 index"),
+        (2, ("input is", "inputs are"), "2 inputs are"),
+    ],
+)
+def test_one_is_counted_in_the_singular(number, words, text):
+    assert count_of(number, *words) == text

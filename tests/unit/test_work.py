@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -103,6 +104,28 @@ def test_what_breaks_the_silence_is_the_running_stage(capsys):
         "  torch 2.8.0+cu126: 26 s so far, about 35 s left; "
         "te 2.6.0: 26 s so far, [23/58]: [23/58] Building CXX object x.o\n"
     )
+
+
+@pytest.mark.parametrize(
+    "mark", ["      ^~~~~", "      |      ^~~~~", "   42 |   int unused;", "    |", "=======", "", "          ^"]
+)
+def test_a_compilers_mark_is_not_what_a_stage_is_at(capsys, mark):
+    work, clock = working("plain", verbose=True)
+    work.change("build-te", "started")
+    work.line("build-te", "a.cpp:42:7: warning: unused variable 'unused'")
+    work.line("build-te", mark)
+    assert capsys.readouterr().err.splitlines()[-1] == f"  [wheel-te] {mark}"  # a verbose run prints it all the same
+    clock.now += 26
+    work._view.tick(work._state, clock.now)
+    assert capsys.readouterr().err.endswith(": a.cpp:42:7: warning: unused variable 'unused'\n")
+
+
+@pytest.mark.parametrize("line", ["[2/58] x", "Downloading torch (178.0MiB)", "99%", "  |███ 12 MB", "Übersetze"])
+def test_a_line_with_a_word_or_a_number_says_something(line):
+    work, _ = working("quiet")
+    work.change("build-te", "started")
+    work.line("build-te", line)
+    assert work._state.running["wheel-te"].line == line
 
 
 def test_json_is_an_object_a_line(capsys, tmp_path):

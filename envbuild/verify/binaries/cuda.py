@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.process import Process
@@ -53,7 +54,7 @@ def check_gpu_code(process: Process, *only: int) -> tuple[list[BinaryFinding], s
                 findings.append(BinaryFinding(f"{named(path)} {text}", _is_meant(process, path)))
     if not process.asked.sms:
         return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not checked for a GPU, since none was named"
-    text = f"{natives} binaries with cubins for {', '.join(f'sm_{sm}' for sm in only or process.asked.sms)}"
+    text = f"{count_of(natives, 'binary', 'binaries')} with cubins for {', '.join(f'sm_{sm}' for sm in only or process.asked.sms)}"
     if only and only[-1] == process.asked.sms[-1]:
         text += f"; {for_later} of all hold PTX, which the driver compiles for later GPUs"
     return findings, "; ".join([text, *(f"{shown(name)} is for other GPUs alone" for name in sorted(without))])
@@ -103,7 +104,7 @@ def check_copies(process: Process) -> tuple[list[BinaryFinding], str]:
         if not meant:
             findings.append(BinaryFinding(text, True))
     findings += _other_runtimes(process)
-    return findings, f"{single} libraries of CUDA, each once where a process would look for it"
+    return findings, f"{count_of(single, 'library', 'libraries')} of CUDA, each once where a process would look for it"
 
 
 def _reached(process: Process, soname: str, users: set[str]) -> dict[str, str]:
@@ -160,7 +161,7 @@ def check_opened(process: Process) -> tuple[list[BinaryFinding], str]:
                 why = _OPTIONAL.get(stem)
                 text = f"{named(path)} opens {shown(min(names))}, which is nowhere{f' ({why})' if why else ''}"
                 findings.append(BinaryFinding(text, why is None))
-    return findings, f"{count} libraries that others open by name"
+    return findings, f"{count_of(count, 'library', 'libraries')} that others open by name"
 
 
 def _near(process: Process, folder: str, stem: str) -> str | None:

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.process import Process
 
@@ -44,7 +45,7 @@ def check_tags(process: Process) -> tuple[list[BinaryFinding], str]:
                     f"{named(path)} is for {shown(binary.machine)}, the rest for {process.loader.machine}", True
                 )
             )
-    return findings, f"{len(modules)} modules, each for the Python that it lies with"
+    return findings, f"{count_of(len(modules), 'module')}, each for the Python that it lies with"
 
 
 def _version_at(process: Process, path: str) -> str:
@@ -108,4 +109,4 @@ def check_unread(process: Process) -> tuple[list[BinaryFinding], str]:
     findings += [
         BinaryFinding(f"{named(p)}: {b.fault}", False) for p, b in sorted(process.files.binaries.items()) if b.fault
     ]
-    return findings, f"{len(process.files.binaries)} ELF files"
+    return findings, f"{count_of(len(process.files.binaries), 'ELF file')}"

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.findings import BinaryFinding, named
 from envbuild.verify.binaries.loader import is_host, is_system
@@ -40,11 +41,11 @@ def check_libraries(process: Process) -> tuple[list[BinaryFinding], str]:
                 continue
             if any(process.loader.find(n, (path,)) is None and n not in process.loaded for n in binary.needed):
                 idle.add(path)
-    text = f"{len(process.extensions)} extension modules and what they load"
+    text = f"{count_of(len(process.extensions), 'extension module')} and what {'it loads' if len(process.extensions) == 1 else 'they load'}"
     if host:
         text += f"; of the host: {', '.join(sorted(host))}"
     if idle:
-        text += f"; {len(idle)} other files need what is not there, such as {named(min(idle))}"
+        text += f"; {count_of(len(idle), 'other file needs', 'other files need')} what is not there, such as {named(min(idle))}"
     return findings, text
 
 
