@@ -11,6 +11,7 @@ from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
 from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
+from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
     from envbuild.evidence.records import Evidence
@@ -316,7 +317,7 @@ class _Shown(TestCount):
         """Take an event of the suite."""
         if event["event"] == "collected":
             gpus = event["machine"].get("gpus", [])
-            place = f"{len(gpus)} GPU(s), driver {event['machine'].get('driver')}" if gpus else "no GPU"
+            place = f"{count_of(len(gpus), 'GPU')}, driver {event['machine'].get('driver')}" if gpus else "no GPU"
             self._say(
                 f"{event.get('cell_id')}: torch {event['machine'].get('torch')}, {place}, seed {event.get('seed')}"
             )

@@ -346,7 +346,7 @@ _QUOTED = pattern(r"[ \t]+(?:[0-9]+[ \t]+)?\|(?:[ \t]|$)")
 
 
 def says_something(line: str) -> bool:
-    """Return whether a line that a program printed tells a person anything.
+    """Return whether a line that a program printed is of use to a person.
 
     A compiler's mark below a line (`      ^~~~~`), the line of code that it quotes (`   42 |   int x;`) and a rule of dashes do not.
     """

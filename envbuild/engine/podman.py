@@ -170,7 +170,7 @@ class PodmanClient(EngineClient):
         if isinstance(found, NoImageError):
             found.hint = (
                 "`podman image ls` lists what podman has; `envbuild pull` fetches the image of a cell. Docker's images lie apart: "
-                "`docker save TAG | podman load` brings one over"
+                "`docker save TAG | podman load` carries one over"
             )
         return found
 

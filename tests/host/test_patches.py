@@ -649,7 +649,7 @@ def test_a_tree_with_files_of_two_targets_is_of_the_one_that_most_files_speak_fo
     assert [p.name for p in of_tree(tree, patches)] == ["one"]
     (tree / "a.txt").write_text(OLD)
     (tree / "sub/b.sh").write_text("no known id\n")
-    with pytest.raises(UsageError, match=r"may be of demo or of other: 1 files") as caught:
+    with pytest.raises(UsageError, match=r"may be of demo or of other: 1 file ") as caught:
         of_tree(tree, patches)
     assert "--patch" in caught.value.hint
     (tree / "a.txt").write_text(OLD + "other\n")

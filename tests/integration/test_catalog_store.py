@@ -258,7 +258,7 @@ def test_two_of_three_must_sign(site):
     second = other_key(site.folder, "second")
     keys = f"{site.folder}/release.pub {site.folder}/keys/second.pub"
     both = {"ENVBUILD_TRUSTED_KEYS": keys, "ENVBUILD_TRUSTED_SIGNATURES": "2"}
-    with pytest.raises(UsageError, match="2 signatures are needed, and 1 keys"):
+    with pytest.raises(UsageError, match="2 signatures are needed, and 1 key"):
         site.publish(CPU, **both)
     one = site.publish(CPU)
     site.refused("is signed by release, and 2 signatures are needed", **both)
@@ -273,7 +273,7 @@ def test_one_key_under_two_names_counts_once(site):
     shutil.copy(site.folder / "release.pub", site.folder / "again.pub")
     with pytest.raises(DataError, match="under two names"):
         site.read(ENVBUILD_TRUSTED_KEYS=f"{site.folder}/release.pub {site.folder}/again.pub")
-    with pytest.raises(DataError, match="2 signatures are needed, and 1 keys are trusted"):
+    with pytest.raises(DataError, match="2 signatures are needed, and 1 key is trusted"):
         site.read(ENVBUILD_TRUSTED_SIGNATURES="2")
 
 
@@ -291,7 +291,7 @@ def test_one_key_under_two_names_signs_once(site):
         publish(site.settings(**both), [OLD], renamed, now=lambda: NOW)
     with site.repository() as repo:
         assert repo.manifest(TAG).descriptor.digest == forged
-    with pytest.raises(UsageError, match="2 signatures are needed, and 1 keys"):
+    with pytest.raises(UsageError, match="2 signatures are needed, and 1 key"):
         publish(site.settings(**both), [OLD], [site.key, renamed[0]], now=lambda: NOW)
 
 

@@ -123,10 +123,10 @@ def test_code_that_is_there_to_be_linked_again_is_not_counted(cuda, tmp_path):
             "has no cubin for sm_90: the driver compiles its PTX as it first runs",
         ),
         ((cubin("80"), ptx("90a")), 100, "failed", "has no GPU code that sm_100 runs"),
-        ((cubin("80"),), 86, "passed", "1 binaries with cubins for sm_86"),
-        ((cubin("90a"),), 90, "passed", "1 binaries with cubins for sm_90"),
-        ((cubin("100f"),), 103, "passed", "1 binaries with cubins for sm_103"),
-        ((cubin("100"),), 103, "passed", "1 binaries with cubins for sm_103"),
+        ((cubin("80"),), 86, "passed", "1 binary with cubins for sm_86"),
+        ((cubin("90a"),), 90, "passed", "1 binary with cubins for sm_90"),
+        ((cubin("100f"),), 103, "passed", "1 binary with cubins for sm_103"),
+        ((cubin("100"),), 103, "passed", "1 binary with cubins for sm_103"),
     ],
 )
 def test_gpu_code_is_held_against_the_gpu_of_the_cell(cuda, tmp_path, targets, sm, verdict, text):
@@ -146,9 +146,9 @@ def test_an_extension_for_a_fleet_serves_each_gpu_of_it(cuda, tmp_path):
     found = root.examine(sms=(80, 90, 100))
     assert "GPU code" not in found
     texts = {sm: found[f"GPU code for sm_{sm}"].text for sm in (80, 90, 100)}
-    assert texts[80] == "1 binaries with cubins for sm_80"
-    assert texts[90] == "1 binaries with cubins for sm_90"
-    assert texts[100].startswith("1 binaries with cubins for sm_100; 1 of all hold PTX")
+    assert texts[80] == "1 binary with cubins for sm_80"
+    assert texts[90] == "1 binary with cubins for sm_90"
+    assert texts[100].startswith("1 binary with cubins for sm_100; 1 of all hold PTX")
     assert {found[f"GPU code for sm_{sm}"].verdict for sm in (80, 90, 100)} == {"passed"}
 
 
@@ -169,4 +169,4 @@ def test_a_distribution_that_is_for_one_gpu_of_a_fleet_is_held_against_that_one(
     found = root.examine(sms=(80, 90), served={"fused": [90]})
     assert found["GPU code for sm_80"].verdict == "passed"
     assert "fused is for other GPUs alone" in found["GPU code for sm_80"].text
-    assert found["GPU code for sm_90"].text.startswith("1 binaries with cubins for sm_90")
+    assert found["GPU code for sm_90"].text.startswith("1 binary with cubins for sm_90")

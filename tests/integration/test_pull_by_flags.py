@@ -337,7 +337,7 @@ def test_a_builder_of_another_image_does_not_count(site):
         body = repo.manifest(signature_tag(other.manifest)).body
         repo.push_manifest(body, MANIFEST, tag=signature_tag(image.manifest))
     site.refused(
-        site.pull(CPU, ENVBUILD_TRUSTED_BUILDERS="1"), "1 trusted builders must have built this image, and none"
+        site.pull(CPU, ENVBUILD_TRUSTED_BUILDERS="1"), "1 trusted builder must have built this image, and none"
     )
 
 

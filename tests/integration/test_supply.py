@@ -333,7 +333,7 @@ def test_the_sbom_of_an_image_lists_what_belongs_to_no_input(engine, site, tmp_p
     done = run("sbom", site.tag, "--json", "--output", str(tmp_path / "s.json"), env=site.client)
     assert done.code == 0, done.err
     assert done.answer["unowned"] == ["/mark"]
-    assert "1 files belong to no locked input: /mark" in done.err
+    assert "1 file belongs to no locked input: /mark" in done.err
     first = (tmp_path / "s.json").read_bytes()
     assert run("sbom", site.tag, "--output", str(tmp_path / "s.json"), env=site.client).code == 0
     assert (tmp_path / "s.json").read_bytes() == first

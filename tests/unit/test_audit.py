@@ -84,7 +84,7 @@ def test_what_is_in_the_base_image_is_neither_foreign_nor_measured():
     of_base = verdicts(**provided, distributions_of_base=["numpy"])
     assert of_base["packages"] == (
         "passed",
-        "1 distributions, each at its locked version, and no other but 1 of the base image",
+        "1 distribution, each at its locked version, and no other but 1 of the base image",
     )
     assert of_base["size"][0] == "unproven"
 

@@ -235,7 +235,7 @@ def test_a_longer_file_is_refused(made, opened, tmp_path):
 def test_a_missing_file_is_named(made, opened, tmp_path):
     made.write(tmp_path / "b.tar")
     name = max(made.files)
-    with pytest.raises(BundleError, match=f"1 files are missing, {name}"):
+    with pytest.raises(BundleError, match=f"1 file is missing, {name}"):
         opened(rewritten(tmp_path / "b.tar", lambda m: m[:-1]))
 
 
@@ -336,7 +336,7 @@ def test_a_list_out_of_bounds_is_refused(made, opened, tmp_path):
 def test_the_signatures_are_looked_at_before_the_list(made, opened, settings, tmp_path, pair):
     made.write(tmp_path / "b.tar")
     trusting = settings.model_copy(update={"trusted_keys": pair[1:]})
-    with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
+    with pytest.raises(BundleError, match="1 signature is needed, and 0"):
         opened(rewritten(tmp_path / "b.tar", lambda m: [(m[0][0], b"[" * 200_000), *m[1:]]), used=trusting)
 
 
@@ -549,7 +549,7 @@ def test_a_trusted_key_must_have_signed_where_one_is_named(made, opened, setting
     private, public = pair
     trusting = settings.model_copy(update={"trusted_keys": (public,)})
     made.write(tmp_path / "plain.tar")
-    with pytest.raises(BundleError, match="1 signatures are needed, and 0"):
+    with pytest.raises(BundleError, match="1 signature is needed, and 0"):
         opened(tmp_path / "plain.tar", used=trusting)
     made.write(tmp_path / "signed.tar", keys=(private,))
     found = opened(tmp_path / "signed.tar", used=trusting)

@@ -13,7 +13,7 @@ from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.settings import load_settings
 
 DIGEST = "sha256:" + "1" * 64
-WORDS = "2 signatures are needed, and 1 keys are there to sign"
+WORDS = "2 signatures are needed, and 1 key is there to sign"
 
 
 @pytest.fixture

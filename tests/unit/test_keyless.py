@@ -270,7 +270,7 @@ def test_keys_and_identities_count_together_and_each_once(site, tmp_path):
     signer = keyless_signer(both)
     assert [each.name for each in signing_policy(both, [key, signer]).verifiers] == ["release", "ci"]
     for own in ([key], [signer], [key, key], [signer, signer]):
-        with pytest.raises(UsageError, match="2 signatures are needed, and 1 keys"):
+        with pytest.raises(UsageError, match="2 signatures are needed, and 1 key"):
             signing_policy(both, own)
     with pytest.raises(DataError, match="two of those trusted have one name"):
         policy_of(site(CI, f"ci,{GITHUB},other@acme.example"))

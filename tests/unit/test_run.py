@@ -92,7 +92,7 @@ def test_gpus_that_are_no_gpus() -> None:
 def test_auto_goes_on_without_gpus_and_says_so() -> None:
     found, notes = run_flags(OLD_A100.facts(), Container(image="img"))
     assert "--gpus" not in found
-    assert "without the 1 GPUs" in notes[0]
+    assert "without the 1 GPU " in notes[0]
     assert "nvidia-ctk" in notes[0]
 
 
