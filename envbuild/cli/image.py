@@ -362,18 +362,17 @@ def _with_lock(
 
     settings, replaced = client.settings, request.substitutes
 
-    lock_of = partial(lock_for, settings, note=note, replaced=replaced)
-
     def require_builder() -> None:
         require_able(settings, client.builder())
 
+    lock_of = partial(lock_for, settings, note=note, replaced=replaced, before_making=require_builder)
     if given.lock_file is not None:
         named = read_lock(given.lock_file)
         check_fits(named.lock, asked.inputs, str(given.lock_file))
         require_complete(named.lock, str(given.lock_file), replaced)
         return asked, (named, given.lock_file), {}
     try:
-        found = lock_of(asked.matrix, asked.inputs, locked_only=request.locked_only, before_making=require_builder)
+        found = lock_of(asked.matrix, asked.inputs, locked_only=request.locked_only)
         plan = plan_of(asked.matrix, found[0], asked.stack)
         if find_present(client, plan, request.tag or plan.tag, pull=request.pull, expected=None) is None:
             if not (request.pull and settings.registry):

@@ -93,14 +93,16 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
     pairs = standing_of_pairs(matrix, solution.cell.versions, applied, committed_trials())
     verdict = driver_verdict(matrix, solution.cell)
     claim = _claim(solution, lock)
+    other = _by_other_recipe(claim, flags, lock_file)
     emit(
         {
             **_answer(solution, verdict, claim),
+            "other_recipe": other,
             "choices": [_choice_answer(choice) for choice in choices],
             "pairs": [pair.as_json() for pair in pairs],
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict, claim, pairs),
+        human=lambda: _explained(solution, choices, verdict, claim, pairs) + (f"\n{_OTHER_RECIPE}" if other else ""),
     )
 
 
@@ -200,6 +202,35 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
         lock_digest=lock.digest if lock else None,
         trials=committed_trials(),
     )
+
+
+_OTHER_RECIPE = "           that image was made by another recipe than this release's; what this release builds from the lock is another image"
+
+
+def _by_other_recipe(claim: "Claim", flags: dict[str, Any], lock_file: Path | None) -> bool | None:
+    """Return whether another recipe made the image that the claim rests on; None where it or its lock is not known.
+
+    The recipe is the hash of the Dockerfile, which is rendered for it: some ten milliseconds, so that `resolve` leaves it out.
+    """
+    import contextlib
+
+    from envbuild.errors import EnvbuildError
+
+    content = claim.record.content if claim.record else None
+    if content is None or content.recipe is None or claim.record is None:
+        return None
+    from envbuild.cli.cell_options import asked_from
+    from envbuild.lock.files import read_lock
+    from envbuild.lock.find import find_lock
+    from envbuild.plan.dockerfile import recipe_digest
+    from envbuild.plan.plan import plan_of
+
+    with contextlib.suppress(EnvbuildError):
+        asked = asked_from(flags, lock_file=lock_file, sources=())
+        found = read_lock(lock_file) if lock_file else (find_lock(asked.settings, asked.inputs) or (None,))[0]
+        if found is not None and found.lock.digest == claim.record.lock_digest:
+            return content.recipe != recipe_digest(plan_of(asked.matrix, found, asked.stack))
+    return None
 
 
 def _why(solution: "Solution", claim: "Claim", name: str) -> str:

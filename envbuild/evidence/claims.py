@@ -239,7 +239,8 @@ def _words(
 ) -> str:
     """Return what a standing says of a cell: `run elsewhere: not run on sm_100; run on sm_90: 4x H200, driver 580, …`."""
     on, here = place_of(record)["gpu"], versions.get("gpu")
-    machine = f"{'the image, ' if record.image else ''}{record.machine}, {record.date:%Y-%m-%d}"
+    by = f" that envbuild {record.other_release} made" if record.other_release else ""
+    machine = f"{f'the image{by}, ' if record.image else ''}{record.machine}, {record.date:%Y-%m-%d}"
     but = [*parts(record), *(words for kind, words in found.items() if kind != "gpu")]
     with_ = f", with {', '.join(but)}" if but else ""
     if not record.passed:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from envbuild import __version__
 from envbuild.errors import DataError, HostError
 from envbuild.evidence.content import ImageContent
 from envbuild.evidence.report import Level
@@ -101,6 +102,12 @@ class Evidence(Model):
         compared = self.target.get("kind") == "image" and self.target.get("digest_from") != "label"
         digest = self.target.get("digest") if compared else None
         return digest if isinstance(digest, str) and digest else None
+
+    @property
+    def other_release(self) -> str | None:
+        """The release that built the image that ran, where it is known and another than this one: its recipe may be another, too."""
+        release = self.content.release if self.content else None
+        return release if release != __version__ else None
 
     def same_image(self, other: "Evidence") -> bool:
         """Return whether both ran one image: the same digest, or the same layers and configuration in another compression."""

@@ -117,7 +117,8 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
 
     Returns:
         `status`, `claim` (a word of `Proof`) and `cell`; of the record it rests on, `where`, `gpu`, `image` (its digest, or
-        nothing where an environment on a host ran), `date`, `why` and `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`.
+        nothing where an environment on a host ran), `date`, `why` and `record`. `why` is what keeps it from more: staleness, what failed, what of the run was not as in `versions`,
+        and that another release made the image.
 
     """
     record = standing.record
@@ -127,6 +128,7 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
     reason = record.reason.partition("\n")[0]
     level = "" if record.to_step else f"level {record.level} alone"
     why = [standing.why_stale, *((level, *found.values()) if record.passed else (reason,))]
+    why += [f"envbuild {record.other_release} made the image"] if record.other_release else []
     return {
         # What is called stale is a proof; a failed run stays one when it is stale.
         "status": "failed" if not record.passed else "never" if found else standing.status,

@@ -8,19 +8,25 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from envbuild import __version__
 from envbuild.cli.resolve import explain as explain_command
 from envbuild.cli.resolve import resolve as resolve_command
 from envbuild.components import COMPONENTS, SOFTWARE
 from envbuild.curate.page import build_page
 from envbuild.curate.page_html import render_page
+from envbuild.curate.page_proof import proof_by_gpu
 from envbuild.evidence import refs
 from envbuild.evidence.claims import claim_of, component_claims
 from envbuild.evidence.place import altered_of, differences, place_of
 from envbuild.evidence.recording import from_report
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.report import SmokeReport
+from envbuild.lock.files import read_lock
 from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
+from envbuild.paths import data_dir
+from envbuild.plan.dockerfile import recipe_digest
+from envbuild.plan.plan import plan_of
 from envbuild.solver.asked import read_request
 from envbuild.solver.explain import explain
 from envbuild.solver.proof import RANKS, Proof
@@ -256,6 +262,60 @@ def test_switches_belong_to_the_components_that_read_them() -> None:
     assert altered_of(record(adopted={"numpy": "2.5.2"})) == set(SOFTWARE)
     beginnings = [each for component in COMPONENTS.values() for each in component.switches]
     assert all(beginning.endswith("_") for beginning in beginnings)
+
+
+# --- which release made the image ---
+
+ONE, TWO = (f"sha256:{digit * 64}" for digit in "12")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "the image, 4x H200"),
+        ({"layers": [ONE]}, "the image, 4x H200"),
+        ({"recipe": ONE, "release": __version__}, "the image, 4x H200"),
+        ({"recipe": ONE, "release": "0.0.9"}, "the image that envbuild 0.0.9 made, 4x H200"),
+    ],
+)
+def test_an_image_of_another_release_is_called_that(content, words) -> None:
+    kept = record(content=content)
+    assert claim(kept).text == f"run on this GPU: {words}, driver 580, 2026-11-22"
+    (row,) = proof_by_gpu([kept])
+    assert row["why"] == ("envbuild 0.0.9 made the image" if "0.0.9" in words else "")
+
+
+LOCK = min((data_dir("matrices") / "locks").glob("cu*-sm90-*"))
+
+
+def recipe_now() -> str:
+    held = read_lock(LOCK)
+    return recipe_digest(plan_of(load_matrix(), held, None))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lock_digest", "other"),
+    [(recipe_now, None, False), (lambda: ONE, None, True), (lambda: None, None, None), (lambda: ONE, TWO, None)],
+    ids=["this one", "another one", "not stated", "of another lock"],
+)
+def test_explain_says_that_another_recipe_made_the_image(monkeypatch, recipe, lock_digest, other) -> None:
+    lock = read_lock(LOCK).lock
+    kept = record(
+        cell=lock.cell,
+        cell_id=lock.as_cell.id,
+        lock_digest=lock_digest or lock.digest,
+        software={"python": "3.11.2"},
+        content={"recipe": recipe(), "release": __version__},
+    )
+    monkeypatch.setattr(refs, "committed_evidence", lambda: (kept,))
+    refs.evidence_refs.cache_clear()
+    words = ["--lock", str(LOCK)]
+    answer = json.loads(CliRunner().invoke(explain_command, [*words, "--json"]).stdout)
+    text = CliRunner().invoke(explain_command, words).stdout
+    refs.evidence_refs.cache_clear()
+    assert answer["standing"]["record"] == kept.id
+    assert answer["other_recipe"] is other
+    assert ("made by another recipe than this release's" in text) is (other is True)
 
 
 # --- the order, on the shipped matrix ---
