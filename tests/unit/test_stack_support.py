@@ -22,11 +22,14 @@ from envbuild.verify.binaries.files import Files
 from envbuild.verify.binaries.gpu_code import Code, GpuCode
 from envbuild.verify.binaries.process import RootExpectation
 
-# The cubins of PyPI's wheels, as `envbuild audit WHEEL` lists them; PTX with a minus.
+# The cubins of PyPI's wheels, as `envbuild audit WHEEL` lists them; none of them holds PTX.
 WHEELS = {
-    "1.8.0": {"libtorch_cuda.so": (35, 37, 50, 60, 61, 70)},
-    "2.0.1": {"libtorch_cuda.so": (37, 50, 60, 70, 75, 80, 86), "libtorch_cuda_linalg.so": (37, 50, 60, 70, 80, 86)},
-    "2.8.0": {"libtorch_cuda.so": (), "libtorch_cuda_linalg.so": ()},
+    "1.8.0": {"libtorch_cuda.so": "35 37 50 60 61 70"},
+    "2.0.1": {"libtorch_cuda.so": "37 50 60 70 75 80 86", "libtorch_cuda_linalg.so": "37 50 60 70 80 86"},
+    "2.8.0": {
+        "libtorch_cuda.so": "70 75 80 86 89 90 90a 100 100a 120 120a",
+        "libtorch_cuda_linalg.so": "50 60 70 80 86 90 100 120",
+    },
 }
 SITE = {"1.8.0": "usr/local/lib/python3.8/dist-packages", "2.0.1": "opt/venv/lib/python3.10/site-packages"}
 
@@ -42,9 +45,8 @@ def audit_of(stack, **more):
     release = versions["torch"].partition("+")[0].removesuffix("a0")
     site = SITE.get(release, SITE["2.0.1"])
     files = Files()
-    codes = {"_C.so": ()} | {f"lib/{name}": sms for name, sms in WHEELS[release].items()}
-    for name, sms in codes.items():
-        code = frozenset(Code(sm=abs(sm), suffix="", ptx=sm < 0) for sm in sms)
+    for name, sms in ({"_C.so": ""} | {f"lib/{name}": sms for name, sms in WHEELS[release].items()}).items():
+        code = frozenset(Code(sm=int(sm.rstrip("a")), suffix=sm.lstrip("0123456789"), ptx=False) for sm in sms.split())
         gpu = GpuCode(containers={code: 1}) if code else None
         files.binaries[f"{site}/torch/{name}"] = Binary(kind="library", machine="x86-64", size=1 << 21, gpu=gpu)
     files.binaries |= {f"{site}/{name}": binary for name, binary in more.items()}
