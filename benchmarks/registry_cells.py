@@ -177,8 +177,28 @@ def _made(site: Site, cell: Cell, tag: str) -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         more, env = _prepared(site, cell, cell.stand_in, stack)
         site.say(f"{cell.name}: building")
-        # PyPI's torch may have no code for the cell's GPU: it is published with what the audit found.
-        yield site.envbuild(env, *words, *more, accepted=(0, AUDIT))
+        report = site.envbuild(env, *words, *more, accepted=(0, AUDIT))
+        require_known(cell, report)
+        yield report
+
+
+def require_known(cell: Cell, report: Mapping[str, Any]) -> None:
+    """Check that the audit found of a cell with a stand-in what is known of it: PyPI's torch may have no code for its GPU.
+
+    Such an image is published with what the audit found, and one with another defect is not.
+
+    Raises:
+        StepError: the audit found something else, or it did not take place.
+
+    """
+    from stack_support import DEFECTS, defects_of
+
+    if "audit" not in report:
+        raise StepError(str(report.get("what", "the image was not audited")), AUDIT)
+    found, known = defects_of(report["audit"]), DEFECTS.get(cell.name, {})
+    if found != known:
+        text = "; ".join(f"{name}: {'; '.join(findings)}" for name, findings in found.items())
+        raise StepError(f"the audit does not find what is known of the stand-in, but {text or 'no defect'}", AUDIT)
 
 
 def _prepared(site: Site, cell: Cell, given: StandIn, stack: ExitStack) -> tuple[list[str], dict[str, str]]:

@@ -1,10 +1,13 @@
 """What stands in for the bases and the torches of stacks that are out of reach: Ubuntu's roots, Debian's CUDA, PyPI's wheels."""
 
+import json
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from root_support import build_image, debian_tar, ubuntu_root
 
@@ -12,6 +15,22 @@ from envbuild.settings import load_settings
 
 # What NVIDIA's images hold besides their own packages.
 HELD = ("build-essential", "curl", "gnupg2")
+
+DEFECTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gpt2-3d": {"GPU code": ("torch/lib/libtorch_cuda.so has no GPU code that sm_80 runs",)},
+    "llm-jp": {
+        "GPU code": (
+            "torch/lib/libtorch_cuda.so has no GPU code that sm_90 runs",
+            "torch/lib/libtorch_cuda_linalg.so has no GPU code that sm_90 runs",
+        )
+    },
+}
+"""Stack -> check -> what the audit must find of the torch that stands in: PyPI's 1.8.0 ends at sm_70, its 2.0.1 at sm_86.
+
+A stack that is not here has a stand-in with code for its GPU: 2.0.1 for sm_80 (alcf), 2.8.0 for sm_90 (llama3-70b, megatron-gpt3).
+"""
+AUDIT = 6
+"""The exit code of `envbuild image` where the audit found a defect."""
 
 # Debian spreads the toolkit over /usr; NVIDIA's images have one tree. As a package, since the audit weighs what no package accounts for.
 CUDA = r"""FROM scratch AS debian
@@ -157,3 +176,33 @@ def gpt2_base(folder: Path) -> str:
         built = build_image(base, "envbuild-test:focal-torch1.8", *([f"--secret=id=ca,src={bundle}"] if bundle else []))
     wheel.unlink()
     return built
+
+
+def defects_of(audit: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return what an audit found, by check, without the folder of the packages and without what the file has instead."""
+    failed = {each["name"]: each["text"] for each in audit["checks"] if each["verdict"] == "failed"}
+    return {name: tuple(_stable(finding) for finding in text.split("; ")) for name, text in failed.items()}
+
+
+def _stable(finding: str) -> str:
+    return re.sub(r"^/\S*/(?:site|dist)-packages/", "", finding).partition(": ")[0]
+
+
+def image(stack: str, lock: Path, base: str, *flags: str, devel: str = "") -> str:
+    """Build the stack's image on `base`, what it compiles on `devel`; return its tag.
+
+    The audit must find the defects of the stand-in and no other one. `envbuild image` runs no smoke tests after a
+    defect: they run here, on the processor.
+    """
+    tag = f"envbuild-test:{stack}"
+    stages = {"base": base, "devel": devel or base}
+    contexts = [f"--build-context={stage}=docker-image://{root}" for stage, root in stages.items()]
+    command = [sys.executable, "-m", "envbuild", "image", "--stack", stack, "--lock", lock, *contexts, "--tag", tag]
+    expected = DEFECTS.get(stack, {})
+    answer = json.loads(run(*command, "--json", *flags, expect=AUDIT if expected else 0).stdout)
+    found = defects_of(answer["audit"])
+    assert found == expected, f"the audit finds {found}"
+    assert f"the image of this lock: base was replaced by docker-image://{base}" in answer["not_proven"]
+    if expected and "--no-smoke" not in flags:
+        run(sys.executable, "-m", "envbuild", "smoke", tag, "--device", "cpu")
+    return tag

@@ -1,6 +1,8 @@
 """The figures of benchmarks/bench_registry.py, and the relay that counts its bytes."""
 
 import contextlib
+import json
+import os
 import socket
 import sys
 import threading
@@ -10,9 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from registry_cells import CELLS, compiled, read_objects
+import registry_cells
+from registry_cells import CELLS, compiled, publish, read_objects
 from registry_figures import compiles, empty, for_people, new_bytes, shared, update
-from registry_site import Relay
+from registry_site import Relay, Site
 
 TORCH, OTHER = "2.11.0+cu130", "2.7.1+cu126"
 BLOBS = {
@@ -103,6 +106,88 @@ def test_records_that_follow_each_other_are_read():
 
 def test_the_names_of_the_cells_are_distinct():
     assert len({cell.name for cell in CELLS}) == len(CELLS)
+
+
+class OnlySite(Site):
+    """A site without engines and registry; its `envbuild` is a file that notes its calls and gives the same answer."""
+
+    address = 1
+
+    @property
+    def publisher(self):
+        return os.environ | {"PYTHONPATH": str(self.folder)}
+
+    @property
+    def free_gb(self):
+        return 1000.0
+
+    def docker(self, env, *words):
+        return ""
+
+    def answers(self, code, answer):
+        answer |= {"documents": ["sbom"]}
+        (self.folder / "envbuild").mkdir()
+        (self.folder / "envbuild" / "__init__.py").touch()
+        (self.folder / "envbuild" / "__main__.py").write_text(
+            f"import json, sys\nopen({str(self.folder / 'calls')!r}, 'a').write(' '.join(sys.argv[1:3]) + '\\n')\n"
+            f"print({json.dumps(answer)!r})\nsys.exit({code} if sys.argv[1] == 'image' else 0)\n"
+        )
+
+    @property
+    def calls(self):
+        return [line.split()[0] for line in (self.folder / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry_cells, "_prepared", lambda site, cell, given, stack: ([], site.publisher))
+    return OnlySite(folder=tmp_path)
+
+
+def made(*defects):
+    checks = [{"name": name, "verdict": "failed", "text": text} for name, text in defects]
+    known = {"id": "x", "digest": "x", "size_bytes": 1, "seconds": 1.0, "cell": {"torch": "x"}, "stages": []}
+    return known | {"audit": {"checks": [*checks, {"name": "torch", "verdict": "passed", "text": "good"}]}}
+
+
+SITE = "/usr/local/lib/python3.8/dist-packages"
+OLD = ("GPU code", f"{SITE}/torch/lib/libtorch_cuda.so has no GPU code that sm_80 runs: sm_35, sm_37")
+STUB = ("stubs of the driver", "/usr/lib/libcuda.so.1 is a stub, and comes before the driver's library")
+CELL_OF = {cell.name: cell for cell in CELLS}
+
+
+def test_a_cell_with_the_known_defects_of_its_stand_in_is_published_and_says_so(site):
+    site.answers(6, made(OLD))
+    row = publish(site, CELL_OF["gpt2-3d"])
+    assert (row["outcome"], row["documents"], site.calls) == ("published", ["sbom"], ["image", "catalog"])
+    assert row["stand_in"].endswith(f"; the audit finds: {OLD[1]}")
+    row |= {"bytes": 1, "new_bytes": 1}
+    report = {"cells": [row], "shared": [], "compile": compiles([row]), "pulls": {}, "storage_bytes": 0, "left_out": []}
+    assert f"published ({row['stand_in']})" in for_people(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "answer", "why"),
+    [
+        ("gpt2-3d", 6, made(OLD, STUB), "stubs of the driver: "),
+        ("gpt2-3d", 6, made(STUB), "stubs of the driver: "),
+        ("gpt2-3d", 0, made(), "no defect"),  # another torch than the one that is known
+        ("megatron-gpt3", 6, made(OLD), "GPU code: torch/lib/libtorch_cuda.so has no GPU code that sm_80 runs"),
+        # an audit that could not be made ends with the same code, and its answer is the error
+        (
+            "gpt2-3d",
+            6,
+            {"error": "audit", "what": "the image's Python does not run"},
+            "the image's Python does not run",
+        ),
+        ("cpu", 6, {"error": "audit", "what": "the image has 1 defects"}, "the image has 1 defects"),
+    ],
+)
+def test_a_cell_with_another_defect_is_not_published(site, name, code, answer, why):
+    site.answers(code, answer)
+    row = publish(site, CELL_OF[name])
+    assert (row["outcome"], site.calls) == ("failed", ["image"])
+    assert why in row["why"]
 
 
 @pytest.fixture
