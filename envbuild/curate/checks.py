@@ -15,14 +15,14 @@ from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
 from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
-from envbuild.evidence.trials import load_trials
+from envbuild.evidence.trials import committed_trials
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.solver.clauses import Cause, Clause, Clauses, compile_matrix
-from envbuild.solver.program import solvable
+from envbuild.solver.search import solvable
 
 Level = Literal["error", "warning", "note"]
 
@@ -143,7 +143,7 @@ def _releases(matrix: Matrix) -> Iterator[MatrixFinding]:
 def _evidence_sources(matrix: Matrix) -> Iterator[MatrixFinding]:
     folder = data_dir("matrices") / "evidence"
 
-    tried = {trial.id for trial in load_trials(data_dir("matrices") / "trials")}
+    tried = {trial.id for trial in committed_trials()}
 
     def missing(source: Source) -> bool:
         kind, _, name = source.partition(":")

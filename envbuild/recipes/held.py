@@ -23,7 +23,7 @@ from envbuild.recipes.model import (
 from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
-from envbuild.solver.program import solvable
+from envbuild.solver.search import solvable
 
 DIFFERENT = 200
 """How many different versions a recipe may state. Real recipes state 20."""

@@ -112,6 +112,9 @@ def check(matrix, naive, request, evidence, *, explain):
         r.id for r in matrix.rules if naive.applies(cell, r)
     }
     assert set(solution.reasons) == set(solution.cell.versions)
+    could = {name for name, axis in matrix.axes.items() if axis.use in {"asked", "default"}}
+    assert set(solution.left_out) == could - set(solution.cell.versions)
+    assert all(solution.left_out.values())
     return "solved"
 
 
