@@ -4,7 +4,7 @@ Loading refuses what is malformed or has no source. What is found here is well-f
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from packaging.version import Version
@@ -23,6 +23,7 @@ from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.solver.clauses import Cause, Clause, Clauses, compile_matrix
 from envbuild.solver.search import solvable
+from envbuild.util.frozen import replace
 
 Level = Literal["error", "warning", "note"]
 

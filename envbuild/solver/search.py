@@ -109,11 +109,15 @@ def _some_cell(compiled: Clauses, domains: Sequence[int]) -> bool:
 
 def _unsettled(compiled: Clauses, domains: Sequence[int]) -> list[int]:
     """Return the numbers of the clauses that some cell within `domains` may break."""
-    return [n for n, clause in enumerate(compiled.clauses) if not _holds(domains, clause.literals)]
-
-
-def _holds(domains: Sequence[int], literals: Sequence[tuple[int, int]]) -> bool:
-    return any(domains[axis] & mask == domains[axis] for axis, mask in literals)
+    found = []
+    for n, clause in enumerate(compiled.clauses):
+        for axis, mask in clause.literals:
+            domain = domains[axis]
+            if domain & mask == domain:
+                break
+        else:
+            found.append(n)
+    return found
 
 
 # The next two run 4000 times for a plain request: written out, without a generator each time, they take 1 ms less.
