@@ -9,7 +9,7 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Bytecode is kept, whatever the environment says: a worker and every command that a test starts would compile all modules anew,
-# which is a fifth of the fast tests' time. It lies in folders that git ignores.
+# Bytecode is kept, whatever the environment says: else each worker, and each command that a test starts, compiles every
+# module again. It lies in folders that git ignores.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
