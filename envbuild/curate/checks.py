@@ -4,7 +4,7 @@ Loading refuses what is malformed or has no source. What is found here is well-f
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +16,15 @@ from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
 from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
-from envbuild.evidence.trials import load_trials
+from envbuild.evidence.trials import committed_trials
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.solver.clauses import Cause, Clause, Clauses, compile_matrix
-from envbuild.solver.program import solvable
+from envbuild.solver.search import solvable
+from envbuild.util.frozen import replace
 
 Level = Literal["error", "warning", "note"]
 
@@ -146,7 +147,8 @@ def _releases(matrix: Matrix) -> Iterator[MatrixFinding]:
 
 def _evidence_sources(matrix: Matrix, folder: Path | None) -> Iterator[MatrixFinding]:
     places = (data_dir("matrices"), *([folder] if folder else []))
-    tried = {trial.id for place in places for trial in load_trials(place / "trials")}
+    tried = {trial.id for trial in committed_trials()}
+    tried |= {trial.id for trial in load_trials(folder / "trials")} if folder else set()
     names = {path.name for place in places for path in (place / "evidence").glob("*")}
 
     def missing(source: Source) -> bool:

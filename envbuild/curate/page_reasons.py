@@ -8,7 +8,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
-from envbuild.solver.program import solvable
+from envbuild.solver.search import solvable
 
 # Pairs of pins that may never go together, the most general first: what is shown for CUDA 13 and TE 2.8 is true of every torch.
 _MAIN_PAIRS = (

@@ -13,8 +13,8 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, GpuFacts, Release
 from envbuild.matrix.spec import version_key
 from envbuild.solver.asked import read_request
-from envbuild.solver.program import solvable
 from envbuild.solver.proof import EvidenceRef
+from envbuild.solver.search import solvable
 from envbuild.solver.solve import solve
 
 CPU = "cpu"

@@ -23,7 +23,7 @@ from envbuild.recipes.model import (
 from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import compile_matrix
 from envbuild.solver.conflict import Conflict, explain_conflict
-from envbuild.solver.program import solvable
+from envbuild.solver.search import solvable
 
 DIFFERENT = 200
 """How many different versions a recipe may state. Real recipes state 20."""
@@ -170,6 +170,20 @@ def names_a_guarded_release(matrix: Matrix, pin: Pin) -> bool:
     return bool(compiled.named(compiled.number[pin.axis], pin.spec))
 
 
+def _asked(matrix: Matrix, pins: Sequence[Pin]) -> ReadRequest:
+    cpu = any(map(is_cpu, pins))
+    # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
+    own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
+    return read_request(matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
+
+
+@lru_cache(maxsize=1024)
+def _fits(matrix: Matrix, pins: tuple[Pin, ...]) -> bool:
+    """Return whether some cell has all of `pins`; kept, for the recipes of a folder state much the same."""
+    asked = _asked(matrix, pins)
+    return solvable(*asked.of([pin for pin, _, _ in asked.masks]))
+
+
 class Held:
     """A matrix and what has been checked against it: the same question is asked once, and their number has a bound."""
 
@@ -188,12 +202,6 @@ class Held:
                 "the recipe states too many different versions to compare", hint="check its parts one by one"
             )
 
-    def _asked(self, pins: Sequence[Pin]) -> ReadRequest:
-        cpu = any(map(is_cpu, pins))
-        # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
-        own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
-        return read_request(self.matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
-
     def lines_of(self, statements: Iterable[Statement]) -> tuple[int, ...]:
         """Return every line on which one of `statements` stands."""
         return tuple(line for s in statements for line in self.lines[s])
@@ -203,8 +211,7 @@ class Held:
         key = frozenset(pins)
         if key not in self._fits:
             self._spend("solved", _SOLVED)
-            asked = self._asked(pins)
-            self._fits[key] = solvable(*asked.of([pin for pin, _, _ in asked.masks]))
+            self._fits[key] = _fits(self.matrix, tuple(pins))
         return self._fits[key]
 
     def conflict(self, pins: Sequence[Pin]) -> Conflict:
@@ -212,7 +219,7 @@ class Held:
         key = frozenset(pins)
         if key not in self._conflicts:
             self._spend("solved", _SOLVED)
-            self._conflicts[key] = explain_conflict(self._asked(pins), first_only=True)
+            self._conflicts[key] = explain_conflict(_asked(self.matrix, pins), first_only=True)
         return self._conflicts[key]
 
     def compatible(

@@ -12,9 +12,10 @@ from envbuild.matrix.cell import NONE, Pin
 from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import Clauses
 from envbuild.solver.nearest import Near, nearest
-from envbuild.solver.program import Program, any_cell, solvable
+from envbuild.solver.program import Program, any_cell
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.propagation import propagate
+from envbuild.solver.search import solvable
 from envbuild.solver.sentences import ConflictStep, steps_of
 
 

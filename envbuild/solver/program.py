@@ -153,11 +153,6 @@ class Program:
         return values
 
 
-def solvable(compiled: Clauses, domains: list[int]) -> bool:
-    """Return whether any cell lies within `domains` (narrowed in place)."""
-    return any_cell(compiled, domains) is not None
-
-
 def any_cell(compiled: Clauses, domains: list[int]) -> list[int] | None:
     """Return the values of some cell within `domains` (narrowed in place), one index per axis, or None."""
     if any(not domain for domain in domains) or propagate(compiled, domains) is not None:

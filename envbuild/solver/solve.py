@@ -1,6 +1,7 @@
 """Choosing one cell: complete, exactly optimal for the order that `order` states, deterministic, without I/O."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import NoCellError
@@ -35,11 +36,17 @@ class Solution(Frozen):
     """The evidence of the highest rank that speaks for the cell."""
     reasons: Mapping[AxisName, str]
     """Per axis in use, one line on why this version."""
-    left_out: Mapping[AxisName, str]
-    """Axes that could be in a cell and are not, and why."""
     score: Score
+    asked: ReadRequest
+    values: Sequence[int]
+    """The cell as `asked` numbers releases, one value an axis."""
     added: Mapping[AxisName, Release] = field(default_factory=dict)
     """Releases that the request named on open axes and no data file lists (an exact driver version)."""
+
+    @cached_property
+    def left_out(self) -> Mapping[AxisName, str]:
+        """Axes that could be in a cell and are not, and why; worked out when first looked at, for it asks more questions."""
+        return _left_out(self.asked, self.values)
 
 
 def solve(matrix: Matrix, request: Request, evidence: Sequence[EvidenceRef] = ()) -> Solution:
@@ -82,8 +89,9 @@ def _solution(
         tested_with=tested,
         evidence=proofs,
         reasons=_reasons(asked, values, domains, tested, proofs),
-        left_out=_left_out(asked, values),
         score=score,
+        asked=asked,
+        values=values,
         added=asked.added,
     )
 
@@ -199,7 +207,7 @@ def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
 def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str:
     """Say in a sentence or two why a default axis could not be in the cell."""
     from envbuild.solver.conflict import explain_conflict
-    from envbuild.solver.program import solvable
+    from envbuild.solver.search import solvable
 
     compiled = asked.compiled
     name = compiled.names[axis]

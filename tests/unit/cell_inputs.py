@@ -1,6 +1,7 @@
 """Locks made up for tests: every input of a real cell, each with a hash that follows from its name."""
 
 import hashlib
+from functools import cache
 
 from packaging.utils import canonicalize_name
 
@@ -20,6 +21,7 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@cache
 def inputs_for(**axes: str) -> Inputs:
     """Resolve `axes` (flash_attn for flash-attn) and return the cell's inputs."""
     pins = tuple(Pin(axis=a.replace("_", "-"), spec=s, origin=f"--{a}") for a, s in axes.items())

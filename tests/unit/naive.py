@@ -20,6 +20,12 @@ def same_key(version):
     return (parsed.major, parsed.minor) if parsed else version
 
 
+def named_by(rule):
+    """Return every axis that a rule speaks of."""
+    spoken = (*rule.when, *rule.needs, *rule.with_, *rule.without, *rule.same, *itertools.chain(*rule.any_of))
+    return {*spoken, *filter(None, [rule.component])}
+
+
 class Naive:
     """Every cell of a matrix, found by trying all combinations."""
 
@@ -32,7 +38,15 @@ class Naive:
         self._releases = {(axis, r.version): r for axis, rs in matrix.releases.items() for r in rs}
         self._matching = {}
         self._scores = {}
-        self.cells = list(self._search({}, [n for n, a in matrix.axes.items() if a.use != "derived"]))
+        order = [n for n, a in matrix.axes.items() if a.use != "derived"]
+        # each rule with the last axis that it speaks of, or None where one of them is derived: then it can be judged
+        self._judged = {axis: [] for axis in (*order, None)}
+        for rule in matrix.rules:
+            if rule.kind != "tested-with":
+                spoken = named_by(rule)
+                self._judged[None if spoken - set(order) else max(spoken, key=order.index)].append(rule)
+        self.cells = list(self._search({}, order))
+        self._values = {axis: {cell[axis] for cell in self.cells} for axis in matrix.axes}
 
     # --- what a single statement means ---
 
@@ -93,7 +107,7 @@ class Naive:
                 options.append(None)
             for version in options:
                 now = {**partial, axis: version}
-                if self._may_go_on(now):
+                if self._may_go_on(now, axis):
                     yield from self._search(now, rest)
             return
         cell = dict(partial)
@@ -113,18 +127,18 @@ class Naive:
                 and any(r.version == cell[axis] for r in self.matrix.releases[axis])
             ]
             if all(self.release_holds(cell, r) for r in derived) and all(
-                self.rule_holds(cell, rule) for rule in self.matrix.rules
+                self.rule_holds(cell, rule) for rule in self._judged[None]
             ):
                 yield cell
 
-    def _may_go_on(self, partial):
-        """Give up early where two chosen releases already exclude each other; the whole cell is checked anyway."""
-        return all(
-            partial[other] is None or partial[other] in self.versions(other, spec)
-            for axis, version in partial.items()
-            if version is not None
-            for other, spec in self.release(axis, version).needs.items()
-            if other in partial
+    def _may_go_on(self, partial, axis):
+        """Give up early where the choice for `axis` and those before it exclude each other."""
+        chosen = {other: self.release(other, version) for other, version in partial.items() if version is not None}
+        one = chosen.get(axis)
+        needs = [(other, spec) for other, spec in one.needs.items() if other in partial] if one else []
+        needs += [(axis, release.needs[axis]) for release in chosen.values() if axis in release.needs]
+        return all(self.fits(partial, other, spec) for other, spec in needs) and all(
+            self.rule_holds(partial, rule) for rule in self._judged[axis]
         )
 
     # --- a request ---
@@ -132,32 +146,36 @@ class Naive:
     def answers(self, pins, free=(), named=None):
         """Return the cells that satisfy `pins`; the axes of `free` may have any value, and `named` may name releases."""
         pinned = {pin.axis for pin in pins} | set(free)
-        found = []
-        for cell in self.cells:
-            if any(
-                cell[axis] is not None and definition.use in {"asked", "host"} and axis not in pinned
-                for axis, definition in self.matrix.axes.items()
-            ):
-                continue
-            if all(self.pin_holds(cell, pin) for pin in pins) and self.only_asked(
-                cell, pins if named is None else named
-            ):
-                found.append(cell)
-        return found
+        axes = self.matrix.axes
+        unused = [axis for axis, one in axes.items() if one.use in {"asked", "host"} and axis not in pinned]
+        # a pin speaks of one value, so it is read once for each value and not for each cell
+        held = [
+            (pin.axis, {value for value in self._values[pin.axis] if self.pin_holds({pin.axis: value}, pin)})
+            for pin in pins
+        ]
+        unnamed = self.unnamed(pins if named is None else named)
+        return [
+            cell
+            for cell in self.cells
+            if all(cell[axis] in values for axis, values in held)
+            and all(cell[axis] is None for axis in unused)
+            and all(cell[axis] != version for axis, version in unnamed)
+        ]
 
-    def only_asked(self, cell, pins):
-        """Releases marked `asked` are taken only when a pin spells their version, alias, commit or a glob for it."""
-        for axis, version in cell.items():
-            release = next((r for r in self.matrix.releases[axis] if r.version == version), None)
-            if release is None or not release.asked:
-                continue
+    def unnamed(self, pins):
+        """Return the releases marked `asked` that no pin names: none spells its version or a glob for it."""
+        found = []
+        for axis, releases in self.matrix.releases.items():
             texts = [pin.spec for pin in pins if pin.axis == axis and pin.spec[0] not in "<>=!~"]
-            if version not in texts and not any(
-                "*" in t and self.matrix.axes[axis].scheme == "name" and version in self.versions(axis, t)
-                for t in texts
-            ):
-                return False
-        return True
+            globs = [t for t in texts if "*" in t and self.matrix.axes[axis].scheme == "name"]
+            found += [
+                (axis, release.version)
+                for release in releases
+                if release.asked
+                and release.version not in texts
+                and not any(release.version in self.versions(axis, t) for t in globs)
+            ]
+        return found
 
     def pin_holds(self, cell, pin):
         value = cell[pin.axis]

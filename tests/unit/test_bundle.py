@@ -7,6 +7,7 @@ import os
 import tarfile
 import threading
 import time
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,11 +40,16 @@ def described(folder: Path, body: bytes, kind: str) -> dict[str, object]:
     return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{name}", "size": len(body)}
 
 
+@cache
+def sound() -> Locked:
+    return complete(inputs_for(cuda="cpu"))
+
+
 class Made:
     """The files of a sound bundle; a test changes them, or the tar, before it is read."""
 
     def __init__(self, place: Path, **changed: object) -> None:
-        found = complete(inputs_for(cuda="cpu"))
+        found = sound()
         uv = found.lock.uv.model_copy(update={"sha256": sha("uv")})
         lock = found.lock.model_copy(update={"uv": uv, **changed})
         self.locked = Locked(lock=lock, pylocks=found.pylocks)

@@ -69,9 +69,9 @@ NAMED = {
 
 def named(path: Path) -> set[str]:
     """Return the axes of components that stand as strings in a module, docstrings aside."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone)
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = (n.value for n in nodes if isinstance(n, ast.Constant) and id(n) not in alone)
     return {value for value in strings if isinstance(value, str) and value in COMPONENTS}
 
 

@@ -142,7 +142,7 @@ def test_an_odd_gitmodules_is_one_error(text):
         read_gitmodules(text, what="lib")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)  # tests/fuzz has this reader, too
 @given(
     st.one_of(
         st.binary(max_size=200),

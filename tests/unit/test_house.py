@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,8 @@ def test_a_pure_package_imports_no_clock_no_network_and_no_process(package):
 def docker_uses(source: str) -> list[str]:
     """Return what a module does to reach the engine by itself: the package, the SDK, or a command line."""
     found = []
+    if not re.search(r"docker|python_on_whales|engine_command", source):
+        return found
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -94,8 +97,8 @@ def docker_uses(source: str) -> list[str]:
         elif isinstance(node, ast.List | ast.Tuple | ast.Call):
             words = node.args if isinstance(node, ast.Call) else node.elts
             program = words[0].value if words and isinstance(words[0], ast.Constant) else None
-            in_shell = isinstance(node, ast.Call) and ast.unparse(node.func) in {"os.system", "os.popen"}
-            if program == "docker" or (in_shell and str(program).startswith("docker ")):
+            line = isinstance(node, ast.Call) and str(program).startswith("docker ")
+            if program == "docker" or (line and ast.unparse(node.func) in {"os.system", "os.popen"}):
                 found.append(f"line {node.lineno}: a command that starts with docker")
         elif isinstance(node, ast.Attribute) and node.attr == "engine_command":
             found.append(f"line {node.lineno}: the start of a docker command")
@@ -139,7 +142,9 @@ def test_a_module_is_short_or_says_why_it_is_long():
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         count = len(text.splitlines())
+        if count <= LONGEST:
+            continue
         docstring = ast.get_docstring(ast.parse(text)) or ""
-        if count > LONGEST and not any(line.startswith(REASON) for line in docstring.splitlines()):
+        if not any(line.startswith(REASON) for line in docstring.splitlines()):
             long.append(f"{path.relative_to(PACKAGE)}: {count} lines")
     assert long == []

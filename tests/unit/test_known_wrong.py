@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from small_matrix import best_cell
 
 from envbuild.components import COMPONENTS as COMPONENTS_OF
 from envbuild.errors import NoCellError, UsageError
@@ -166,11 +167,9 @@ def test_no_cell_needs_numpy_1_on_a_python_that_has_none(matrix):
             if "ngc" in release.version or release.date is None:
                 continue
             for python in ("3.13", "3.14"):
-                try:
-                    solution = solve(matrix, request(f"--{axis} {release.version} --python {python}"))
-                except NoCellError:
-                    continue
-                assert all(c.spec != "<2" or c.distribution != "numpy" for c in caps_for(matrix, solution.cell)), spec
+                cell = best_cell(matrix, request(f"--{axis} {release.version} --python {python}"))
+                caps = () if cell is None else caps_for(matrix, cell)
+                assert all(c.spec != "<2" or c.distribution != "numpy" for c in caps), spec
 
 
 def test_te_without_a_core_wheel_is_compiled_by_an_nvcc(matrix):

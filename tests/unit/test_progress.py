@@ -262,7 +262,7 @@ JSON = st.recursive(
     | st.text()
     | st.sampled_from(["a", "[te 1/1] x", "x" * 9000]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=5),
-    max_leaves=20,
+    max_leaves=10,
 )
 
 

@@ -14,6 +14,9 @@ from random_matrix import random_evidence, random_matrix, random_request
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import load_matrix
+from envbuild.solver import search
+from envbuild.solver.asked import read_request
+from envbuild.solver.program import any_cell
 from envbuild.solver.solve import solve
 
 MATRICES, REQUESTS, CHUNKS = 250, 40, 10
@@ -50,6 +53,33 @@ def test_parts_of_the_shipped_matrix(chunk):
     ]
     assert outcomes.count("solved") > 5
     assert outcomes.count("refused") > 2
+
+
+@pytest.mark.parametrize("guesses", [search.MOST_GUESSES, 2])
+def test_whether_there_is_a_cell_is_what_clingo_says(monkeypatch, guesses):
+    """Settling one axis after the other proves a cell; where it comes to none, clingo is asked."""
+    monkeypatch.setattr(search, "MOST_GUESSES", guesses)
+    generator = random.Random(20261124)
+    seen = {"settled": 0, "clingo alone": 0, "refused": 0}
+    for _ in range(40):
+        matrix = random_matrix(generator)
+        for _ in range(20):
+            try:
+                asked = read_request(matrix, random_request(generator, matrix))
+            except UsageError:
+                continue
+            compiled, domains = asked.of([pin for pin, _, _ in asked.masks])
+            cell = any_cell(compiled, list(domains))
+            narrowed = list(domains)
+            assert search.solvable(compiled, narrowed) is (cell is not None), asked.request
+            if cell is None:
+                seen["refused"] += 1
+            else:
+                assert all(domain >> value & 1 for domain, value in zip(narrowed, cell, strict=True))
+                seen["settled" if search._some_cell(compiled, narrowed) else "clingo alone"] += 1
+    assert seen["refused"] > 100
+    assert seen["settled"] > 50
+    assert (seen["clingo alone"] > 50) is (guesses == 2)
 
 
 def part_of(matrix, generator):
@@ -112,6 +142,9 @@ def check(matrix, naive, request, evidence, *, explain):
         r.id for r in matrix.rules if naive.applies(cell, r)
     }
     assert set(solution.reasons) == set(solution.cell.versions)
+    could = {name for name, axis in matrix.axes.items() if axis.use in {"asked", "default"}}
+    assert set(solution.left_out) == could - set(solution.cell.versions)
+    assert all(solution.left_out.values())
     return "solved"
 
 
