@@ -1,4 +1,4 @@
-"""The completion scripts in the shells that read them. A shell that this machine lacks is skipped."""
+"""The completion scripts in the shells that read them. A shell that is not installed is skipped."""
 
 import os
 import pty
@@ -28,7 +28,7 @@ FIRST = {
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    """A home of its own, and this tree's `envbuild` on the PATH."""
+    """A separate home, and this tree's `envbuild` on the PATH."""
     program = tmp_path / "bin" / "envbuild"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')

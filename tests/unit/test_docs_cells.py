@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CELL = re.compile(r"\b(?:cu\d+|cpu)-py3\d+-[a-z0-9.-]*?-[0-9a-f]{8}\b")
 COMMAND = re.compile(r"^(?:\$|    \$?) ?(envbuild (?:resolve|explain|image|pull|lock) .*?)(?:\s+#.*)?$", re.MULTILINE)
 STACK = re.compile(r"^```toml\n(name = .([\w-]+).\n.*?)^```", re.MULTILINE | re.DOTALL)
-# The results tell what ran, with the cells of that day.
+# The results list what ran, with the cells of that day.
 PAGES = [
     page
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
