@@ -40,7 +40,7 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 def required(shell: str) -> None:
-    if shutil.which(shell) is None:
+    if shutil.which(shell, path="/usr/bin:/bin") is None:
         pytest.skip(f"{shell} is not installed")
 
 
