@@ -47,6 +47,11 @@ VERSIONS = {
     "TrainJob": "trainer.kubeflow.org/v1alpha1",
     "MPIJob": "kubeflow.org/v2beta1",
 }
+# The fields of an image's devcontainer.json, and their types, as the schema of containers.dev has them.
+DEVCONTAINER = {
+    "name": str, "image": str, "runArgs": list, "updateRemoteUserUID": bool, "postStartCommand": list,
+    "forwardPorts": list, "portsAttributes": dict, "customizations": dict,
+}  # fmt: skip
 POD = {"restartPolicy", "initContainers", "containers", "volumes", "tolerations"}
 CONTAINER = {"name", "image", "command", "workingDir", "env", "resources", "securityContext", "volumeMounts"}
 
@@ -205,6 +210,11 @@ def test_a_devcontainer_asks_for_what_training_needs():
     found = json.loads(render(*LOCK, "--format", "devcontainer", *IMAGE))
     assert found["image"] == f"reg.example.org/team/te@{DIGEST}"
     assert found["runArgs"][0] == "--gpus=all"
+    cell = ("--cuda", "13.0", "--te", "2.12", "--gpu", "h100", "--unlocked")
+    compat = json.loads(render(*cell, "--driver", "550.54.15", "--format", "devcontainer"))
+    assert "postStartCommand" in compat
+    for each in (found, compat):
+        assert {name: type(value) for name, value in each.items()}.items() <= DEVCONTAINER.items()
     assert "--gpus=all" not in json.loads(render("--cuda", "cpu", "--unlocked", "--format", "devcontainer"))["runArgs"]
     with pytest.raises(ValueError, match="devcontainer"):
         quote.devcontainer("${localEnv:HOME}")

@@ -88,6 +88,14 @@ def test_each_command_and_each_key_is_in_the_reference():
         assert [key for key in model.model_fields if f"\n| `{key}` |" not in page] == []
 
 
+def test_the_page_of_the_cache_names_each_kind_and_what_goes_by_itself():
+    from envbuild.engine.cache import KINDS
+
+    rows = [line.split("|") for line in (ROOT / "docs/howto/cache.md").read_text().splitlines() if line[:3] == "| `"]
+    stated = {name: goes.strip() == "yes" for _, names, _, goes, _ in rows for name in names.split("`")[1::2]}
+    assert stated == {kind.name: kind.made_again for kind in KINDS}
+
+
 @pytest.mark.parametrize(
     "link",
     [
