@@ -16,7 +16,7 @@ from envbuild.components.te import component as te
 from envbuild.components.torch import TorchFacts
 from envbuild.components.torch import component as torch
 from envbuild.curate.wheels import Distribution, Upload, distributions, metadata_of, python_tags, uploads
-from envbuild.evidence.trials import committed_trials
+from envbuild.evidence.trials import committed_trials, load_trials
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, NvccFacts, Release, Rule, Source, Spec
 from envbuild.matrix.spec import matches, version_key
