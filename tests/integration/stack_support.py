@@ -1,5 +1,7 @@
 """What stands in for the bases and the torches of stacks that are out of reach: Ubuntu's roots, Debian's CUDA, PyPI's wheels."""
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -121,19 +123,26 @@ def torch_wheel(folder: Path, requirement: str, python: str, version: str, cuda:
         paths = [
             path.replace(f"{name}-{old}.dist-info/", f"{name}-{version}.dist-info/", 1) for path in held.namelist()
         ]
+        record, lines = "", []
         for item, path in zip(held.infolist(), paths, strict=True):
             data = held.read(item)
             item.filename = path
-            if item.filename.endswith(".dist-info/METADATA"):
+            if path.endswith(".dist-info/RECORD"):
+                record = path
+                continue
+            if path.endswith(".dist-info/METADATA"):
                 data = data.replace(f"\nVersion: {old}\n".encode(), f"\nVersion: {version}\n".encode(), 1)
-            elif item.filename == f"{name}/version.py":
+            elif path == f"{name}/version.py":
                 text = data.decode()
                 for variable, value in stated.items():
                     text = re.sub(rf"(?m)^({variable}(: .*)?) = '.*'$", rf"\1 = {value!r}", text)
                 data = text.encode()
-            elif item.filename.endswith(".dist-info/RECORD"):
-                data = "".join(f"{each},,\n" for each in paths if not each.endswith("/")).encode()
+            if not path.endswith("/"):
+                digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+                lines.append(f"{path},sha256={digest},{len(data)}\n")
             out.writestr(item, data)
+        assert record
+        out.writestr(record, "".join([*lines, f"{record},,\n"]))
     wheel.unlink()
     return made
 

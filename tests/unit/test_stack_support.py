@@ -1,7 +1,10 @@
 """The defects that the stand-ins of the stacks' images have: which they are, and that no other one passes."""
 
+import base64
+import hashlib
 import json
 import sys
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
-from stack_support import DEFECTS, defects_of, image
+from stack_support import DEFECTS, defects_of, image, torch_wheel
 
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.fleet import gpus_in
@@ -124,3 +127,36 @@ def test_a_defect_that_is_gone_fails(envbuild):
     with pytest.raises(AssertionError):
         image("llm-jp", Path("lock"), "root", "--no-smoke")
     assert calls() == ["image"]
+
+
+def test_a_wheel_that_states_another_version_has_the_hash_of_each_of_its_files(tmp_path, monkeypatch):
+    files = {
+        "torch/version.py": b"__version__ = '2.7.1'\ncuda: Optional[str] = '12.6'\n",
+        "torch/_C.so": b"code",
+        "torch-2.7.1.dist-info/METADATA": b"Name: torch\nVersion: 2.7.1\n",
+        "torch-2.7.1.dist-info/RECORD": b"torch/version.py,sha256=old,1\n",
+    }
+
+    def download(*command):
+        place = Path(command[command.index("--dest") + 1]) / "torch-2.7.1-cp312-cp312-manylinux_2_28_x86_64.whl"
+        with zipfile.ZipFile(place, "w") as out:
+            for name, data in files.items():
+                out.writestr(name, data)
+
+    monkeypatch.setattr("stack_support.run", download)
+    made = torch_wheel(tmp_path, "torch==2.7.1", "3.12", "2.7.1+cu126", "12.6", "_2_28")
+    with zipfile.ZipFile(made) as held:
+        inside = {name: held.read(name) for name in held.namelist()}
+    info = "torch-2.7.1+cu126.dist-info"
+    assert inside["torch/version.py"] == b"__version__ = '2.7.1+cu126'\ncuda: Optional[str] = '12.6'\n"
+    assert b"\nVersion: 2.7.1+cu126\n" in inside[f"{info}/METADATA"]
+    listed = {}
+    for line in inside[f"{info}/RECORD"].decode().splitlines():
+        name, digest, size = line.split(",")
+        listed[name] = (digest, size)
+    assert listed.pop(f"{info}/RECORD") == ("", "")
+    assert listed == {
+        name: ("sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="), str(len(data)))
+        for name, data in inside.items()
+        if name != f"{info}/RECORD"
+    }
