@@ -136,9 +136,14 @@ def _table(entries: "Sequence[Entry]") -> str:
 @click.argument("image")
 @digest_option
 @click.option("--stack", "stack_file", metavar="FILE", help="Your own stack file, if the image was made from one.")
+@click.option(
+    "--even-if-failed", is_flag=True, help="Publish an image whose audit or tests failed on this machine, too."
+)
 @json_option
 @progress_options
-def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_json: bool) -> None:
+def publish_catalog(
+    image: str, digest: str | None, stack_file: str | None, even_if_failed: bool, as_json: bool
+) -> None:
     """Push IMAGE, which envbuild built, to the configured registry, and add it to the signed catalogue.
 
     The keys of the setting `signing_keys` sign the catalogue's next version, and, where this machine built the image, that
@@ -146,7 +151,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     its digest stays. A digest is published only if this machine built the image from its lock, if committed evidence names it, or if you name it with --digest.
 
     Exits with 4 when nobody confirms the image, when it is not what its lock makes, or when the catalogue that is there is
-    not to be trusted; then nothing is published.
+    not to be trusted, and with 6 or 7 when `envbuild image` found the image wrong on this machine; then nothing is published.
     """
     from envbuild.catalog.store import signing_policy
     from envbuild.cli.published import signers_of
@@ -155,6 +160,7 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     from envbuild.matrix.load import load_matrix
     from envbuild.pipeline.cataloged import documents_of, push_and_publish, require_publishable
     from envbuild.settings import load_settings
+    from envbuild.verify.proofs import require_no_failure
 
     named = parse_digest(digest)
     settings = show_notices(use_cache(load_settings()))
@@ -164,6 +170,8 @@ def publish_catalog(image: str, digest: str | None, stack_file: str | None, as_j
     doing("reading the image's lock")
     held = client.image(image)
     found = held.id  # from here on this image, whatever the tag names meanwhile
+    if not even_if_failed:
+        require_no_failure(settings, found, image)
     matrix = load_matrix()
     locked, built = require_publishable(client, matrix, found, named, stack_file)
     doing("reading the image's files")

@@ -56,6 +56,13 @@ KINDS = (
     Kind(
         name="compiled", about="the matrix in a form that loads quickly", entries=rf"[a-z]+-{_HASH}\.json", type="file"
     ),
+    Kind(
+        name="failures",
+        about="images that failed their audit or tests",
+        entries=rf"{_HASH}\.json",
+        type="file",
+        made_again=False,
+    ),
     Kind(name="files", about="downloads, by hash", entries=_HASH),
     Kind(name="git", about="git objects and source trees"),
     Kind(name="helpers", about="compiled helpers of trees", entries=_HASH + r"(?:\.key|\.lock)?", type="either"),

@@ -20,7 +20,7 @@ from envbuild.stacks.model import Use
 from envbuild.verify import stack_proof
 from envbuild.verify.audit import audit
 from envbuild.verify.checks import Audit
-from envbuild.verify.proofs import KEPT, keep_proof, kept_proof
+from envbuild.verify.proofs import KEPT, forget_failure, keep_failure, keep_proof, kept_proof
 from envbuild.verify.smoke import SmokeRequest, run_smoke
 from envbuild.verify.target import ImageTarget
 
@@ -105,6 +105,8 @@ def prove(
         found.not_proven.append("smoke tests: the engine is on another host (`envbuild smoke TAG` there runs them)")
     else:
         _run(found, client, made, audited, device, proof, note, progress, record)
+    if found.failure is not None:
+        keep_failure(settings, made.built.digest, found.failure)
     return found
 
 
@@ -145,6 +147,7 @@ def _run(
         ]
         found.failure = _raised(lambda: stack_proof.raise_for(shown, made.built.tag))
     if found.failure is None and find_image(client, made.built.tag, made.built.digest) is not None:
+        forget_failure(settings, made.built.digest)
         keep_proof(settings, made.built.digest, found.as_json())  # what ran was this image, and none that took its name
 
 

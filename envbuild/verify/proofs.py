@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envbuild.errors import AuditError, EnvbuildError, SmokeError
 from envbuild.evidence.report import Device
 from envbuild.settings import Settings
 from envbuild.stacks.model import Use
+from envbuild.util.names import shown
 from envbuild.verify.suite import suite_hash
 
 KEPT = ("audit", "smoke", "stack_proof", "not_proven")
 """The parts of the report on an image that are kept."""
+_LONGEST = 2000
+"""Characters of a failure that are kept."""
 
 
 def _path(settings: Settings, digest: str) -> Path:
@@ -46,3 +50,48 @@ def keep_proof(settings: Settings, digest: str, report: Mapping[str, Any]) -> No
     path = _path(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"suite": suite_hash(), **{key: report[key] for key in KEPT}}), encoding="utf-8")
+
+
+def _failure(settings: Settings, digest: str) -> Path:
+    return settings.cache_dir / "failures" / f"{digest.removeprefix('sha256:')}.json"
+
+
+def keep_failure(settings: Settings, digest: str, error: EnvbuildError) -> None:
+    """Keep that the audit or the smoke tests of the image `digest` failed, until it is proven after all."""
+    if not isinstance(error, (AuditError, SmokeError)):
+        return  # something of this machine, which says nothing of the image
+    path = _failure(settings, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"code": error.exit_code, "what": error.what[:_LONGEST]}), encoding="utf-8")
+
+
+def forget_failure(settings: Settings, digest: str) -> None:
+    """Forget a failure of the image `digest`: it was proven."""
+    _failure(settings, digest).unlink(missing_ok=True)
+
+
+def require_no_failure(settings: Settings, digest: str, where: str) -> None:
+    """Refuse an image that `envbuild image` found wrong on this machine, at its last look.
+
+    Args:
+        settings: say where the cache is.
+        digest: `sha256:…` of the image.
+        where: its name, for the message.
+
+    Raises:
+        AuditError: the audit found defects.
+        SmokeError: the smoke tests or the stack's own proof failed.
+
+    """
+    try:
+        kept: Any = json.loads(_failure(settings, digest).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if not isinstance(kept, dict):
+        return
+    raised = SmokeError if kept.get("code") == SmokeError.exit_code else AuditError
+    raise raised(
+        f"`envbuild image` ended with an error for this image: {shown(str(kept.get('what')))}",
+        where=where,
+        hint="mend the image and build it again; --even-if-failed publishes it as it is",
+    )

@@ -37,6 +37,7 @@ def cache(tmp_path):
     put(folder / "catalogs" / f"{KEY}.json")
     put(folder / "catalog-locks" / KEY / "lock.json")
     put(folder / "compiled" / f"clauses-{KEY}.json")
+    put(folder / "failures" / f"{KEY}.json")
     put(folder / "files" / KEY / "uv.whl")
     put(folder / "git" / "objects.git" / "config")
     put(folder / "helpers" / KEY / "files" / "data" / "helpers.so")
@@ -83,6 +84,7 @@ def test_what_costs_hours_or_is_a_choice_goes_only_when_it_is_named(cache):
         "bisect",
         "built",
         "catalogs",
+        "failures",
         "locks",
         "made-by",
         "proofs",

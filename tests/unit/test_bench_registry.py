@@ -129,7 +129,7 @@ class OnlySite(Site):
         (self.folder / "envbuild").mkdir()
         (self.folder / "envbuild" / "__init__.py").touch()
         (self.folder / "envbuild" / "__main__.py").write_text(
-            f"import json, sys\nopen({str(self.folder / 'calls')!r}, 'a').write(' '.join(sys.argv[1:3]) + '\\n')\n"
+            f"import json, sys\nopen({str(self.folder / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
             f"print({json.dumps(answer)!r})\nsys.exit({code} if sys.argv[1] == 'image' else 0)\n"
         )
 
@@ -160,6 +160,7 @@ def test_a_cell_with_the_known_defects_of_its_stand_in_is_published_and_says_so(
     site.answers(6, made(OLD))
     row = publish(site, CELL_OF["gpt2-3d"])
     assert (row["outcome"], row["documents"], site.calls) == ("published", ["sbom"], ["image", "catalog"])
+    assert "--even-if-failed" in (site.folder / "calls").read_text().splitlines()[-1]
     assert row["stand_in"].endswith(f"; the audit finds: {OLD[1]}")
     row |= {"bytes": 1, "new_bytes": 1}
     report = {"cells": [row], "shared": [], "compile": compiles([row]), "pulls": {}, "storage_bytes": 0, "left_out": []}

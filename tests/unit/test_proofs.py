@@ -1,7 +1,11 @@
 """What was proven of an image once, and where that still counts."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from envbuild.errors import AuditError, HostError, SmokeError
+from envbuild.pipeline import prove
 from envbuild.settings import load_settings
 from envbuild.stacks.model import Use
 from envbuild.verify import proofs
@@ -52,3 +56,62 @@ def test_a_proof_is_of_one_digest(settings):
 
 def test_what_was_never_proven(settings):
     assert proofs.kept_proof(settings, DIGEST, "cpu") is None
+
+
+@pytest.mark.parametrize(("error", "code"), [(AuditError("torch has no code for sm_90"), 6), (SmokeError("slow"), 7)])
+def test_a_failure_of_an_image_is_kept_until_it_is_proven_after_all(settings, error, code):
+    proofs.require_no_failure(settings, DIGEST, "mine:1")
+    proofs.keep_failure(settings, DIGEST, error)
+    with pytest.raises(type(error)) as refused:
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+    assert (refused.value.exit_code, refused.value.where) == (code, "mine:1")
+    assert error.what in refused.value.what
+    assert "--even-if-failed" in refused.value.hint
+    proofs.require_no_failure(settings, "sha256:" + "1" * 64, "other:1")
+    proofs.forget_failure(settings, DIGEST)
+    proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_a_failure_of_the_machine_says_nothing_of_the_image(settings):
+    proofs.keep_failure(settings, DIGEST, HostError("the disk is full"))
+    proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "7", "\0"])
+def test_a_damaged_note_of_a_failure_counts_as_none(settings, text):
+    proofs.keep_failure(settings, DIGEST, SmokeError("slow"))
+    (note,) = (settings.cache_dir / "failures").iterdir()
+    note.write_text(text)
+    proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_what_image_finds_wrong_is_kept_and_what_it_proves_is_forgotten(settings, monkeypatch):
+    def raise_for_defects():
+        raise AuditError("the image has 1 defect")
+
+    bad = SimpleNamespace(as_json=dict, checks=(), defects=1, raise_for_defects=raise_for_defects)
+    good = SimpleNamespace(as_json=dict, checks=(), defects=0, facts={})
+    passed = SimpleNamespace(
+        verdict="passed", level="step", device="cpu", counts={}, reason="", raise_for_verdict=lambda: None
+    )
+    made = SimpleNamespace(
+        built=SimpleNamespace(tag="mine:1", digest=DIGEST),
+        origin="built",
+        plan=SimpleNamespace(cell=SimpleNamespace(versions={"cuda": "cpu"})),
+    )
+    client = SimpleNamespace(settings=settings)
+    monkeypatch.setattr(prove, "_smoke", lambda *_: (passed, []))
+    monkeypatch.setattr(prove, "find_image", lambda *_: object())
+
+    def proven(audited, **more):
+        monkeypatch.setattr(prove, "audit", lambda *_: audited)
+        return prove.prove(client, made, proof=(), note=lambda _: None, **{"with_smoke": True} | more)
+
+    assert isinstance(proven(bad).failure, AuditError)
+    with pytest.raises(AuditError, match="1 defect"):
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+    assert proven(good, with_smoke=False).failure is None  # nothing was shown: what failed stays failed
+    with pytest.raises(AuditError):
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+    assert proven(good).failure is None
+    proofs.require_no_failure(settings, DIGEST, "mine:1")
