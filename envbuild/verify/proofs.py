@@ -93,5 +93,5 @@ def require_no_failure(settings: Settings, digest: str, where: str) -> None:
     raise raised(
         f"`envbuild image` ended with an error for this image: {shown(str(kept.get('what')))}",
         where=where,
-        hint="mend the image and build it again; --even-if-failed publishes it as it is",
+        hint="fix the image and build it again; --even-if-failed publishes it as it is",
     )
