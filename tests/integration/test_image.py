@@ -389,3 +389,35 @@ def test_a_missing_home_is_no_obstacle(cpu):
     done = run("render", *CPU, "--lock", cpu["lock"]["folder"], env={k: v for k, v in env.items() if v})
     assert done.code == 0, done.err
     assert done.out.startswith("# envbuild: cpu-")
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here, which brings the devcontainer CLI")
+def test_the_devcontainer_cli_opens_the_image(cpu, tmp_path):
+    cli, place = tmp_path / "cli", tmp_path / "work"
+    (place / ".devcontainer").mkdir(parents=True)
+    (place / "mine.py").write_text("import torch\nprint(int(torch.ones(42).sum()))\n")
+    install = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", str(cli), "@devcontainers/cli@0.89.0"]
+    subprocess.run(install, check=True, timeout=300)
+    rendered = run("render", *CPU, "--format", "devcontainer")
+    assert rendered.code == 0, rendered.err
+    config = json.loads(rendered.out)
+    assert config["image"].startswith("envbuild:cpu-")
+    config["image"] = "envbuild-test:cpu"
+    (place / ".devcontainer" / "devcontainer.json").write_text(json.dumps(config))
+
+    def devcontainer(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        line = [cli / "node_modules/.bin/devcontainer", verb, "--workspace-folder", place, *words]
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+
+    opened = devcontainer("up")
+    assert opened.returncode == 0, opened.stdout + opened.stderr
+    answer = json.loads(opened.stdout.splitlines()[-1])
+    try:
+        assert (answer["outcome"], answer["remoteUser"]) == ("success", "root")
+        # the folder is the editor's workspace, and Python the image's
+        ran = devcontainer("exec", "python", "mine.py")
+        assert (ran.returncode, ran.stdout.split()) == (0, ["42"]), ran.stderr
+        which = devcontainer("exec", "sh", "-c", "command -v python")
+        assert which.stdout.strip() == "/opt/venv/bin/python"
+    finally:
+        subprocess.run(["docker", "rm", "--force", answer["containerId"]], capture_output=True, check=True)
