@@ -391,7 +391,7 @@ def test_a_missing_home_is_no_obstacle(cpu):
     assert done.out.startswith("# envbuild: cpu-")
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here, which brings the devcontainer CLI")
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here, which installs the devcontainer CLI")
 def test_the_devcontainer_cli_opens_the_image(cpu, tmp_path):
     cli, place = tmp_path / "cli", tmp_path / "work"
     (place / ".devcontainer").mkdir(parents=True)
