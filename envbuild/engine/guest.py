@@ -9,6 +9,7 @@ import re
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from envbuild.engine.client import ENGINE_S, last_line, last_words
 from envbuild.engine.image import Image
@@ -53,7 +54,16 @@ def look_up(settings: Settings, reference: str) -> Image:
         HostError: the engine does not answer, has no such image, or says nothing sensible of it.
 
     """
-    return engine_of(settings).image(reference)
+    try:
+        return engine_of(settings).image(reference)
+    except HostError as error:
+        from envbuild.engine.unpacked import kind_of
+
+        kind = kind_of(Path(reference))
+        if kind is None:
+            raise
+        hint = f"`./{shown(reference)}` names the {kind} that lies here; without ./ it is a name in the engine"
+        raise type(error)(error.what, where=error.where, hint=hint) from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import platform
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from recorded import ENGINE, H200
@@ -15,8 +16,10 @@ from saved_images import GZIP, ZSTD, packed
 from saved_images import Image as SavedImage
 from saved_images import layer as tar_layer
 
+from envbuild.engine import guest
 from envbuild.engine.apptainer import labels_of_sandbox
 from envbuild.engine.archive import Archive, ImageError, Layout
+from envbuild.engine.client import NoImageError
 from envbuild.engine.image import Label, image_of
 from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
 from envbuild.errors import HostError, UsageError
@@ -409,3 +412,26 @@ def test_what_cannot_be_written_is_refused_before_the_build(tmp_path: Path, monk
         check_output(tmp_path)
     with pytest.raises(UsageError, match="no directory"):
         check_output(tmp_path / "a" / "b.sif")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoImageError("there is no image mine here", hint="look"), HostError("there is no docker command")],
+)
+def test_a_bare_name_that_the_engine_does_not_know_gets_a_hint_where_a_sandbox_of_that_name_lies(
+    tmp_path, monkeypatch, error
+):
+    def image(_):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(guest, "engine_of", lambda _: SimpleNamespace(image=image))
+    settings = Settings(cache_dir=tmp_path / "cache")
+    with pytest.raises(HostError) as plain:
+        guest.look_up(settings, "mine")
+    assert (plain.value.what, plain.value.hint) == (error.what, error.hint)
+    (tmp_path / "mine" / ".singularity.d").mkdir(parents=True)
+    with pytest.raises(type(error)) as hinted:
+        guest.look_up(settings, "mine")
+    assert hinted.value.what == error.what
+    assert hinted.value.hint == "`./mine` names the sandbox that lies here; without ./ it is a name in the engine"
