@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from registry_builders import two_builders
 from registry_cells import CELLS, Cell, compiled, publish
 from registry_figures import compiles, empty, for_people, new_bytes, shared, update
 from registry_site import Site, StepError
@@ -37,7 +38,8 @@ from envbuild.util.foreign_json import parse_json
 EMPTY = "--cuda 13.0 --te 2.12"
 SECOND = "--cuda 13.0 --te 2.11 --apex auto"
 UPDATE = ("te-2.11", "te-2.12")
-FIGURES = ("update", "pulls", "empty", "second")
+REBUILT = "cpu"
+FIGURES = ("update", "pulls", "empty", "second", "builders")
 
 
 def cell_of(text: str) -> Cell:
@@ -63,6 +65,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--update", nargs=2, default=UPDATE, metavar="CELL", help="what a client has, and pulls next")
     parser.add_argument("--empty", default=EMPTY, metavar="FLAGS", help=f"what an empty machine asks for [{EMPTY}]")
     parser.add_argument("--second", default=SECOND, metavar="FLAGS", help=f"what the second engine builds [{SECOND}]")
+    parser.add_argument("--rebuilt", default=REBUILT, metavar="CELL", help=f"what a second builder signs [{REBUILT}]")
     parser.add_argument("--figure", action="append", choices=FIGURES, help="measure this on the second engine [all]")
     parser.add_argument("--folder", type=Path, help="keep everything here, and go on from what is here")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -102,7 +105,9 @@ def measure(site: Site, options: argparse.Namespace) -> dict[str, Any]:
     for name, row in cells.items():
         row |= {"bytes": sum(blobs[row["digest"]].values()), "new_bytes": new[name]}
     earlier = site.kept("report", {})
-    report: dict[str, Any] = {name: earlier[name] for name in ("update", "empty", "second") if name in earlier}
+    report: dict[str, Any] = {
+        name: earlier[name] for name in ("update", "empty", "second", "builders") if name in earlier
+    }
     report |= {
         "cells": rows,
         "shared": shared(rows, blobs),
@@ -111,12 +116,12 @@ def measure(site: Site, options: argparse.Namespace) -> dict[str, Any]:
         "pulls": earlier.get("pulls", {}),
         "left_out": [],
     }
-    asked = [cells.get(name) for name in options.update]
     takes: dict[str, Callable[[], Any]] = {
-        "update": lambda: updated(site, options.update, asked, report["pulls"]),
+        "update": lambda: updated(site, options.update, cells, report["pulls"]),
         "pulls": lambda: pull_rest(site, cells, report["pulls"]),
         "empty": lambda: from_nothing(site, shlex.split(options.empty)),
         "second": lambda: second(site, shlex.split(options.second)),
+        "builders": lambda: two_builders(site, published(cells, options.rebuilt)),
     }
     for name in takes if options.figure is None else options.figure:
         try:
@@ -164,18 +169,27 @@ def blobs_of(site: Site, digest: str) -> dict[str, int]:
     return blobs | {digest: len(manifest.body)}
 
 
+def published(cells: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    """Return the row of a published cell.
+
+    Raises:
+        StepError: it is not published.
+
+    """
+    if name not in cells:
+        raise StepError(f"{name} is not published", 1)
+    return cells[name]
+
+
 def updated(
-    site: Site, names: Sequence[str], rows: Sequence[Mapping[str, Any] | None], pulls: dict[str, Any]
+    site: Site, names: Sequence[str], cells: Mapping[str, Mapping[str, Any]], pulls: dict[str, Any]
 ) -> dict[str, Any]:
     """Pull two cells one after the other into an empty engine; return what the second one costs."""
+    rows = [published(cells, name) for name in names]
     site.fresh_client()
-    size = 0
-    for name, row in zip(names, rows, strict=True):
-        if row is None:
-            raise StepError(f"{name} is not published", 1)
+    for row in rows:
         pulled(site, row, pulls)
-        size = row["bytes"]
-    return update(names, pulls[names[1]]["bytes"], size)
+    return update(names, pulls[names[1]]["bytes"], rows[1]["bytes"])
 
 
 def pull_rest(site: Site, cells: Mapping[str, Mapping[str, Any]], pulls: dict[str, Any]) -> dict[str, Any]:

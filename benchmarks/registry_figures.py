@@ -166,6 +166,12 @@ def for_people(report: Mapping[str, Any]) -> str:
         value = f"{sum(found['compiled'].values()):.0f} s; wheels from the registry: {taken}"
         what = f"compile time of `envbuild image {found['flags']}` on the second engine"
         rows.append([what, "0 s", value, _met(not found["compiled"])])
+    if (found := report.get("builders")) is not None:
+        what = f"`{found['name']}` built again on a second engine, with a key of its own: `envbuild reproduce --sign`"
+        value = (
+            f"the same digest, {found['seconds']:.0f} s; then `trusted_builders = 2` pulls it, and was refused before"
+        )
+        rows.append([what, "", value, ""])
     parts.append(table(["figure", "target: at most", "measured", "met"], rows))
     stored = f"The registry's blobs, with locks, signatures, SBOMs, provenance and wheels: {report['storage_bytes']:,} bytes."
     parts.append(stored)

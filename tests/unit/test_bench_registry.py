@@ -13,9 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import registry_cells
+from registry_builders import two_builders
 from registry_cells import CELLS, compiled, publish, read_objects
 from registry_figures import compiles, empty, for_people, new_bytes, shared, update
-from registry_site import Relay, Site
+from registry_site import Relay, Site, StepError
 
 TORCH, OTHER = "2.11.0+cu130", "2.7.1+cu126"
 BLOBS = {
@@ -90,12 +91,15 @@ def test_the_tables_name_what_missed_its_target():
             25.0,
         ),
         "second": {"flags": "--te a", "taken": ["te"], "compiled": {}},
+        "builders": {"name": "a", "seconds": 80.4},
     }
     text = for_people(report)
     assert "| d | `--cuda 9` | out of reach: no \\| host |" in text
     assert "| 1.6 times | 1.82 times (2,003 and 1,101) | **no** |" in text
     assert "| download + 10 s | 31.0 s; download 20.0 s of 1,200 bytes | **no** |" in text
     assert "| + 10 s | 31.0 s; the engine alone 25.0 s | yes |" in text
+    assert "`a` built again on a second engine" in text
+    assert "the same digest, 80 s" in text
     assert "- update: b is not published" in text
 
 
@@ -189,6 +193,57 @@ def test_a_cell_with_another_defect_is_not_published(site, name, code, answer, w
     row = publish(site, CELL_OF[name])
     assert (row["outcome"], site.calls) == ("failed", ["image"])
     assert why in row["why"]
+
+
+class TwoBuilders:
+    """A registry whose pulls ask for builders: how many signed, and what a rebuild ends with."""
+
+    def __init__(self, folder, *, signed=1, signs=1):
+        self.folder, self.signed, self.signs, self.words = folder, signed, signs, []
+        self.publisher = {"HOME": "p"}
+        self.client = {"HOME": "c", "ENVBUILD_TRUSTED_KEYS": "one"}
+        self.builder = {"HOME": "b"}
+
+    def say(self, text):
+        pass
+
+    def fresh_client(self):
+        self.words.append("an empty engine")
+
+    def envbuild(self, env, *words):
+        self.words.append(words[0])
+        if words[0] == "reproduce":
+            assert env["ENVBUILD_SIGNING_KEYS"].endswith("/second.key")
+            self.signed += self.signs
+        asked = int(env.get("ENVBUILD_TRUSTED_BUILDERS", 0))
+        assert asked == 0 or len(env["ENVBUILD_TRUSTED_KEYS"].split()) == 2
+        if asked > self.signed:
+            raise StepError("2 trusted builders must have built this image, and release did", 4)
+        return {"tag": "t:1", "digest": "x", "verified": {"text": "two signed"}}
+
+
+def test_who_asks_for_two_builders_is_refused_until_the_second_one_signed(tmp_path):
+    site = TwoBuilders(tmp_path)
+    found = two_builders(site, row("x"))
+    assert (found["refused"], found["verified"]) == (
+        "2 trusted builders must have built this image, and release did",
+        "two signed",
+    )
+    empty_engine, pull = "an empty engine", "pull"
+    assert site.words == ["catalog", empty_engine, pull, pull, "reproduce", empty_engine, pull]
+
+
+@pytest.mark.parametrize(
+    ("site", "digest", "why"),
+    [
+        ({"signed": 2}, "x", "pulled although one builder signed"),
+        ({"signs": 0}, "x", "2 trusted builders must have built"),
+        ({}, "y", "pulled x"),
+    ],
+)
+def test_a_policy_of_two_builders_that_does_not_hold_is_seen(tmp_path, site, digest, why):
+    with pytest.raises(StepError, match=why):
+        two_builders(TwoBuilders(tmp_path, **site), row("x") | {"digest": digest})
 
 
 @pytest.fixture
