@@ -26,7 +26,7 @@ def _pull(site: Site, flags: list[str], keys: str, builders: int) -> dict[str, A
 def two_builders(site: Site, row: Mapping[str, Any]) -> dict[str, Any]:
     """Have a second engine build a published cell again and sign it; return what it took.
 
-    The engine begins empty, with a key of its own and no wheel of the first. Who asks for two builders is refused before,
+    The engine begins empty, with a separate key and no wheel of the first. Who asks for two builders is refused before,
     and gets the image after.
 
     Args:

@@ -167,7 +167,7 @@ def for_people(report: Mapping[str, Any]) -> str:
         what = f"compile time of `envbuild image {found['flags']}` on the second engine"
         rows.append([what, "0 s", value, _met(not found["compiled"])])
     if (found := report.get("builders")) is not None:
-        what = f"`{found['name']}` built again on a second engine, with a key of its own: `envbuild reproduce --sign`"
+        what = f"`{found['name']}` built again on a second engine, with a separate key: `envbuild reproduce --sign`"
         value = (
             f"the same digest, {found['seconds']:.0f} s; then `trusted_builders = 2` pulls it, and was refused before"
         )
