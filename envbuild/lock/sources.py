@@ -240,6 +240,12 @@ class SourceStore:
         if source.tree is not None and tree != source.tree:
             raise differs(source, tree, source.url)
         links = self.objects.listing(source.what, source.commit).links
+        unlisted = sorted(set(links) - {submodule.path for submodule in direct(source.submodules)})
+        if unlisted:
+            raise LockError(
+                f"the lock does not list the submodules of {source.what} at {source.commit}: {shown(', '.join(unlisted), 200)}",
+                hint="make the lock again",
+            )
         self.objects.write_tree(source.commit, folder)
         for submodule in direct(source.submodules):
             if links.get(submodule.path) != submodule.commit:

@@ -109,6 +109,15 @@ def test_an_unpacked_tree_is_verified(site):
         store.checkout(pinned)
 
 
+def test_a_lock_that_lists_no_submodules_of_a_tree_that_has_some_is_made_again(site):
+    _, settings, wanted = site
+    store = SourceStore(settings=settings)
+    unlisted = store.pin(wanted).model_copy(update={"submodules": ()})
+    with pytest.raises(LockError, match=r"does not list the submodules of lib at .*: deps/part") as refused:
+        store.checkout(unlisted)
+    assert refused.value.hint == "make the lock again"
+
+
 def with_its_submodules(sources, wanted):
     """Make the site's own tree of `lib`, a clone as git leaves it."""
     plain = sources / f"lib-{wanted.commit}"

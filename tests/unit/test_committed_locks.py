@@ -55,6 +55,19 @@ def test_a_committed_lock_names_no_host_of_the_machine_that_made_it(folder):
     assert not re.findall(r"file://|\"/(?:root|home|tmp|work)/", text)
 
 
+def test_committed_locks_state_the_same_submodules_for_the_same_commit():
+    """Only a clone knows what a commit links, and a lock without it is refused where the source is fetched."""
+    stated = {}
+    for folder in LOCKS:
+        for source in read_lock(folder).lock.sources:
+            links = {(each.path, each.commit) for each in source.submodules}
+            stated.setdefault((source.url, source.commit), {})[folder.name] = links
+    assert stated
+    for locks in stated.values():
+        first, *rest = locks.values()
+        assert all(links == first for links in rest), locks
+
+
 @pytest.mark.parametrize("flags", DOCUMENTED)
 def test_the_documented_flags_find_their_lock(flags, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
