@@ -392,13 +392,13 @@ def test_a_missing_home_is_no_obstacle(cpu):
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no npm here, which installs the devcontainer CLI")
-def test_the_devcontainer_cli_opens_the_image(cpu, tmp_path):
+def test_the_devcontainer_cli_opens_the_image(cpu, cache, tmp_path):
     cli, place = tmp_path / "cli", tmp_path / "work"
     (place / ".devcontainer").mkdir(parents=True)
     (place / "mine.py").write_text("import torch\nprint(int(torch.ones(42).sum()))\n")
     install = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", str(cli), "@devcontainers/cli@0.89.0"]
     subprocess.run(install, check=True, timeout=300)
-    rendered = run("render", *CPU, "--format", "devcontainer")
+    rendered = run("render", *CPU, "--format", "devcontainer", env=cache)
     assert rendered.code == 0, rendered.err
     config = json.loads(rendered.out)
     assert config["image"].startswith("envbuild:cpu-")
