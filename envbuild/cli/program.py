@@ -142,6 +142,8 @@ def _refuse_repeated(parent: click.Context, command: click.Command, name: str | 
     if any(param.is_eager and isinstance(param, click.Option) for param in order):  # --help
         return
     for option in dict.fromkeys(order):
+        if isinstance(option, click.Argument) and isinstance(option.type, click.Path):
+            _refuse_empty_path(context, option, values.get(option.name or ""))
         if not isinstance(option, click.Option) or option.is_flag or option.count:
             continue
         flag = max(option.opts, key=len)
@@ -162,6 +164,17 @@ def _refuse_repeated(parent: click.Context, command: click.Command, name: str | 
         inner = command.get_command(context, rest[0])
         if inner is not None:
             _refuse_repeated(context, inner, rest[0], rest[1:])
+
+
+def _refuse_empty_path(context: click.Context, argument: click.Argument, given: Any) -> None:
+    """Refuse an empty text where a path is an argument: it would mean the current folder."""
+    for each in given if isinstance(given, (list, tuple)) else (given,):
+        if isinstance(each, str) and not each.strip():
+            raise UsageError(
+                f"the value of {argument.make_metavar(context)} is empty",
+                where=context.command_path,
+                hint="a shell variable that is not set? Write a path",
+            )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

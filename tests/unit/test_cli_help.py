@@ -126,3 +126,30 @@ def test_a_mistyped_command_gets_the_nearest(capsys):
             main(words)
         assert caught.value.code == 2
         assert f"no such command '{words[-1]}', did you mean '{near}'?" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_hides_no_finding_of_the_others(tmp_path, capsys):
+    (tmp_path / "Dockerfile").write_text("FROM nvidia/cuda:12.6.3-devel-ubuntu24.04\nRUN pip install apex\n")
+    (tmp_path / "a.Dockerfile").write_bytes(b"\xff\xfe")
+    (tmp_path / "z.Dockerfile").write_bytes(b"\xff\xfe")
+    for form in ([], ["--json"], ["--format", "github"], ["--format", "sarif"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(tmp_path), *form])
+        out, err = capsys.readouterr()
+        assert ended.value.code == 2
+        assert "recipe-impostor" in out
+        assert err.count("is not UTF-8") == 2
+        assert f"where: {tmp_path / 'a.Dockerfile'}" in err
+        if form == ["--json"]:
+            unread = json.loads(out)["unread"]
+            assert [each["file"] for each in unread] == [str(tmp_path / f"{each}.Dockerfile") for each in "az"]
+
+
+def test_an_empty_path_does_not_mean_the_current_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM debian\n")
+    for empty in ("", " "):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", empty])
+        assert ended.value.code == 2
+        assert "the value of FILE... is empty" in capsys.readouterr().err
