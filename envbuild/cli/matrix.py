@@ -15,6 +15,7 @@ from envbuild.util.text import count_of
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from envbuild.matrix.load import Matrix
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -37,6 +38,31 @@ class _AxisGroup(click.Group):
         if command is not None or cmd_name not in axis_names():
             return command
         return _axis_command(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` name and what is left of them.
+
+        Raises:
+            UsageError: there is no such command and no such axis.
+
+        """
+        word = args[0]
+        if not word.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
+            import difflib
+
+            from envbuild.errors import UsageError
+
+            commands = self.list_commands(ctx)
+            near = difflib.get_close_matches(word.casefold(), [*commands, *sorted(axis_names())], 1)
+            kind = "axis and no such command" if not near else "command" if near[0] in commands else "axis"
+            raise UsageError(
+                f"no such {kind} {word!r}" + (f", did you mean {near[0]!r}?" if near else ""),
+                where=ctx.command_path,
+                hint=f"`envbuild matrix list` lists the axes, `{ctx.command_path} --help` the commands",
+            )
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete a subcommand or the name of an axis."""
@@ -96,12 +122,9 @@ def _axis_command(name: str) -> click.Command:
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
-        from envbuild.matrix.spec import check_spec, matches
 
         loaded = load_matrix()
-        if spec is not None:
-            check_spec(loaded.axes[name], spec)
-        releases = [r for r in loaded.releases[name] if spec is None or matches(loaded.axes[name], spec, r)]
+        releases = list(loaded.releases[name]) if spec is None else _matching(loaded, name, spec)
         rules = [rule for rule in loaded.rules if _names(rule, name)]
         answer = {
             "matrix": loaded.digest,
@@ -112,6 +135,21 @@ def _axis_command(name: str) -> click.Command:
         emit(answer, as_json=as_json, human=lambda: _releases(releases, rules, name))
 
     return axis
+
+
+def _matching(loaded: "Matrix", name: str, spec: str) -> "list[Release]":
+    """Return the releases of an axis that `spec` matches, in whichever spelling a flag may have."""
+    from envbuild.matrix.spec import check_spec, check_text, matches
+    from envbuild.matrix.spelling import spellings
+    from envbuild.solver.asked import no_release
+
+    axis, listed, origin = loaded.axes[name], loaded.releases[name], f"envbuild matrix {name}"
+    check_text(name, spec, origin)
+    for text in (spec, *spellings(axis, spec, listed)):
+        if found := [release for release in listed if matches(axis, text, release)]:
+            return found
+    check_spec(axis, spec, origin, listed)
+    raise no_release(loaded, name, spec, origin)
 
 
 def _names(rule: "Rule", axis: str) -> bool:
