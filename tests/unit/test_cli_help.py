@@ -75,7 +75,10 @@ def test_the_axes_that_people_name_come_first():
     ("args", "what", "where"),
     [
         (["frobnicate"], "no such command 'frobnicate'", "envbuild"),
-        (["resolve", "--cudaa", "12"], "no such option '--cudaa' (did you mean one of: '--cuda', '--cudnn'?)", "envbuild resolve"),
+        (["resolve", "--cudaa", "12"], "no such option '--cudaa', did you mean '--cuda'?", "envbuild resolve"),
+        (["pull", "--registry", "x"], "no such option '--registry'", "envbuild pull"),
+        (["completion"], "missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish", "envbuild completion"),
+        (["help"], "no such command 'help'", "envbuild"),
         (["matrix", "cells"], "missing argument 'AXES...'", "envbuild matrix cells"),
         (["ci", "--limit", "0"], "invalid value for '--limit': 0 is not in the range x>=1", "envbuild ci"),
     ],
@@ -93,6 +96,19 @@ def test_a_mistake_in_the_arguments_is_reported_like_every_other(capsys, args, w
         "exit_code": 2,
     }
     assert err.splitlines()[0] == f"envbuild: error: {what}"
+
+
+@pytest.mark.parametrize("command", [["resolve"], ["matrix", "cells", "te"]])
+def test_an_option_without_its_value_names_the_command(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--gpu"])
+    path = " ".join(["envbuild", *command]).removesuffix(" te")
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "envbuild: error: option '--gpu' requires an argument",
+        f"  where: {path}",
+        f"  to do: `{path} --help` lists what it takes",
+    ]
 
 
 def test_without_a_command_the_help_is_shown(capsys):
