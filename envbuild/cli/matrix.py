@@ -7,6 +7,7 @@ import click
 
 from envbuild.cli.axes import axis_names, pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
+from envbuild.cli.groups import Group
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
@@ -29,7 +30,7 @@ _folder_option = click.option(
 )
 
 
-class _AxisGroup(click.Group):
+class _AxisGroup(Group):
     """A group in which the name of an axis is a command that lists its releases."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -169,3 +169,11 @@ def test_an_empty_path_does_not_mean_the_current_folder(tmp_path, monkeypatch, c
             main(["check", empty])
         assert ended.value.code == 2
         assert "the value of FILE... is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["cache", "catalog", "matrix", "patch", "wheels"])
+def test_the_help_of_a_group_cuts_no_line_off(group):
+    text = EVERY[group,].get_help(click.Context(EVERY[group,], info_name=group))
+    commands = text[text.index("\nCommands:\n") :]
+    assert "..." not in commands
+    assert commands.count("  list ") == 1
