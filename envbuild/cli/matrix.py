@@ -5,18 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.axes import pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
-from envbuild.cli.groups import Group
+from envbuild.cli.groups import AxisGroup
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-    from envbuild.matrix.load import Matrix
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -30,47 +27,7 @@ _folder_option = click.option(
 )
 
 
-class _AxisGroup(Group):
-    """A group in which the name of an axis is a command that lists its releases."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, or one that lists the axis `cmd_name`."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None or cmd_name not in axis_names():
-            return command
-        return _axis_command(cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` name and what is left of them.
-
-        Raises:
-            UsageError: there is no such command and no such axis.
-
-        """
-        word = args[0]
-        if not word.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            import difflib
-
-            from envbuild.errors import UsageError
-
-            commands = self.list_commands(ctx)
-            near = difflib.get_close_matches(word.casefold(), [*commands, *sorted(axis_names())], 1)
-            kind = "axis and no such command" if not near else "command" if near[0] in commands else "axis"
-            raise UsageError(
-                f"no such {kind} {word!r}" + (f", did you mean {near[0]!r}?" if near else ""),
-                where=ctx.command_path,
-                hint=f"`envbuild matrix list` lists the axes, `{ctx.command_path} --help` the commands",
-            )
-        return super().resolve_command(ctx, args)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Complete a subcommand or the name of an axis."""
-        return [*super().shell_complete(ctx, incomplete), *complete_axis(ctx, self.params[0], incomplete)]
-
-
-@click.group(cls=_AxisGroup, invoke_without_command=True)
+@click.group(cls=AxisGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def matrix(ctx: click.Context, as_json: bool) -> None:
@@ -117,15 +74,20 @@ def _list(*, as_json: bool) -> None:
     emit(answer, as_json=as_json, human=human)
 
 
-def _axis_command(name: str) -> click.Command:
+def axis_command(name: str) -> click.Command:
     @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
     @click.argument("spec", required=False, shell_complete=completing(name))
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
+        from envbuild.solver.asked import matching
 
         loaded = load_matrix()
-        releases = list(loaded.releases[name]) if spec is None else _matching(loaded, name, spec)
+        releases = (
+            list(loaded.releases[name])
+            if spec is None
+            else list(matching(loaded, name, spec, f"envbuild matrix {name}"))
+        )
         rules = [rule for rule in loaded.rules if _names(rule, name)]
         answer = {
             "matrix": loaded.digest,
@@ -136,21 +98,6 @@ def _axis_command(name: str) -> click.Command:
         emit(answer, as_json=as_json, human=lambda: _releases(releases, rules, name))
 
     return axis
-
-
-def _matching(loaded: "Matrix", name: str, spec: str) -> "list[Release]":
-    """Return the releases of an axis that `spec` matches, in whichever spelling a flag may have."""
-    from envbuild.matrix.spec import check_spec, check_text, matches
-    from envbuild.matrix.spelling import spellings
-    from envbuild.solver.asked import no_release
-
-    axis, listed, origin = loaded.axes[name], loaded.releases[name], f"envbuild matrix {name}"
-    check_text(name, spec, origin)
-    for text in (spec, *spellings(axis, spec, listed)):
-        if found := [release for release in listed if matches(axis, text, release)]:
-            return found
-    check_spec(axis, spec, origin, listed)
-    raise no_release(loaded, name, spec, origin)
 
 
 def _names(rule: "Rule", axis: str) -> bool:

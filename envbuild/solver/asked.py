@@ -67,6 +67,22 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
     )
 
 
+def matching(matrix: Matrix, name: AxisName, spec: str, origin: str) -> Sequence[Release]:
+    """Return the releases of an axis that `spec` matches, in whichever spelling a flag may have.
+
+    Raises:
+        UsageError: there is none, or `spec` can be no constraint.
+
+    """
+    axis, listed = matrix.axes[name], matrix.releases[name]
+    check_text(name, spec, origin)
+    for text in (spec, *spellings(axis, spec, listed)):
+        if found := [release for release in listed if matches(axis, text, release)]:
+            return found
+    check_spec(axis, spec, origin, listed)
+    raise no_release(matrix, name, spec, origin)
+
+
 def _with_named(guarded: Clauses, pins: Iterable[Pin]) -> Clauses:
     named: dict[int, int] = {}
     for pin in pins:
