@@ -7,6 +7,9 @@ do) on stderr and exits with its code, never with a traceback.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
+SET_REGISTRY = "set `registry` in the settings (~/.config/envbuild/config.toml), or ENVBUILD_REGISTRY, such as ghcr.io/acme/envbuild"
+"""What to do where a command needs a registry and none is set."""
+
 
 class Explanation(Protocol):
     """Why there is no cell, as the solver explains it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, LARGEST, TAG, Catalog, Entry, read_body
-from envbuild.errors import DataError, LockError, UsageError
+from envbuild.errors import SET_REGISTRY, DataError, LockError, UsageError
 from envbuild.registry.keyless import identities_of
 from envbuild.registry.keys import KeyVerifier, read_public_key
 from envbuild.registry.manifests import MANIFEST, artifact_of
@@ -51,9 +51,7 @@ def repository_name(settings: Settings) -> str:
 
     """
     if not settings.registry:
-        raise DataError(
-            "no registry is set", where="registry", hint="set `registry` in the settings, such as ghcr.io/acme/envbuild"
-        )
+        raise DataError("no registry is set", where="registry", hint=SET_REGISTRY)
     return settings.registry
 
 
@@ -95,7 +93,8 @@ def policy_of(settings: Settings, own: Sequence[Signer] = ()) -> Policy:
         raise DataError(
             "no key is trusted to sign the catalogue",
             where="trusted_keys",
-            hint='name the publisher\'s public key in the settings: trusted_keys = ["release.pub"]',
+            hint="name the publisher's public key in the settings (~/.config/envbuild/config.toml): "
+            'trusted_keys = ["release.pub"]; or in ENVBUILD_TRUSTED_KEYS',
         )
     if settings.trusted_signatures > len(trusted):
         raise DataError(

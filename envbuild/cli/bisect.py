@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.axes import axis_names, keyword, request_from
-from envbuild.cli.output import doing, emit, json_option, marked, note, printed, progress_options, show_notices
+from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
 from envbuild.cli.smoke_command import COMMAND, WithCommand
 from envbuild.util.text import count_of
@@ -348,31 +348,23 @@ def _answer(found: "Found") -> dict[str, Any]:
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    from io import StringIO
+    from envbuild.cli.show import table
 
-    from rich.console import Console
-    from rich.table import Table
-
-    out = StringIO()
-    console = Console(file=out, width=120, highlight=False, color_system=None)
-    table = Table(title="from GOOD to BAD", title_justify="left")
-    for name in ("cell", "what moved", "test"):
-        table.add_column(name, overflow="fold")
+    rows: list[tuple[str, ...]] = [("cell", "test", "what moved")]
     for stop in answer["stops"]:
         moved = ", ".join(_move(each) for each in stop["moved"])
-        verdict = (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else "")
-        table.add_row(marked(stop["cell"]), marked(moved or "-"), verdict)
-    console.print(table)
+        rows.append((stop["cell"], (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else ""), moved or "-"))
+    lines = ["from GOOD to BAD", table(rows)]
     found = answer["found"]
     if found is not None:
         moves = " and ".join(_move(each) for each in found["axes"])
         together = ", which only move together" if len(found["axes"]) > 1 else ""
-        console.print(f"the test turns bad with {moves}{together}", markup=False, soft_wrap=True)
+        lines.append(f"the test turns bad with {moves}{together}")
         if found["already_moved"]:
             text = ", ".join(found["already_moved"])
-            console.print(f"these had BAD's version already, and the fault may need them, too: {text}", markup=False)
-        console.print(f"runs of the test: {found['runs']}", markup=False)
-    return out.getvalue().rstrip()
+            lines.append(f"these had BAD's version already, and the fault may need them, too: {text}")
+        lines.append(f"runs of the test: {found['runs']}")
+    return "\n".join(lines)
 
 
 def _move(each: Mapping[str, Any]) -> str:

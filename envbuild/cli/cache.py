@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.groups import Group
 from envbuild.cli.output import doing, emit, json_option, progress_options, show_notices
 from envbuild.util.text import count_of
 
@@ -21,7 +22,7 @@ def _complete_kind(_context: click.Context, _argument: click.Parameter, begun: s
     return [CompletionItem(kind.name, help=kind.about) for kind in KINDS if kind.name.startswith(begun)]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @json_option
 @click.pass_context
 def cache(ctx: click.Context, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import click
 
 from envbuild.cli.axes import axis_options
 from envbuild.cli.cell_options import digest_option, parse_digest
+from envbuild.cli.groups import Group
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _here_option = click.option("--here", is_flag=True, help="List only what this machine's GPUs and driver can run.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @axis_options
 @_here_option
 @json_option

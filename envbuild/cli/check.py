@@ -10,6 +10,9 @@ from envbuild.cli.output import emit, json_option, note, printed, progress_optio
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envbuild.errors import DataError
     from envbuild.recipes.batch import Checked
 
 CONTRADICTIONS = 4
@@ -42,7 +45,8 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
     """Check recipes: Dockerfiles, requirements files, shell scripts, conda environments, pyproject.toml, TOML of axes.
 
     FILE can be a folder, of which every recipe is checked, or - for standard input. Every contradiction is listed with
-    its line, rule, source and what to do. Exits with 0 when there is none and with 4 when there is one.
+    its line, rule, source and what to do. Exits with 0 when there is none and with 4 when there is one; with 2 when a
+    file cannot be read, after the answer for the others.
     """
     from envbuild.matrix.load import load_matrix
     from envbuild.recipes.batch import check_all, check_ignored
@@ -50,7 +54,11 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
 
     matrix = load_matrix()
     check_ignored(matrix, ignored)
-    done = check_all(matrix, files, kind=kind, ignored=ignored)
+    unread: list[DataError] = []
+    done = check_all(matrix, files, kind=kind, ignored=ignored, unread=unread)
+    if unread and not done:
+        _say_unread(unread[:-1])
+        raise unread[-1]
     for each in done:
         _say(each)
     if printed.work:
@@ -62,9 +70,20 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
     else:
         answers = [each.as_json(matrix) for each in done]
         whole: dict[str, Any] = {"files": answers, "matrix": matrix.digest}
+        if unread:
+            whole["unread"] = [{"file": error.where, "what": error.what, "hint": error.hint} for error in unread]
         one = len(files) == 1 and len(done) == 1 and not files[0].is_dir()
         emit(answers[0] if one else whole, as_json=as_json, human=lambda: "\n".join(map(_shown, done)))
+    if unread:
+        printed.answer = True
+        _say_unread(unread[:-1])
+        raise unread[-1]
     return CONTRADICTIONS if any(each.report.findings for each in done) else 0
+
+
+def _say_unread(errors: "Sequence[DataError]") -> None:
+    for error in errors:
+        note(f"envbuild: error: {error}")
 
 
 def _say(each: "Checked") -> None:

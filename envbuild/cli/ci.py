@@ -166,7 +166,7 @@ def _needless(
         DataError: the settings name no registry, and `unpublished` asks for one.
 
     """
-    from envbuild.errors import DataError
+    from envbuild.errors import SET_REGISTRY, DataError
     from envbuild.pipeline.published import published_image
     from envbuild.settings import load_settings
 
@@ -175,7 +175,7 @@ def _needless(
         raise DataError(
             "no registry is set to ask",
             where="--unpublished",
-            hint="set `registry` in the settings, or ENVBUILD_REGISTRY, such as ghcr.io/acme/envbuild",
+            hint=SET_REGISTRY,
         )
 
     def reason(one: "Verification") -> str | None:

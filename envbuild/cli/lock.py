@@ -34,10 +34,12 @@ def lock(
     Inputs that cannot be reached from here are listed in the lock as missing, and the command exits with 8.
     """
     from envbuild.cli.image_report import left_out_of
+    from envbuild.errors import HostError
     from envbuild.lock.check import differences
     from envbuild.lock.files import read_lock, write_lock
     from envbuild.lock.find import find_lock, incomplete, own_lock, place_for
     from envbuild.lock.make import make_lock
+    from envbuild.settings.places import is_writable
     from envbuild.util.text import count_of
 
     doing("choosing versions")
@@ -73,6 +75,8 @@ def lock(
                 hint="lock again if the change is meant",
             )
         return
+    if out and not is_writable(out):  # before the hosts are asked
+        raise HostError("the lock cannot be written", where=str(out), hint="name a folder that you may write to")
     made = make_lock(asked.settings, asked.matrix, asked.inputs, note=note)
     folder = place_for(out or own_lock(asked.settings, asked.inputs), made.lock)
     path = write_lock(made, folder)

@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import axis_names, pin_options, request_from
+from envbuild.cli.axes import pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
+from envbuild.cli.groups import AxisGroup
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -28,22 +27,7 @@ _folder_option = click.option(
 )
 
 
-class _AxisGroup(click.Group):
-    """A group in which the name of an axis is a command that lists its releases."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, or one that lists the axis `cmd_name`."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None or cmd_name not in axis_names():
-            return command
-        return _axis_command(cmd_name)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Complete a subcommand or the name of an axis."""
-        return [*super().shell_complete(ctx, incomplete), *complete_axis(ctx, self.params[0], incomplete)]
-
-
-@click.group(cls=_AxisGroup, invoke_without_command=True)
+@click.group(cls=AxisGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def matrix(ctx: click.Context, as_json: bool) -> None:
@@ -90,18 +74,20 @@ def _list(*, as_json: bool) -> None:
     emit(answer, as_json=as_json, human=human)
 
 
-def _axis_command(name: str) -> click.Command:
+def axis_command(name: str) -> click.Command:
     @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
     @click.argument("spec", required=False, shell_complete=completing(name))
     @json_option
     def axis(spec: str | None, as_json: bool) -> None:
         from envbuild.matrix.load import load_matrix
-        from envbuild.matrix.spec import check_spec, matches
+        from envbuild.solver.asked import matching
 
         loaded = load_matrix()
-        if spec is not None:
-            check_spec(loaded.axes[name], spec)
-        releases = [r for r in loaded.releases[name] if spec is None or matches(loaded.axes[name], spec, r)]
+        releases = (
+            list(loaded.releases[name])
+            if spec is None
+            else list(matching(loaded, name, spec, f"envbuild matrix {name}"))
+        )
         rules = [rule for rule in loaded.rules if _names(rule, name)]
         answer = {
             "matrix": loaded.digest,

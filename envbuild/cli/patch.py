@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from envbuild.cli.groups import Group
 from envbuild.cli.output import emit, json_option, note, progress_options
 from envbuild.errors import PatchError
 from envbuild.patches import apply as trees
@@ -26,7 +27,7 @@ _skipped = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def patch() -> None:
     """List patches; check, apply or undo them in a source tree."""
 

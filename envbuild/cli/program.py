@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "completion": ("completion", "Print the script that completes commands, flags and versions in a shell"),
     },
 }
+_NEAR = 0.62
+"""How like a name a mistyped one is (difflib's ratio) for the name to be suggested: `help` is not like `wheels`."""
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
 
@@ -103,7 +106,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, _NEAR)
             if near and not ctx.resilient_parsing:
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         name, command, rest = super().resolve_command(ctx, args)
@@ -138,10 +141,16 @@ def _refuse_repeated(parent: click.Context, command: click.Command, name: str | 
 
     """
     context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
-    values, rest, order = command.make_parser(context).parse_args(list(args))
+    try:
+        values, rest, order = command.make_parser(context).parse_args(list(args))
+    except click.UsageError as error:  # click's parser does not say of which command
+        error.ctx = error.ctx or context
+        raise
     if any(param.is_eager and isinstance(param, click.Option) for param in order):  # --help
         return
     for option in dict.fromkeys(order):
+        if isinstance(option, click.Argument) and isinstance(option.type, click.Path):
+            _refuse_empty_path(context, option, values.get(option.name or ""))
         if not isinstance(option, click.Option) or option.is_flag or option.count:
             continue
         flag = max(option.opts, key=len)
@@ -162,6 +171,17 @@ def _refuse_repeated(parent: click.Context, command: click.Command, name: str | 
         inner = command.get_command(context, rest[0])
         if inner is not None:
             _refuse_repeated(context, inner, rest[0], rest[1:])
+
+
+def _refuse_empty_path(context: click.Context, argument: click.Argument, given: Any) -> None:
+    """Refuse an empty text where a path is an argument: it would mean the current folder."""
+    for each in given if isinstance(given, (list, tuple)) else (given,):
+        if isinstance(each, str) and not each.strip():
+            raise UsageError(
+                f"the value of {argument.make_metavar(context)} is empty",
+                where=context.command_path,
+                hint="a shell variable that is not set? Write a path",
+            )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -274,8 +294,20 @@ def _usage(error: click.ClickException) -> UsageError:
     """Return what click says of the arguments as an error like every other."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else "envbuild"
-    text = error.format_message().rstrip(".").replace(". (Did you", " (did you").replace(". Did you", ", did you")
+    if isinstance(error, click.NoSuchOption):
+        near = [name for name in error.possibilities or () if _is_near(name, error.option_name)]
+        error = click.NoSuchOption(error.option_name, possibilities=near, ctx=context)
+    message = re.sub(r"\n\s*", " ", error.format_message())  # click lists the choices of an argument line by line
+    text = message.rstrip(".").replace(". (Did you", " (did you").replace(". Did you", ", did you")
     return UsageError(text[0].lower() + text[1:], where=command, hint=f"`{command} --help` lists what it takes")
+
+
+def _is_near(name: str, written: str) -> bool:
+    """Return whether `name` is like what was written; click also compares the two hyphens that all options begin with."""
+    import difflib
+
+    one, other = name.lstrip("-"), written.lstrip("-")
+    return one.startswith(other) or difflib.SequenceMatcher(None, one, other).ratio() >= _NEAR
 
 
 def _fail(error: EnvbuildError, args: list[str]) -> NoReturn:

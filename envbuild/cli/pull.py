@@ -41,7 +41,7 @@ def pull(
     from envbuild.cli.image_report import left_out_of
     from envbuild.cli.published import build_command, published_for, uses_catalog
     from envbuild.engine.podman import pulling_client
-    from envbuild.errors import DataError, LockError
+    from envbuild.errors import SET_REGISTRY, DataError, LockError
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.pipeline.locked import lock_for
@@ -52,6 +52,8 @@ def pull(
 
     named = parse_digest(digest)
     settings = load_settings()
+    if not settings.registry:  # before anything is chosen or read
+        raise DataError("no registry is set to pull from", where="pull", hint=SET_REGISTRY)
     catalog: Mapping[str, str] = {}
     layers: tuple[str, ...] = ()
     if lock_file is None and uses_catalog(settings):
@@ -74,12 +76,7 @@ def pull(
     plan = plan_of(asked.matrix, locked, asked.stack)
     name = tag or plan.tag
     reference = registry_reference(asked.settings, locked.lock)
-    if reference is None:
-        raise DataError(
-            "no registry is set to pull from",
-            where="pull",
-            hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
-        )
+    assert reference is not None  # noqa: S101
     expected = expected_of(asked.settings, plan, named, catalog, layers)
     client = pulling_client(use_cache(asked.settings))
     here = client.machine().platform

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.groups import Group
 from envbuild.cli.output import doing, emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.util.text import count_of
 
@@ -32,7 +33,7 @@ def _choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @json_option
 @click.pass_context
 def wheels(ctx: click.Context, as_json: bool) -> None:

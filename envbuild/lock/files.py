@@ -65,16 +65,17 @@ def read_lock(path: Path) -> Locked:
         ) from error
     except OutsideError as error:
         raise DataError(f"the lock cannot be read: {error}", where=str(folder / name), hint=_WHOLE) from error
-    return parse_lock(body, lambda pylock: read_below(folder, pylock, limit=_LARGEST_PYLOCK), str(folder))
+    return parse_lock(body, lambda pylock: read_below(folder, pylock, limit=_LARGEST_PYLOCK), str(folder), name)
 
 
-def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locked:
+def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str, name: str = "lock.json") -> Locked:
     """Return the lock whose `lock.json` is `body`; nothing in it is trusted.
 
     Args:
         body: what lock.json holds.
         pylock: returns what the file of that name next to it holds; it may raise OSError or OutsideError.
         where: the folder or image that it comes from, for messages.
+        name: what the file is called there.
 
     Raises:
         DataError: it is malformed.
@@ -88,7 +89,7 @@ def parse_lock(body: bytes, pylock: Callable[[str], bytes], where: str) -> Locke
     except ValidationError as error:
         from envbuild.util.toml import explain_validation
 
-        raise explain_validation(error, Path(where) / "lock.json") from error
+        raise explain_validation(error, Path(where) / name, f"name the folder of a lock; {_WHOLE}") from error
     pylocks: dict[str, str] = {s.name: _pylock(s, pylock, where, lock.as_cell.arch) for s in lock.python if s.packages}
     return Locked(lock=lock, pylocks=pylocks)
 

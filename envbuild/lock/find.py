@@ -130,7 +130,7 @@ def incomplete(missing: tuple[Missing, ...], where: str, *, unreached: bool = Fa
             if all(m.kind == "file" for m in missing)
             else "run `envbuild lock` with the same flags where these hosts (or mirrors in the settings) can be reached"
         )
-        + "; `--unlocked` renders tags and versions instead",
+        + "; `envbuild render --unlocked` renders tags and versions instead",
     )
 
 

@@ -1,5 +1,6 @@
 """What a constraint on an axis matches: PEP 440 for versions, names and globs (`ngc-*`, `!ngc-*`), prefixes for commits."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -111,8 +112,16 @@ def check_text(axis: str, text: str, origin: str = "") -> None:
     )
 
 
-def check_spec(axis: Axis, text: str, origin: str = "") -> None:
-    """Raise UsageError when `text`, which `origin` asks for, cannot be read as a constraint on `axis`."""
+def check_spec(axis: Axis, text: str, origin: str = "", listed: Iterable[Release] = ()) -> None:
+    """Raise UsageError when `text`, which `origin` asks for, cannot be read as a constraint on `axis`.
+
+    Args:
+        axis: the axis.
+        text: what is asked for.
+        origin: where it stands, for the message; the axis' flag where it is empty.
+        listed: the releases of the axis; the message takes its examples from them.
+
+    """
     check_text(axis.name, text, origin)
     if axis.scheme == "name" or "+" in text or _COMMIT.match(text):
         return
@@ -126,6 +135,15 @@ def check_spec(axis: Axis, text: str, origin: str = "") -> None:
             raise UsageError(
                 f"{text!r} is not a version and not a PEP 440 specifier",
                 where=origin or f"--{axis.name}",
-                hint=f'write a version (--{axis.name} 2.6), a specifier (--{axis.name} ">=2.6,<2.8") or a listed name; '
-                f"`envbuild matrix {axis.name}` lists them",
+                hint=f"write a version{_example(axis, listed)} or a listed name; `envbuild matrix {axis.name}` lists them",
             ) from None
+
+
+def _example(axis: Axis, listed: Iterable[Release]) -> str:
+    """Return examples of a version and a specifier that exist on the axis, and the words around them."""
+    numbers = sorted({v.release[:2] for each in listed if (v := version_key(each.version)) is not None})
+    if not numbers:
+        return ", a PEP 440 specifier (>=X,<Y)"
+    low, high = (".".join(map(str, number)) for number in (numbers[max(-3, -len(numbers))], numbers[-1]))
+    upper = f",<{high}" if low != high else ""
+    return f' (--{axis.name} {low}), a specifier (--{axis.name} ">={low}{upper}")'

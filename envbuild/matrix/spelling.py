@@ -1,4 +1,4 @@
-"""What people write for a release that the matrix spells otherwise: `H100`, `sm_90a`, `9.0`, `v2.6`, `cu126`.
+"""What people write for a release that the matrix spells otherwise: `H100`, `sm_90a`, `9.0`, `v2.6`, `2.6.*`, `cu126`.
 
 Read only where the text as it stands matches no release, so that no spelling changes what a listed one means.
 """
@@ -11,6 +11,7 @@ from envbuild.util.patterns import pattern
 
 _TAG = pattern(r"(?:[A-Za-z]+[_-])?[vV]?(?=\d)")
 """What stands before the version in a git tag: `v2.6`, `core_v0.12.3`, `release_v2.12`."""
+_STAR = pattern(r"\d+(\.\d+)*\.\*")
 _CUDA = pattern(r"cu(?:da)?[ _-]?(\d{1,2})\.?(\d)(?:\.\d+)?", re.IGNORECASE)
 """A variant as torch's wheels, PyTorch's indexes and people write it: `cu126`, `cuda12.6`, `CUDA 12.6.3`."""
 _PYTHON = pattern(r"(?:py|cp|python) ?3\.?(\d{1,2})", re.IGNORECASE)
@@ -62,8 +63,12 @@ def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iter
     if axis.scheme == "name":
         yield text.casefold()
         yield re.sub(r"[\s_]+", "-", text.strip().casefold())
-    elif found := _TAG.match(text):
-        yield text[found.end() :]
+    else:
+        if found := _TAG.match(text):
+            yield text[found.end() :]
+        if _STAR.fullmatch(text):
+            yield text.removesuffix(".*")
+        yield text.casefold()  # CPU
 
 
 def _gpu(text: str, releases: Sequence[Release | None]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def lock_for(
         if found is not None:
             raise incomplete(found[0].lock.still_missing(replaced), str(found[1]))
         raise LockError(
-            "this cell has no lock", where=inputs.cell.id, hint="leave --locked out to make one, or run `envbuild lock`"
+            "this cell has no lock", where=inputs.cell.id, hint="`envbuild lock` with the same flags makes one"
         )
     before_making()
     note("no lock yet; pinning every input")

@@ -9,7 +9,7 @@ from envbuild.engine.image import stated_content
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.reproduce import carried_lock
 from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_content
-from envbuild.errors import DataError, LockError
+from envbuild.errors import SET_REGISTRY, DataError, LockError
 from envbuild.evidence.content import ImageContent
 from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
@@ -180,7 +180,7 @@ def require_registry(settings: Settings) -> None:
         raise DataError(
             "no registry is set to push to",
             where="--push",
-            hint="set `registry` in the settings, such as ghcr.io/acme/envbuild",
+            hint=SET_REGISTRY,
         )
 
 

@@ -60,7 +60,12 @@ def check_ignored(matrix: Matrix, ignored: Sequence[str]) -> None:
 
 
 def check_all(
-    matrix: Matrix, places: Sequence[Path], *, kind: Kind | None = None, ignored: Sequence[str] = ()
+    matrix: Matrix,
+    places: Sequence[Path],
+    *,
+    kind: Kind | None = None,
+    ignored: Sequence[str] = (),
+    unread: list[DataError],
 ) -> list[Checked]:
     """Check every recipe of `places`.
 
@@ -69,17 +74,24 @@ def check_all(
         places: files, folders, and `-` for standard input.
         kind: what the files are; by default their names and first lines say so.
         ignored: the rules whose findings are left out.
-
-    Raises:
-        DataError: one cannot be read, or is of no kind that is known; a folder holds no recipe.
+        unread: what could not be read is added here, so that one bad file does not hide what the others hold: a recipe
+            that cannot be read or is of no kind that is known, a folder without a recipe.
 
     """
     done = []
     for place in places:
-        found = [place] if str(place) == "-" or not place.is_dir() else list(_recipes(place))
-        if not found:
-            raise DataError("the folder holds no recipe", where=str(place), hint="name the files")
-        done += [_check(matrix, path, kind, ignored) for path in found]
+        try:
+            found = [place] if str(place) == "-" or not place.is_dir() else list(_recipes(place))
+            if not found:
+                raise DataError("the folder holds no recipe", where=str(place), hint="name the files")  # noqa: TRY301
+        except DataError as error:
+            unread.append(error)
+            continue
+        for path in found:
+            try:
+                done.append(_check(matrix, path, kind, ignored))
+            except DataError as error:
+                unread.append(error)
     return done
 
 

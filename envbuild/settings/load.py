@@ -100,6 +100,12 @@ def _nearest(key: str) -> str:
 
 
 def _from_file(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    if env.get("ENVBUILD_CONFIG") and not exists(path):
+        raise DataError(
+            "the settings file that ENVBUILD_CONFIG names does not exist",
+            where=str(path),
+            hint="correct or unset ENVBUILD_CONFIG",
+        )
     raw = read_toml(path)
     for key in raw:
         if key not in Settings.model_fields:

@@ -55,6 +55,34 @@ def _near(word: str, choices: Sequence[str]) -> str:
     return ", ".join(close or list(choices)[-6:])
 
 
+def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageError:
+    """Return the error that no release of `axis` matches `spec`, which `origin` asks for."""
+    names = [name for release in matrix.releases[axis] for name in (release.version, *release.aliases)]
+    update = axis == "cuda" and any(release.version == spec for release in matrix.releases.get("nvcc", ()))
+    return UsageError(
+        f"no release of {axis} matches {spec!r}",
+        where=origin,
+        hint=(f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; " if update else "")
+        + f"similar: {_near(spec, names)}; `envbuild matrix {axis}` lists them all",
+    )
+
+
+def matching(matrix: Matrix, name: AxisName, spec: str, origin: str) -> Sequence[Release]:
+    """Return the releases of an axis that `spec` matches, in whichever spelling a flag may have.
+
+    Raises:
+        UsageError: there is none, or `spec` can be no constraint.
+
+    """
+    axis, listed = matrix.axes[name], matrix.releases[name]
+    check_text(name, spec, origin)
+    for text in (spec, *spellings(axis, spec, listed)):
+        if found := [release for release in listed if matches(axis, text, release)]:
+            return found
+    check_spec(axis, spec, origin, listed)
+    raise no_release(matrix, name, spec, origin)
+
+
 def _with_named(guarded: Clauses, pins: Iterable[Pin]) -> Clauses:
     named: dict[int, int] = {}
     for pin in pins:
@@ -176,7 +204,8 @@ def _one_gpu(matrix: Matrix, text: str, pin: Pin) -> Release:
     raise UsageError(
         f"{text!r} in {pin.spec!r} names no GPU" if text else f"{pin.spec!r} has an empty place between its commas",
         where=pin.origin,
-        hint=f"name each GPU of the fleet, such as a100,h100,b200; similar: {_near(text, names)}",
+        hint="name each GPU of the fleet, such as a100,h100,b200"
+        + (f"; similar: {_near(text, names)}" if text else ""),
     )
 
 
@@ -220,16 +249,11 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
                 else compiled.pinned(number, pin.spec)
             )
             if not mask:
-                check_spec(compiled.axes[number], pin.spec, pin.origin)
+                check_spec(compiled.axes[number], pin.spec, pin.origin, matrix.releases[pin.axis])
             if pin.axis in added and pin.spec == added[pin.axis].version:
                 mask = 1 << compiled.position[number][pin.spec]  # exactly the host's driver, not a listed 560.28.3.x
             if not mask:
-                names = [n for r in matrix.releases[pin.axis] for n in (r.version, *r.aliases)]
-                raise UsageError(
-                    f"no release of {pin.axis} matches {pin.spec!r}",
-                    where=pin.origin,
-                    hint=f"similar: {_near(pin.spec, names)}; `envbuild matrix {pin.axis}` lists them all",
-                )
+                raise no_release(matrix, pin.axis, pin.spec, pin.origin)
         masks.append((pin, number, mask))
     return ReadRequest(
         compiled=_with_named(compiled, request.pins),

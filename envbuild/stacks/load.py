@@ -52,7 +52,9 @@ def load_stack(name_or_file: str) -> Stack:
         what = f"there is no stack {shown(name, 80)!r}"
         if own.is_dir():
             what = f"{name} is a folder, not a stack file"
-        elif own.suffix != ".toml" and own.is_file():
+        elif own.suffix == ".toml":
+            what = f"there is no file {shown(name, 80)!r}"
+        elif own.is_file():
             what = f"the name of {name} does not end in .toml"
         hint = "stacks: " + ", ".join(stack_names()) + "; or name a file of your own (./mine.toml)"
         raise UsageError(what, where="--stack", hint=hint)

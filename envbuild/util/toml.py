@@ -32,7 +32,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     raise DataError(f"the data file cannot be read: {problem}", where=str(path), hint="correct the file")
 
 
-def explain_validation(error: ValueError, path: Path) -> DataError:
+def explain_validation(
+    error: ValueError,
+    path: Path,
+    hint: str = "`envbuild matrix schema` prints the schema that an editor can check against",
+) -> DataError:
     """Turn the first findings of pydantic's ValidationError into one DataError that names the file and the keys."""
     error = cast("ValidationError", error)
     found = []
@@ -40,6 +44,9 @@ def explain_validation(error: ValueError, path: Path) -> DataError:
     errors = error.errors(include_url=False, include_input=False)
     for item in sorted(errors, key=lambda each: each["type"] != "extra_forbidden")[:3]:
         location = ".".join(shown(str(part), 60) for part in item["loc"]) or "(file)"
+        if item["type"] == "json_invalid":
+            found.append(f"the file is not JSON: {shown(str(item.get('ctx', {}).get('error', '')), 300)}")
+            continue
         if item["type"] == "extra_forbidden":
             found.append(f"unknown key {location}")
             continue
@@ -49,5 +56,5 @@ def explain_validation(error: ValueError, path: Path) -> DataError:
     return DataError(
         "; ".join(found) + (f"; and {more} more" if more > 0 else ""),
         where=str(path),
-        hint="`envbuild matrix schema` prints the schema that an editor can check against",
+        hint=hint,
     )

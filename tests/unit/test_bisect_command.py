@@ -181,6 +181,9 @@ def test_a_dry_run_builds_nothing(bisect: Any) -> None:
     answer = json.loads(out)
     assert (code, bisect.made, answer["found"]) == (0, [], None)
     assert all(stop["verdict"] is None for stop in answer["stops"])
+    _, out, _ = bisect(GOOD, BAD, "--dry-run")
+    listed = [line.split()[0] for line in out.splitlines()[2:]]
+    assert listed == [stop["cell"] for stop in answer["stops"]]  # in whole, each on its line
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ def test_the_axes_that_people_name_come_first():
     ("args", "what", "where"),
     [
         (["frobnicate"], "no such command 'frobnicate'", "envbuild"),
-        (["resolve", "--cudaa", "12"], "no such option '--cudaa' (did you mean one of: '--cuda', '--cudnn'?)", "envbuild resolve"),
+        (["resolve", "--cudaa", "12"], "no such option '--cudaa', did you mean '--cuda'?", "envbuild resolve"),
+        (["pull", "--registry", "x"], "no such option '--registry'", "envbuild pull"),
+        (["completion"], "missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish", "envbuild completion"),
+        (["help"], "no such command 'help'", "envbuild"),
         (["matrix", "cells"], "missing argument 'AXES...'", "envbuild matrix cells"),
         (["ci", "--limit", "0"], "invalid value for '--limit': 0 is not in the range x>=1", "envbuild ci"),
     ],
@@ -93,6 +96,19 @@ def test_a_mistake_in_the_arguments_is_reported_like_every_other(capsys, args, w
         "exit_code": 2,
     }
     assert err.splitlines()[0] == f"envbuild: error: {what}"
+
+
+@pytest.mark.parametrize("command", [["resolve"], ["matrix", "cells", "te"]])
+def test_an_option_without_its_value_names_the_command(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--gpu"])
+    path = " ".join(["envbuild", *command]).removesuffix(" te")
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "envbuild: error: option '--gpu' requires an argument",
+        f"  where: {path}",
+        f"  to do: `{path} --help` lists what it takes",
+    ]
 
 
 def test_without_a_command_the_help_is_shown(capsys):
@@ -126,3 +142,38 @@ def test_a_mistyped_command_gets_the_nearest(capsys):
             main(words)
         assert caught.value.code == 2
         assert f"no such command '{words[-1]}', did you mean '{near}'?" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_hides_no_finding_of_the_others(tmp_path, capsys):
+    (tmp_path / "Dockerfile").write_text("FROM nvidia/cuda:12.6.3-devel-ubuntu24.04\nRUN pip install apex\n")
+    (tmp_path / "a.Dockerfile").write_bytes(b"\xff\xfe")
+    (tmp_path / "z.Dockerfile").write_bytes(b"\xff\xfe")
+    for form in ([], ["--json"], ["--format", "github"], ["--format", "sarif"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(tmp_path), *form])
+        out, err = capsys.readouterr()
+        assert ended.value.code == 2
+        assert "recipe-impostor" in out
+        assert err.count("is not UTF-8") == 2
+        assert f"where: {tmp_path / 'a.Dockerfile'}" in err
+        if form == ["--json"]:
+            unread = json.loads(out)["unread"]
+            assert [each["file"] for each in unread] == [str(tmp_path / f"{each}.Dockerfile") for each in "az"]
+
+
+def test_an_empty_path_does_not_mean_the_current_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM debian\n")
+    for empty in ("", " "):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", empty])
+        assert ended.value.code == 2
+        assert "the value of FILE... is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["cache", "catalog", "matrix", "patch", "wheels"])
+def test_the_help_of_a_group_cuts_no_line_off(group):
+    text = EVERY[group,].get_help(click.Context(EVERY[group,], info_name=group))
+    commands = text[text.index("\nCommands:\n") :]
+    assert "..." not in commands
+    assert commands.count("  list ") == 1

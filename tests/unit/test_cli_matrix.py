@@ -145,3 +145,23 @@ def test_update_says_who_was_asked_where_there_is_nothing_new(run, monkeypatch):
         assert run("update", "deepspeed") == (0, f"nothing new at {url}\n", "")
         found = answer(run("update", "deepspeed", "--json"))
     assert found == {"proposals": [], "asked": [url], "unreachable": []}
+
+
+@pytest.mark.parametrize(("word", "near"), [("cudaa", "cuda"), ("CUDA", "cuda"), ("tourch", "torch")])
+def test_a_mistyped_axis_gets_the_nearest(run, word, near):
+    code, out, err = run(word)
+    assert (code, out) == (2, "")
+    assert f"no such axis '{word}', did you mean '{near}'?" in err
+    assert "`envbuild matrix list` lists the axes" in err
+
+
+def test_a_spec_that_matches_nothing_is_no_empty_table(run):
+    code, out, err = run("torch", "99")
+    assert (code, out) == (2, "")
+    assert "no release of torch matches '99'" in err
+    assert "where: envbuild matrix torch" in err
+
+
+def test_a_spec_in_another_spelling(run):
+    for args, version in ((("gpu", "H100"), "sm_90"), (("cuda", "CPU"), "cpu"), (("te", "2.6.*"), "2.6.0")):
+        assert [each["version"] for each in answer(run(*args, "--json"))["releases"]] == [version]

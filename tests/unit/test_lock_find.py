@@ -3,6 +3,7 @@
 import pytest
 from cell_inputs import complete, inputs_for
 
+from envbuild.cli import main
 from envbuild.errors import DataError, LockError
 from envbuild.lock import find
 from envbuild.lock.files import Locked, read_lock, write_lock
@@ -106,3 +107,36 @@ def test_a_disk_that_fills_up_leaves_the_lock_as_it_was(place, tmp_path, monkeyp
     with pytest.raises(OSError, match="No space"):
         write_lock(Locked(lock=partial.lock, pylocks={"torch": "other"}), tmp_path / "lock")
     assert {p.name: p.read_bytes() for p in (tmp_path / "lock").iterdir()} == before
+
+
+@pytest.mark.parametrize("text", ["", "root:x:0", '{"cell": {"cuda": "cpu'])
+def test_a_file_that_is_no_lock_is_named_as_it_was_given(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(DataError, match="the file is not JSON: ") as caught:
+        read_lock(tmp_path / "other.json")
+    assert caught.value.where == str(tmp_path / "other.json")
+    assert "envbuild lock" in caught.value.hint
+    assert "schema" not in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_host_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["lock", "--cuda", "cpu", "--out", str(tmp_path / "file" / "below")])
+    assert ended.value.code == 8
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "envbuild: error: the lock cannot be written"
+    assert err[1] == f"  where: {tmp_path / 'file' / 'below'}"
+
+
+def test_a_command_without_a_registry_says_where_it_is_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ENVBUILD_REGISTRY", raising=False)
+    for command, variable in ((["pull", "--cuda", "cpu"], "ENVBUILD_REGISTRY"), (["catalog"], "ENVBUILD_TRUSTED_KEYS")):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 2
+        err = capsys.readouterr().err
+        assert "~/.config/envbuild/config.toml" in err
+        assert variable in err

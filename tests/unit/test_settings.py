@@ -80,7 +80,7 @@ def test_config_path_follows_the_variable_then_xdg_then_the_home() -> None:
 
 def test_a_named_file_that_is_absent_is_an_error_and_the_usual_one_is_not(machine: Machine) -> None:
     machine.load()
-    with pytest.raises(DataError, match="cannot be read") as caught:
+    with pytest.raises(DataError, match="that ENVBUILD_CONFIG names does not exist") as caught:
         machine.load(ENVBUILD_CONFIG="/nowhere/config.toml")
     assert caught.value.where == "/nowhere/config.toml"
 

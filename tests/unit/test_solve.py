@@ -122,7 +122,9 @@ def test_same_compares_major_and_minor(matrix):
         ({"te": "9"}, ["no release of te", "'9'", "2.9.0", "envbuild matrix te"]),
         ({"gpu": "h1000"}, ["no release of gpu", "h100"]),
         ({"tee": "2"}, ["no axis 'tee'", "similar: te", "envbuild matrix list"]),
-        ({"te": ">=2.6,<"}, ["is not a version and not a PEP 440 specifier"]),
+        ({"te": ">=2.6,<"}, ["is not a version and not a PEP 440 specifier", "(--te 2."]),
+        ({"cuda": "latest"}, ["(--cuda 12.", '(--cuda ">=12.']),
+        ({"gpu": "h100,,v100"}, ["an empty place between its commas", "such as a100,h100,b200"]),
     ],
 )
 def test_what_does_not_exist_is_a_usage_error_with_what_is_near(matrix, pins, words):
@@ -130,6 +132,18 @@ def test_what_does_not_exist_is_a_usage_error_with_what_is_near(matrix, pins, wo
         solve(matrix, request(**pins))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_an_empty_place_of_a_fleet_is_similar_to_no_gpu(matrix):
+    with pytest.raises(UsageError) as caught:
+        solve(matrix, request(gpu="h100,,v100"))
+    assert "similar" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("axis", "written", "meant"), [("te", "2.6.*", "2.6"), ("cuda", "CPU", "cpu")])
+def test_spellings_of_versions(matrix, axis, written, meant):
+    found = solve(matrix, request(**{axis: written})).cell
+    assert found == solve(matrix, request(**{axis: meant})).cell
 
 
 def test_order_of_flags_changes_nothing(matrix):

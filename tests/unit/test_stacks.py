@@ -435,7 +435,7 @@ def test_a_build_that_is_an_axis(tmp_path):
 def test_no_such_stack():
     with pytest.raises(UsageError, match="there is no stack 'llama4'"):
         load_stack("llama4")
-    with pytest.raises(UsageError, match=r"there is no stack './nowhere.toml'"):
+    with pytest.raises(UsageError, match=r"there is no file './nowhere.toml'"):
         load_stack("./nowhere.toml")
 
 
