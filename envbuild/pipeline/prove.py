@@ -106,7 +106,7 @@ def prove(
     else:
         _run(found, client, made, audited, device, proof, note, progress, record)
     if found.failure is not None:
-        keep_failure(settings, made.built.digest, found.failure)
+        keep_failure(settings, made.built.digest, found.failure, _ran_on(found))
     return found
 
 
@@ -147,8 +147,12 @@ def _run(
         ]
         found.failure = _raised(lambda: stack_proof.raise_for(shown, made.built.tag))
     if found.failure is None and find_image(client, made.built.tag, made.built.digest) is not None:
-        forget_failure(settings, made.built.digest)
+        forget_failure(settings, made.built.digest, _ran_on(found))
         keep_proof(settings, made.built.digest, found.as_json())  # what ran was this image, and none that took its name
+
+
+def _ran_on(found: Proof) -> Device:
+    return "cuda" if found.smoke is not None and found.smoke["device"] == "cuda" else "cpu"
 
 
 def _raised(check: Callable[[], None]) -> EnvbuildError | None:
