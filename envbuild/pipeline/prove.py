@@ -106,7 +106,12 @@ def prove(
     else:
         _run(found, client, made, audited, device, proof, note, progress, record)
     if found.failure is not None:
-        keep_failure(settings, made.built.digest, found.failure, _ran_on(found))
+        try:
+            keep_failure(settings, made.built.digest, found.failure, _ran_on(found))
+        except OSError as error:  # the failure itself says more than a full disk
+            note(
+                f"note: the failure is not kept ({error.strerror}); `envbuild catalog publish` will not refuse this image"
+            )
     return found
 
 

@@ -145,24 +145,41 @@ def test_what_image_finds_wrong_is_kept_and_what_it_proves_is_forgotten(settings
     proofs.require_no_failure(settings, DIGEST, "mine:1")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_failure_is_kept_with_the_device_that_it_was_seen_on(settings, monkeypatch, device):
-    def raise_for_verdict():
-        raise SmokeError("slow")
+@pytest.fixture
+def prove_failing(settings, monkeypatch):
+    """Return what proves an image whose smoke tests fail on a device."""
 
-    good = SimpleNamespace(as_json=dict, checks=(), defects=0, facts={})
-    failed = SimpleNamespace(
-        verdict="failed", level="step", device=device, counts={}, reason="slow", raise_for_verdict=raise_for_verdict
-    )
-    made = SimpleNamespace(
-        built=SimpleNamespace(tag="mine:1", digest=DIGEST),
-        origin="built",
-        plan=SimpleNamespace(cell=SimpleNamespace(versions={"cuda": "cpu"})),
-    )
-    monkeypatch.setattr(prove, "audit", lambda *_: good)
-    monkeypatch.setattr(prove, "_smoke", lambda *_: (failed, []))
-    client = SimpleNamespace(settings=settings)
-    assert prove.prove(client, made, proof=(), with_smoke=True, note=lambda _: None).failure is not None
+    def proven(device, note=lambda _: None):
+        def raise_for_verdict():
+            raise SmokeError("slow")
+
+        good = SimpleNamespace(as_json=dict, checks=(), defects=0, facts={})
+        failed = SimpleNamespace(
+            verdict="failed", level="step", device=device, counts={}, reason="slow", raise_for_verdict=raise_for_verdict
+        )
+        made = SimpleNamespace(
+            built=SimpleNamespace(tag="mine:1", digest=DIGEST),
+            origin="built",
+            plan=SimpleNamespace(cell=SimpleNamespace(versions={"cuda": "cpu"})),
+        )
+        monkeypatch.setattr(prove, "audit", lambda *_: good)
+        monkeypatch.setattr(prove, "_smoke", lambda *_: (failed, []))
+        return prove.prove(SimpleNamespace(settings=settings), made, proof=(), with_smoke=True, note=note).failure
+
+    return proven
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_failure_is_kept_with_the_device_that_it_was_seen_on(settings, prove_failing, device):
+    assert prove_failing(device) is not None
     proofs.forget_failure(settings, DIGEST, "cpu")
     with pytest.raises(SmokeError) if device == "cuda" else contextlib.nullcontext():
         proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_a_failure_that_cannot_be_kept_is_still_the_failure(settings, prove_failing):
+    settings.cache_dir.mkdir(parents=True)
+    (settings.cache_dir / "failures").touch()
+    notes = []
+    assert isinstance(prove_failing("cpu", notes.append), SmokeError)
+    assert "the failure is not kept (File exists)" in notes[-1]
