@@ -132,8 +132,7 @@ def for_people(report: dict[str, Any]) -> str:
     if report["not_proven"]:
         lines += ["", "not proven", *(f"  - {_line(text)}" for text in report["not_proven"])]
     forbidden = {axis: why for axis, why in report["left_out"].items() if axis not in report["unreached"]}
-    if forbidden:
-        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in forbidden.items())]
+    lines += left_out_lines(forbidden)
     if report["only_when_asked"]:
         lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:
@@ -142,6 +141,11 @@ def for_people(report: dict[str, Any]) -> str:
     lines += ["", "run it", f"  {report['run']}"]
     # last, where nobody overlooks it: with the network it would be in the image
     return "\n".join([*lines, *unreached_lines(report["unreached"])])
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """Return the block of an answer on the components of `left_out_of`; nothing where there is none."""
+    return ["", "left out", *(f"  - {axis}: {why}" for axis, why in left_out.items())] if left_out else []
 
 
 def unreached_lines(unreached: Mapping[str, str]) -> list[str]:

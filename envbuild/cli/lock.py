@@ -33,7 +33,7 @@ def lock(
 
     Inputs that cannot be reached from here are listed in the lock as missing, and the command exits with 8.
     """
-    from envbuild.cli.image_report import left_out_of
+    from envbuild.cli.image_report import left_out_lines, left_out_of
     from envbuild.errors import HostError
     from envbuild.lock.check import differences
     from envbuild.lock.files import read_lock, write_lock
@@ -100,8 +100,7 @@ def lock(
     text = [str(path), f"  {made.lock.digest}", f"  {counts}"]
     if made.lock.missing:
         text.append(f"  not complete: {count_of(len(made.lock.missing), 'input has', 'inputs have')} no hash")
-    if answer["left_out"]:
-        text += ["", "left out", *(f"  - {axis}: {why}" for axis, why in answer["left_out"].items())]
+    text += left_out_lines(answer["left_out"])
     emit(answer, as_json=as_json, human=lambda: "\n".join(text))
     if made.lock.missing:
         raise incomplete(made.lock.missing, str(path), unreached=made.unreached)

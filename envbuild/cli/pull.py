@@ -38,7 +38,7 @@ def pull(
     Exits with 4 when no published image fits, when the cell has no lock, when the registry has no image of it, or when the
     catalogue, the lock or the image is not the expected one; with 8 when the registry does not answer.
     """
-    from envbuild.cli.image_report import left_out_of
+    from envbuild.cli.image_report import left_out_lines, left_out_of
     from envbuild.cli.published import build_command, published_for, uses_catalog
     from envbuild.engine.podman import pulling_client
     from envbuild.errors import SET_REGISTRY, DataError, LockError
@@ -104,6 +104,5 @@ def pull(
         "left_out": left_out,
     }
     lines = [built.tag, f"  from    {reference}", f"  digest  {built.digest}", f"  trust   {pulled.verified.text}"]
-    if left_out:
-        lines += ["", "left out", *(f"  - {axis}: {why}" for axis, why in left_out.items())]
+    lines += left_out_lines(left_out)
     emit(answer, as_json=as_json, human=lambda: "\n".join(lines))

@@ -102,7 +102,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
             "pairs": [pair.as_json() for pair in pairs],
         },
         as_json=as_json,
-        human=lambda: _explained(solution, choices, verdict, claim, pairs) + (f"\n{_OTHER_RECIPE}" if other else ""),
+        human=lambda: _explained(solution, choices, verdict, claim, pairs, other_recipe=other is True),
     )
 
 
@@ -275,6 +275,8 @@ def _explained(
     verdict: "DriverVerdict | None",
     claim: "Claim",
     pairs: "Sequence[PairStanding]",
+    *,
+    other_recipe: bool,
 ) -> str:
     from envbuild.solver.order import ORDER_IN_WORDS
 
@@ -297,5 +299,5 @@ def _explained(
     ]
     if pairs:
         lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
-    lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *_left_out_lines(solution)]
-    return "\n".join(lines)
+    lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *([_OTHER_RECIPE] if other_recipe else [])]
+    return "\n".join([*lines, *_left_out_lines(solution)])

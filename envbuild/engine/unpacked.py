@@ -45,18 +45,18 @@ def is_path(text: str) -> bool:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return what kind of image lies at `path`; None where it is none."""
+    """Return what kind of image lies at `path`; None where it is none, or cannot be looked into."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            return {".sif": _SIF, ".tar": _ARCHIVE}.get(path.suffix)
+        if not stat.S_ISDIR(mode):  # who opens a pipe waits for its writer
+            return None
+        if (path / "oci-layout").is_file():
+            return "layout"
+        return "sandbox" if (path / ".singularity.d").is_dir() else None
     except (OSError, ValueError):
         return None
-    if stat.S_ISREG(mode):
-        return {".sif": _SIF, ".tar": _ARCHIVE}.get(path.suffix)
-    if not stat.S_ISDIR(mode):  # who opens a pipe waits for its writer
-        return None
-    if (path / "oci-layout").is_file():
-        return "layout"
-    return "sandbox" if (path / ".singularity.d").is_dir() else None
 
 
 def look_up(settings: Settings, reference: str, *, note: Callable[[str], None] = lambda _: None) -> Image:

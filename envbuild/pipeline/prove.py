@@ -106,7 +106,12 @@ def prove(
     else:
         _run(found, client, made, audited, device, proof, note, progress, record)
     if found.failure is not None:
-        keep_failure(settings, made.built.digest, found.failure)
+        try:
+            keep_failure(settings, made.built.digest, found.failure, _ran_on(found))
+        except OSError as error:  # the failure itself says more than a full disk
+            note(
+                f"note: the failure is not kept ({error.strerror}); `envbuild catalog publish` will not refuse this image"
+            )
     return found
 
 
@@ -147,8 +152,12 @@ def _run(
         ]
         found.failure = _raised(lambda: stack_proof.raise_for(shown, made.built.tag))
     if found.failure is None and find_image(client, made.built.tag, made.built.digest) is not None:
-        forget_failure(settings, made.built.digest)
+        forget_failure(settings, made.built.digest, _ran_on(found))
         keep_proof(settings, made.built.digest, found.as_json())  # what ran was this image, and none that took its name
+
+
+def _ran_on(found: Proof) -> Device:
+    return "cuda" if found.smoke is not None and found.smoke["device"] == "cuda" else "cpu"
 
 
 def _raised(check: Callable[[], None]) -> EnvbuildError | None:

@@ -56,18 +56,40 @@ def _failure(settings: Settings, digest: str) -> Path:
     return settings.cache_dir / "failures" / f"{digest.removeprefix('sha256:')}.json"
 
 
-def keep_failure(settings: Settings, digest: str, error: EnvbuildError) -> None:
-    """Keep that the audit or the smoke tests of the image `digest` failed, until it is proven after all."""
+def _kept_failure(settings: Settings, digest: str) -> dict[str, Any] | None:
+    try:
+        kept: Any = json.loads(_failure(settings, digest).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
+def keep_failure(settings: Settings, digest: str, error: EnvbuildError, device: Device = "cpu") -> None:
+    """Keep that the audit or the smoke tests of the image `digest` failed, until it is proven after all.
+
+    What was proven of it before does not count any more.
+
+    Args:
+        settings: say where the cache is.
+        digest: `sha256:…` of the image.
+        error: the failure. One of this machine says nothing of the image, and is not kept.
+        device: where the smoke tests ran; an audit finds the same on either.
+
+    """
     if not isinstance(error, (AuditError, SmokeError)):
-        return  # something of this machine, which says nothing of the image
+        return
     path = _failure(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"code": error.exit_code, "what": error.what[:_LONGEST]}), encoding="utf-8")
+    note = {"code": error.exit_code, "what": error.what[:_LONGEST], "device": device}
+    path.write_text(json.dumps(note), encoding="utf-8")
+    _path(settings, digest).unlink(missing_ok=True)
 
 
-def forget_failure(settings: Settings, digest: str) -> None:
-    """Forget a failure of the image `digest`: it was proven."""
-    _failure(settings, digest).unlink(missing_ok=True)
+def forget_failure(settings: Settings, digest: str, device: Device) -> None:
+    """Forget a failure of the image `digest`, which was proven on `device`; what failed on a GPU, a processor does not prove."""
+    kept = _kept_failure(settings, digest)
+    if device == "cuda" or kept is None or kept.get("device") != "cuda":
+        _failure(settings, digest).unlink(missing_ok=True)
 
 
 def require_no_failure(settings: Settings, digest: str, where: str) -> None:
@@ -83,15 +105,13 @@ def require_no_failure(settings: Settings, digest: str, where: str) -> None:
         SmokeError: the smoke tests or the stack's own proof failed.
 
     """
-    try:
-        kept: Any = json.loads(_failure(settings, digest).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if not isinstance(kept, dict):
+    kept = _kept_failure(settings, digest)
+    if kept is None:
         return
     raised = SmokeError if kept.get("code") == SmokeError.exit_code else AuditError
+    what = "\n".join(shown(line, _LONGEST) for line in str(kept.get("what"))[:_LONGEST].splitlines())
     raise raised(
-        f"`envbuild image` ended with an error for this image: {shown(str(kept.get('what')))}",
+        f"`envbuild image` ended with an error for this image: {what}",
         where=where,
         hint="fix the image and build it again; --even-if-failed publishes it as it is",
     )

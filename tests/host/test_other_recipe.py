@@ -226,6 +226,10 @@ def test_another_compression_of_a_recorded_image_is_that_image(site, plan):
     again = find_present(EngineClient(site.settings), plan, "mine:1", pull=True, expected=site.expected())
     assert again is not None
     assert again[1] == verified
+    # but not once its name is another image's
+    site.serve(image(plan, FIRST))
+    (site.folder / "held").touch()
+    assert find_present(EngineClient(site.settings), plan, "mine:1", pull=True, expected=None) is None
 
 
 def test_another_compression_of_what_this_machine_built_is_that_image(site, plan):

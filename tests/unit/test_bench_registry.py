@@ -198,8 +198,8 @@ def test_a_cell_with_another_defect_is_not_published(site, name, code, answer, w
 class TwoBuilders:
     """A registry whose pulls ask for builders: how many signed, and what a rebuild ends with."""
 
-    def __init__(self, folder, *, signed=1, signs=1):
-        self.folder, self.signed, self.signs, self.words = folder, signed, signs, []
+    def __init__(self, folder, *, signed=1, signs=1, code=4):
+        self.folder, self.signed, self.signs, self.code, self.words = folder, signed, signs, code, []
         self.publisher = {"HOME": "p"}
         self.client = {"HOME": "c", "ENVBUILD_TRUSTED_KEYS": "one"}
         self.builder = {"HOME": "b"}
@@ -218,7 +218,7 @@ class TwoBuilders:
         asked = int(env.get("ENVBUILD_TRUSTED_BUILDERS", 0))
         assert asked == 0 or len(env["ENVBUILD_TRUSTED_KEYS"].split()) == 2
         if asked > self.signed:
-            raise StepError("2 trusted builders must have built this image, and release did", 4)
+            raise StepError("2 trusted builders must have built this image, and release did", self.code)
         return {"tag": "t:1", "digest": "x", "verified": {"text": "two signed"}}
 
 
@@ -238,6 +238,7 @@ def test_who_asks_for_two_builders_is_refused_until_the_second_one_signed(tmp_pa
     [
         ({"signed": 2}, "x", "pulled although one builder signed"),
         ({"signs": 0}, "x", "2 trusted builders must have built"),
+        ({"code": 8}, "x", "2 trusted builders must have built"),
         ({}, "y", "pulled x"),
     ],
 )

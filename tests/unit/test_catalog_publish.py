@@ -1,4 +1,6 @@
-"""Publishing with too few signers: it ends before anything is asked of the engine or written to the registry."""
+"""Publishing with too few signers, or an image that failed: it ends before anything is written to the registry."""
+
+from types import SimpleNamespace
 
 import pytest
 from cell_inputs import complete, inputs_for
@@ -7,10 +9,11 @@ from fault_server import FaultServer
 from envbuild.cli import main
 from envbuild.engine.built import Built
 from envbuild.engine.client import EngineClient
-from envbuild.errors import UsageError
+from envbuild.errors import AuditError, LockError, SmokeError, UsageError
 from envbuild.pipeline.cataloged import publish_image, push_and_publish, refresh_catalog
 from envbuild.registry.keys import make_key_pair, read_private_key
 from envbuild.settings import load_settings
+from envbuild.verify.proofs import keep_failure
 
 DIGEST = "sha256:" + "1" * 64
 WORDS = "2 signatures are needed, and 1 key is there to sign"
@@ -63,3 +66,30 @@ def test_the_command_ends_with_one_message_and_exit_code_2(site, capsys, words):
     assert WORDS in printed
     assert "nothing was published" in printed
     assert site[1].seen == []
+
+
+@pytest.mark.parametrize("error", [AuditError("the image has 1 defect"), SmokeError("slow")])
+def test_an_image_that_failed_here_is_published_only_when_that_is_asked_for(site, capsys, monkeypatch, error):
+    settings, server = site
+    monkeypatch.setenv("ENVBUILD_TRUSTED_SIGNATURES", "1")
+    client = SimpleNamespace(image=lambda _: SimpleNamespace(id=DIGEST, size=1))
+    monkeypatch.setattr("envbuild.engine.client.engine_client", lambda _: client)
+
+    def taken(*_, **__):
+        raise LockError("it was taken")
+
+    monkeypatch.setattr("envbuild.pipeline.cataloged.require_publishable", taken)
+
+    def published(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["catalog", "publish", "mine:1", *words])
+        return caught.value.code, capsys.readouterr().err
+
+    assert published()[0] == LockError.exit_code
+    keep_failure(settings, DIGEST, error)
+    for words in ((), ("--digest", DIGEST)):
+        code, printed = published(*words)
+        assert (code, f"for this image: {error.what}" in printed) == (error.exit_code, True)
+        assert "it was taken" not in printed
+    assert "it was taken" in published("--even-if-failed")[1]
+    assert server.seen == []

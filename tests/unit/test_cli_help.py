@@ -56,6 +56,17 @@ def test_a_table_in_a_help_text_keeps_its_lines(path, line):
     assert "\\b" not in text
 
 
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [("fish", "complete --keep-order --no-files --command envbuild "), ("zsh", "if [[ $funcstack[1] == _envbuild ")],
+)
+def test_what_is_changed_in_clicks_completion_script_is_there(capsys, shell, words):
+    """Whatever shells this machine has, and whatever a later click writes."""
+    with pytest.raises(SystemExit):
+        main(["completion", shell])
+    assert words in capsys.readouterr().out
+
+
 def test_the_list_of_commands_loads_none_of_them():
     code = (
         "import sys, envbuild.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(*sorted(sys.modules))"

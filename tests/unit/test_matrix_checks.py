@@ -1,5 +1,6 @@
 """What `envbuild matrix check` finds, by planting each mistake in a sound matrix."""
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from index_server import Index, wheel
 
 from envbuild.curate.checks import check_matrix
 from envbuild.errors import HostError
+from envbuild.evidence.trials import Trial, add_trial
 from envbuild.matrix.load import load_matrix
 from envbuild.settings import Settings
 
@@ -135,6 +137,26 @@ def test_records_next_to_another_matrix_count(folder):
     assert found() == ["rests on evidence:20260101T000000Z, which is not there"]
     (folder.path / "evidence").mkdir()
     (folder.path / "evidence" / "20260101T000000Z-0123456789abcdef.json").touch()
+    assert found() == []
+
+
+def test_trials_next_to_another_matrix_count(folder):
+    trial = Trial(
+        date=dt.date(2026, 11, 23),
+        kind="names",
+        pair={"te": "2.12.0", "torch": "2.11.0"},
+        verdict="passed",
+        command="envbuild matrix try te=2.12.0 torch=2.11.0 --kind names",
+        inputs="ab" * 32,
+    ).sealed()
+    rule = folder.rule("tried", when={"torch": "2.11.0"}, needs={"cuda": "13.0"})
+    folder.rules.append(rule.replace("PyPI:x==1", f"trial:{trial.id}"))
+
+    def found():
+        return [f.text for f in check_matrix(folder.load(), online=False, folder=folder.path) if f.level == "error"]
+
+    assert found() == [f"rests on trial:{trial.id}, which is not there"]
+    add_trial(trial, folder.path / "trials")
     assert found() == []
 
 

@@ -1,5 +1,6 @@
 """What was proven of an image once, and where that still counts."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -68,8 +69,35 @@ def test_a_failure_of_an_image_is_kept_until_it_is_proven_after_all(settings, er
     assert error.what in refused.value.what
     assert "--even-if-failed" in refused.value.hint
     proofs.require_no_failure(settings, "sha256:" + "1" * 64, "other:1")
-    proofs.forget_failure(settings, DIGEST)
+    proofs.forget_failure(settings, DIGEST, "cpu")
     proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_a_failure_of_an_image_outdates_its_proof(settings):
+    proofs.keep_proof(settings, DIGEST, REPORT)
+    proofs.keep_failure(settings, DIGEST, HostError("the disk is full"))
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is not None
+    proofs.keep_failure(settings, DIGEST, SmokeError("slow"))
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "passed", "forgotten"),
+    [("cpu", "cpu", True), ("cpu", "cuda", True), ("cuda", "cuda", True), ("cuda", "cpu", False)],
+)
+def test_what_failed_on_a_gpu_is_not_forgotten_for_what_a_processor_proved(settings, failed, passed, forgotten):
+    proofs.keep_failure(settings, DIGEST, SmokeError("slow"), failed)
+    proofs.forget_failure(settings, DIGEST, passed)
+    with contextlib.nullcontext() if forgotten else pytest.raises(SmokeError, match="slow"):
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_each_defect_of_an_audit_has_its_line_in_the_refusal(settings):
+    what = "the image has 2 defects\n  - torch: " + "x" * 300 + "\n  - files: an odd \x1b[2J name"
+    proofs.keep_failure(settings, DIGEST, AuditError(what))
+    with pytest.raises(AuditError) as refused:
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+    assert refused.value.what.splitlines()[1:] == what.replace("\x1b", "\\x1b").splitlines()[1:]
 
 
 def test_a_failure_of_the_machine_says_nothing_of_the_image(settings):
@@ -115,3 +143,43 @@ def test_what_image_finds_wrong_is_kept_and_what_it_proves_is_forgotten(settings
         proofs.require_no_failure(settings, DIGEST, "mine:1")
     assert proven(good).failure is None
     proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+@pytest.fixture
+def prove_failing(settings, monkeypatch):
+    """Return what proves an image whose smoke tests fail on a device."""
+
+    def proven(device, note=lambda _: None):
+        def raise_for_verdict():
+            raise SmokeError("slow")
+
+        good = SimpleNamespace(as_json=dict, checks=(), defects=0, facts={})
+        failed = SimpleNamespace(
+            verdict="failed", level="step", device=device, counts={}, reason="slow", raise_for_verdict=raise_for_verdict
+        )
+        made = SimpleNamespace(
+            built=SimpleNamespace(tag="mine:1", digest=DIGEST),
+            origin="built",
+            plan=SimpleNamespace(cell=SimpleNamespace(versions={"cuda": "cpu"})),
+        )
+        monkeypatch.setattr(prove, "audit", lambda *_: good)
+        monkeypatch.setattr(prove, "_smoke", lambda *_: (failed, []))
+        return prove.prove(SimpleNamespace(settings=settings), made, proof=(), with_smoke=True, note=note).failure
+
+    return proven
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_failure_is_kept_with_the_device_that_it_was_seen_on(settings, prove_failing, device):
+    assert prove_failing(device) is not None
+    proofs.forget_failure(settings, DIGEST, "cpu")
+    with pytest.raises(SmokeError) if device == "cuda" else contextlib.nullcontext():
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_a_failure_that_cannot_be_kept_is_still_the_failure(settings, prove_failing):
+    settings.cache_dir.mkdir(parents=True)
+    (settings.cache_dir / "failures").touch()
+    notes = []
+    assert isinstance(prove_failing("cpu", notes.append), SmokeError)
+    assert "the failure is not kept (File exists)" in notes[-1]

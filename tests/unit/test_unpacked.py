@@ -98,6 +98,15 @@ def test_a_pipe_is_no_image(layout: Path, tmp_path: Path) -> None:
         labels_of_sandbox(tmp_path / "box")
 
 
+def test_a_folder_that_cannot_be_looked_into_is_no_image(tmp_path: Path) -> None:
+    place = tmp_path
+    while len(str(place)) < 3800:
+        place /= "a" * 200
+    place /= "a" * (4090 - len(str(place)))  # what it holds has a longer path than Linux takes
+    place.mkdir(parents=True)
+    assert kind_of(place) is None
+
+
 def test_each_form_has_its_runtime(layout: Path, tmp_path: Path) -> None:
     sandbox = tmp_path / "root"
     (sandbox / ".singularity.d").mkdir(parents=True)
