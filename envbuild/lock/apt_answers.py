@@ -93,7 +93,7 @@ def parse_uris(printed: str) -> tuple[OsPackage, ...]:
                 )
             )
         elif line.startswith("'"):
-            raise LockError("the archive gives no SHA-256 for a package", where=redact(shown(line)))
+            raise LockError("the archive gives no SHA-256 for a package", where=shown(redact(line)))
     return tuple(sorted(found, key=_by_name))
 
 
@@ -109,7 +109,7 @@ def complaint_of(output: str) -> str:
         or lines
         or ["it printed nothing"]
     )
-    return redact(shown(" ".join(reasons[0].split()), 500))
+    return shown(redact(" ".join(reasons[0].split())), 500)
 
 
 def hosts_named(mirrors: Iterable[str], output: str) -> str:

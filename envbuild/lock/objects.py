@@ -58,7 +58,7 @@ class ObjectStore:
             if not self.has(commit):
                 raise DamagedError(f"the commit {commit} was fetched and cannot be read")
             return
-        last = redact(shown(reason_of(ran.stderr), 400)) if ran.stderr.strip() else "no answer"
+        last = shown(redact(reason_of(ran.stderr)), 400) if ran.stderr.strip() else "no answer"
         if re.search(r"not our ref|couldn't find remote ref|did not match any", ran.stderr):
             raise _no_commit(what, url, commit)
         # the words may be the other side's: they have the store looked at, and what is found there decides
