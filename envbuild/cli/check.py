@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -57,8 +57,7 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
     unread: list[DataError] = []
     done = check_all(matrix, files, kind=kind, ignored=ignored, unread=unread)
     if unread and not done:
-        _say_unread(unread[:-1])
-        raise unread[-1]
+        _raise_unread(unread)
     for each in done:
         _say(each)
     if printed.work:
@@ -76,14 +75,15 @@ def check(files: tuple[Path, ...], kind: Any, ignored: tuple[str, ...], form: st
         emit(answers[0] if one else whole, as_json=as_json, human=lambda: "\n".join(map(_shown, done)))
     if unread:
         printed.answer = True
-        _say_unread(unread[:-1])
-        raise unread[-1]
+        _raise_unread(unread)
     return CONTRADICTIONS if any(each.report.findings for each in done) else 0
 
 
-def _say_unread(errors: "Sequence[DataError]") -> None:
-    for error in errors:
+def _raise_unread(errors: "Sequence[DataError]") -> NoReturn:
+    """Raise the last of `errors`, with a line on stderr for each of the others."""
+    for error in errors[:-1]:
         note(f"envbuild: error: {error}")
+    raise errors[-1]
 
 
 def _say(each: "Checked") -> None:

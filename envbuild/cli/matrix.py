@@ -14,6 +14,8 @@ from envbuild.paths import data_dir
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from envbuild.matrix.model import Release, Rule
 
 _SHOWN = 400
@@ -83,11 +85,8 @@ def axis_command(name: str) -> click.Command:
         from envbuild.solver.asked import matching
 
         loaded = load_matrix()
-        releases = (
-            list(loaded.releases[name])
-            if spec is None
-            else list(matching(loaded, name, spec, f"envbuild matrix {name}"))
-        )
+        listed = loaded.releases[name]
+        releases = listed if spec is None else matching(loaded, name, spec, f"envbuild matrix {name}")
         rules = [rule for rule in loaded.rules if _names(rule, name)]
         answer = {
             "matrix": loaded.digest,
@@ -105,7 +104,7 @@ def _names(rule: "Rule", axis: str) -> bool:
     return any(axis in part for part in parts)
 
 
-def _releases(releases: "list[Release]", rules: "list[Rule]", name: str) -> str:
+def _releases(releases: "Sequence[Release]", rules: "list[Rule]", name: str) -> str:
     from envbuild.cli.show import table
     from envbuild.matrix.text import spec_text
 
