@@ -7,9 +7,6 @@ do) on stderr and exits with its code, never with a traceback.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-SET_REGISTRY = "set `registry` in the settings (~/.config/envbuild/config.toml), or ENVBUILD_REGISTRY, such as ghcr.io/acme/envbuild"
-"""What to do where a command needs a registry and none is set."""
-
 
 class Explanation(Protocol):
     """Why there is no cell, as the solver explains it."""
@@ -68,6 +65,15 @@ class UsageError(EnvbuildError):
 
 class DataError(EnvbuildError):
     """A data file (matrix, stack, lock, patch manifest, settings) that does not load or contradicts itself."""
+
+
+def no_registry(where: str, purpose: str = "") -> DataError:
+    """Return the error of a command that needs a registry where the settings name none; `purpose` is such as `to push to`."""
+    return DataError(
+        f"no registry is set {purpose}".rstrip(),
+        where=where,
+        hint="set `registry` in the settings (~/.config/envbuild/config.toml), or ENVBUILD_REGISTRY, such as ghcr.io/acme/envbuild",
+    )
 
 
 class NoCellError(EnvbuildError):

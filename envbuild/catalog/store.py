@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.model import ARTIFACT_TYPE, BLOB_TYPE, LARGEST, TAG, Catalog, Entry, read_body
-from envbuild.errors import SET_REGISTRY, DataError, LockError, UsageError
+from envbuild.errors import DataError, LockError, UsageError, no_registry
 from envbuild.registry.keyless import identities_of
 from envbuild.registry.keys import KeyVerifier, read_public_key
 from envbuild.registry.manifests import MANIFEST, artifact_of
@@ -51,7 +51,7 @@ def repository_name(settings: Settings) -> str:
 
     """
     if not settings.registry:
-        raise DataError("no registry is set", where="registry", hint=SET_REGISTRY)
+        raise no_registry("registry")
     return settings.registry
 
 

@@ -166,17 +166,13 @@ def _needless(
         DataError: the settings name no registry, and `unpublished` asks for one.
 
     """
-    from envbuild.errors import SET_REGISTRY, DataError
+    from envbuild.errors import no_registry
     from envbuild.pipeline.published import published_image
     from envbuild.settings import load_settings
 
     settings = load_settings()
     if unpublished and not settings.registry:
-        raise DataError(
-            "no registry is set to ask",
-            where="--unpublished",
-            hint=SET_REGISTRY,
-        )
+        raise no_registry("--unpublished", "to ask")
 
     def reason(one: "Verification") -> str | None:
         # The image of a stack is another one than that of its cell alone: they differ in the lock alone.

@@ -41,19 +41,19 @@ def pull(
     from envbuild.cli.image_report import left_out_lines, left_out_of
     from envbuild.cli.published import build_command, published_for, uses_catalog
     from envbuild.engine.podman import pulling_client
-    from envbuild.errors import SET_REGISTRY, DataError, LockError
+    from envbuild.errors import LockError, no_registry
     from envbuild.lock.files import read_lock
     from envbuild.pipeline.cataloged import describe_nearest
     from envbuild.pipeline.locked import lock_for
     from envbuild.pipeline.platform import platform_of
-    from envbuild.pipeline.prebuilt import expected_of, pull_prebuilt, registry_reference
+    from envbuild.pipeline.prebuilt import expected_of, image_reference, pull_prebuilt
     from envbuild.plan.plan import plan_of
     from envbuild.settings import load_settings
 
     named = parse_digest(digest)
     settings = load_settings()
     if not settings.registry:  # before anything is chosen or read
-        raise DataError("no registry is set to pull from", where="pull", hint=SET_REGISTRY)
+        raise no_registry("pull", "to pull from")
     catalog: Mapping[str, str] = {}
     layers: tuple[str, ...] = ()
     if lock_file is None and uses_catalog(settings):
@@ -75,8 +75,7 @@ def pull(
         locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=True, note=note)
     plan = plan_of(asked.matrix, locked, asked.stack)
     name = tag or plan.tag
-    reference = registry_reference(asked.settings, locked.lock)
-    assert reference is not None  # noqa: S101
+    reference = image_reference(settings.registry, locked.lock)
     expected = expected_of(asked.settings, plan, named, catalog, layers)
     client = pulling_client(use_cache(asked.settings))
     here = client.machine().platform

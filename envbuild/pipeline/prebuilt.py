@@ -9,7 +9,7 @@ from envbuild.engine.image import stated_content
 from envbuild.engine.registry import pull_verified, push
 from envbuild.engine.reproduce import carried_lock
 from envbuild.engine.trust import Expected, Pulled, Verified, expected_digests, remember_pulled, require_own_content
-from envbuild.errors import SET_REGISTRY, DataError, LockError
+from envbuild.errors import LockError, no_registry
 from envbuild.evidence.content import ImageContent
 from envbuild.evidence.refs import committed_evidence
 from envbuild.lock.model import Lock
@@ -27,10 +27,13 @@ _LARGEST_CONFIG = 8 << 20
 
 def registry_reference(settings: Settings, lock: Lock) -> str | None:
     """Return where the registry of the settings keeps the image of `lock`, or None without a registry."""
-    if not settings.registry:
-        return None
+    return image_reference(settings.registry, lock) if settings.registry else None
+
+
+def image_reference(registry: str, lock: Lock) -> str:
+    """Return where `registry` keeps the image of `lock`."""
     of_lock = lock.digest.removeprefix("sha256:")[:16]
-    return f"{settings.registry}:{image_tag(f'{lock.as_cell.id[:90]}-{of_lock}')}"
+    return f"{registry}:{image_tag(f'{lock.as_cell.id[:90]}-{of_lock}')}"
 
 
 def expected_of(
@@ -169,19 +172,16 @@ def require_fit(client: EngineClient, image: str, plan: Plan) -> None:
         )
 
 
-def require_registry(settings: Settings) -> None:
-    """Check that there is a registry to push to.
+def require_registry(settings: Settings) -> str:
+    """Return the registry to push to.
 
     Raises:
         DataError: the settings name none.
 
     """
     if not settings.registry:
-        raise DataError(
-            "no registry is set to push to",
-            where="--push",
-            hint=SET_REGISTRY,
-        )
+        raise no_registry("--push", "to push to")
+    return settings.registry
 
 
 def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
@@ -196,8 +196,7 @@ def push_image(client: EngineClient, lock: Lock, built: Built) -> str:
 
     """
     settings, digest = client.settings, built.digest
-    require_registry(settings)
-    reference = str(registry_reference(settings, lock))
+    reference = image_reference(require_registry(settings), lock)
     if built.pushed is not None:
         with Repository(built.pushed, settings) as repository:
             found = repository.manifest(digest)

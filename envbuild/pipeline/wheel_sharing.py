@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from envbuild.engine.kept import kept_wheel, taken_from
 from envbuild.engine.shared_wheels import NotSharedError, Pushed, push_wheel, repository_of
 from envbuild.engine.wheels import KeptWheel, read_kept
-from envbuild.errors import SET_REGISTRY, DataError
+from envbuild.errors import no_registry
 from envbuild.plan.plan import Plan
 from envbuild.registry.keyless import keyless_signer
 from envbuild.registry.keys import read_private_key
@@ -25,11 +25,7 @@ def wheel_repository(settings: Settings) -> str:
     """
     name = repository_of(settings)
     if name is None:
-        raise DataError(
-            "no registry is set to push to",
-            where="registry",
-            hint=SET_REGISTRY,
-        )
+        raise no_registry("registry", "to push to")
     return name
 
 
