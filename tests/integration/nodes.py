@@ -25,7 +25,7 @@ DEEPSPEED = (
 )
 _PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server", "openssh-client", "apptainer", "python3"),
-    *("docker-cli", "iproute2", "procps", "ca-certificates"),
+    *("docker-cli", "iproute2", "procps", "ca-certificates", "squashfuse"),
 )
 
 

@@ -1,14 +1,16 @@
 """One test for every launcher and every runtime: two nodes train, resume, and one of them dies.
 
 What it takes: an engine and a CPU image of a cell in it (`envbuild image --cuda cpu`); the rest is built here. Each case prints
-a line of the table in docs/results/launchers.md. CONFORMANCE_IMAGE names the CPU image, CONFORMANCE_TRAINING and
+a line of the table in docs/results/launchers.md. A batch script of `render --format sbatch` runs there, too. CONFORMANCE_IMAGE names the CPU image, CONFORMANCE_TRAINING and
 CONFORMANCE_NODE images that are kept for further runs.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from envbuild.run.launch.beats import SILENT_SECONDS
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LAUNCHERS = ("torchrun", "mpirun", "deepspeed", "srun")
-RUNTIMES = ("docker", "apptainer")
+RUNTIMES = ("docker", "apptainer", "sif")
 SHORT = (("torchrun", "docker"), ("srun", "apptainer"))
 """What `make test` runs; `make test-full` runs all."""
 WORLD = 4
@@ -102,12 +104,26 @@ def sandbox(image, node, shared) -> Path:
     return place
 
 
-def weights(steps: int) -> list[float]:
+@pytest.fixture(scope="module")
+def sif(sandbox, node, shared) -> Path:
+    """The same as one file, which Apptainer mounts by FUSE; made by a user on a node."""
+    place = shared / "image.sif"
+    sh(
+        "docker", "run", "--rm", "--privileged", "--user", "trainer", "--env", "HOME=/home/trainer", "--volume", f"{shared}:{shared}",
+        "--entrypoint", "apptainer", node, "build", place, sandbox,
+    )  # fmt: skip
+    return place
+
+
+FIXTURES = {"docker": "image", "apptainer": "sandbox", "sif": "sif"}
+
+
+def weights(steps: int, world: int = WORLD) -> list[float]:
     """Return what training comes to, by a sum."""
     total = [0.0] * 64
     for step in range(steps):
         for i in range(64):
-            total[i] -= sum(i + rank * 64 + step for rank in range(WORLD)) / 4
+            total[i] -= sum(i + rank * 64 + step for rank in range(world)) / 4
     return total
 
 
@@ -158,8 +174,8 @@ def rows(folder: Path, steps: int, seconds: float, job: Job) -> list[dict]:
         for launcher in LAUNCHERS
     ],
 )
-def test_two_nodes_train_resume_and_lose_one(launcher, runtime, image, nodes, shared, request, capsys) -> None:
-    subject = image if runtime == "docker" else str(request.getfixturevalue("sandbox"))
+def test_two_nodes_train_resume_and_lose_one(launcher, runtime, nodes, shared, request, capsys) -> None:
+    subject = str(request.getfixturevalue(FIXTURES[runtime]))
     folder = shared / f"{launcher}-{runtime}"
     folder.mkdir()
     folder.chmod(0o777)
@@ -225,3 +241,67 @@ def gone(nodes: Nodes, folder: Path, seconds: float) -> list[str]:
     while (left := nodes.left(str(folder))) and time.monotonic() < end:
         time.sleep(0.2)
     return left
+
+
+def rendered(folder: Path, runtime: str, *words: str) -> None:
+    """Write a batch script of `render` and the training job into a folder that the nodes see."""
+    script = sh(
+        sys.executable, "-m", "envbuild", "render", *words, "--format", "sbatch", "--runtime", runtime, "--nodes", "2"
+    ).stdout
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "job.sbatch").write_text(script)
+    (folder / "train.py").write_text((HERE / "train.py").read_text())
+
+
+def submitted(nodes: Nodes, folder: Path, variables: str, *words: str) -> tuple[int, str]:
+    """Submit the script as a user and wait; return its exit code, and what the job printed."""
+    line = f"cd {folder} && {variables} sbatch --quiet --wait --output=printed job.sbatch {' '.join(words)}"
+    code = nodes.on("node1", f"{line} >&2; echo $?", user="trainer")
+    return int(code.splitlines()[-1]), (folder / "printed").read_text()
+
+
+@pytest.mark.parametrize("runtime", ["docker", "apptainer", "sif"])
+def test_a_batch_script_trains_and_resumes_on_two_nodes(runtime, base, nodes, shared, request, tmp_path) -> None:
+    """The script checks on each node that the image holds its lock: the one that the image carries."""
+    image = request.getfixturevalue(FIXTURES[runtime])
+    held = sh("docker", "create", base).stdout.strip()
+    sh("docker", "cp", f"{held}:/opt/envbuild", tmp_path / "lock")  # next to it what else the image says of itself
+    sh("docker", "rm", held)
+    folder = shared / f"sbatch-{runtime}"
+    rendered(folder, runtime if runtime == "docker" else "apptainer", "--lock", str(tmp_path / "lock"))
+    variables = f"ENVBUILD_IMAGE={image} GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1"
+
+    code, printed = submitted(nodes, folder, variables)
+    assert code == 0, printed
+    assert "envbuild: 2 ranks summed by gloo" in printed
+
+    for steps, resumed in ((STEPS, 0), (2 * STEPS, STEPS)):
+        code, printed = submitted(nodes, folder, variables, "train.py", str(folder), str(steps))
+        assert code == 0, printed
+        for rank in range(2):
+            row = json.loads((folder / f"{steps}-{rank}.json").read_text())
+            assert (row["rank"], row["local"], row["world"], row["exact"]) == (rank, 0, 2, True)
+            assert (row["resumed"], row["weights"]) == (resumed, weights(steps, 2))
+    assert gone(nodes, folder, 10) == []
+
+    # what fails on one node ends the job on both
+    began = time.monotonic()
+    code, printed = submitted(nodes, folder, variables, "sh", "-c", "'[ $SLURM_NODEID = 0 ] || exit 9; sleep 300'")
+    assert code != 0, printed
+    assert "node2" in printed
+    assert time.monotonic() - began < 60
+    assert gone(nodes, folder, 10) == []
+
+
+def test_a_batch_script_for_gpus_starts_nothing_where_there_is_none(sandbox, nodes, shared) -> None:
+    folder = shared / "sbatch-gpus"
+    rendered(folder, "apptainer", "--cuda", "13.0", "--te", "2.12", "--gpu", "h100", "--unlocked")
+    code, printed = submitted(nodes, folder, f"ENVBUILD_IMAGE={sandbox}", "train.py", str(folder), "1")
+    assert code == 8, printed
+    assert "Slurm gave this job no GPU" in printed
+    code, printed = submitted(nodes, folder, f"ENVBUILD_IMAGE={sandbox} ENVBUILD_GPUS=1", "train.py", str(folder), "1")
+    assert code == 8, printed
+    assert re.search(r"envbuild: node[12]: .*GPU", printed), printed
+    assert not list(folder.glob("*.json"))
+    assert gone(nodes, folder, 10) == []
