@@ -110,6 +110,32 @@ def test_a_damaged_wheel_is_reported(tmp_path):
     assert notes == ["the kept wheel of te is damaged (x.whl is not the file of its record); making it again"]
 
 
+@pytest.mark.parametrize(
+    ("replaced", "kept"),
+    [
+        ((), {"te", "fa3"}),
+        (("src-fa3",), {"te"}),
+        (("src-fa3-nvcc",), {"te"}),
+        (("src-megatron-lm",), {"te", "fa3"}),
+        (("src-te", "src-fa3"), set()),
+        (("base",), set()),
+        (("src-mpi",), set()),
+        (("src-fa3", "devel"), set()),
+    ],
+)
+def test_a_kept_wheel_is_used_where_only_another_components_source_is_replaced(tmp_path, replaced, kept):
+    key = "0" * 64
+    for axis in ("te", "fa3"):
+        wheel(tmp_path / "wheels" / f"{axis}-{key[:32]}", "old")
+    builder = builder_of(tmp_path, lambda _: None)
+    builder.plan.components = tuple(
+        SimpleNamespace(axis=axis, downloads=downloads) for axis, downloads in (("te", ()), ("fa3", ("fa3-nvcc",)))
+    )
+    builder.plan.stack = SimpleNamespace(repository=SimpleNamespace(name="megatron-lm"))
+    builder.substitutes = dict.fromkeys(replaced, "/elsewhere")
+    assert {axis for axis in ("te", "fa3") if builder._kept_wheel(axis)} == kept
+
+
 def test_a_build_with_a_wheel_that_no_trusted_key_signed_is_not_alone(tmp_path):
     """It is then no build of this machine's own: an image of it is not called verified, and gets no provenance."""
     key = "0" * 64

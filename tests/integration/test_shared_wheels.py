@@ -248,7 +248,12 @@ def test_what_one_machine_pushes_another_builds_with(registry, keys, made, tmp_p
     assert one._kept_wheel("apex") == only(elsewhere).folder
     assert notes == [f"the wheel of apex comes from {registry}/site/wheels, signed by ours"]
     assert one._take_wheels() == ()  # it is there
-    for more in ({"pull": False}, {"cache": False}, {"substitutes": {"src-apex": "/x"}}):
+    for more in (
+        {"pull": False},
+        {"cache": False},
+        {"substitutes": {"src-apex": "/x"}},
+        {"substitutes": {"base": "/x"}},
+    ):
         assert builder(site(registry, tmp_path, "third"), notes, **more)._take_wheels() == ()
     assert not (tmp_path / "third" / "wheels").exists()
     assert len(notes) == 1
