@@ -115,6 +115,32 @@ def test_a_set_up_that_does_not_end_ends_the_launch(monkeypatch: pytest.MonkeyPa
     assert caught.value.where == "node2"
 
 
+APPTAINER = """\
+\x1b[34mINFO:   \x1b[0m gocryptfs not found, will not be able to use gocryptfs
+WARNING: something else
+\x1b[31mFATAL:  \x1b[0m container creation failed: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "why", "hint"),
+    [
+        (APPTAINER, "container creation failed: squashfuse_ll exited: fuse: ", "a sandbox takes none"),
+        ("docker: no such image\n\nRun 'docker run --help'\n", "docker: no such image", "docker info"),
+        ("INFO:    Instance stats will not be available\n", "INFO:    Instance stats will not be", "docker info"),
+        ("\n", "no message", "docker info"),
+    ],
+)
+def test_a_container_that_does_not_start_says_why(printed: str, why: str, hint: str) -> None:
+    step = LaunchStep(node="node2", command=("false",), about="")
+    with subprocess.Popen(["sh", "-c", 'printf %s "$0" >&2', printed], text=True, stderr=subprocess.PIPE) as keeper:
+        keeper.wait()
+        with pytest.raises(HostError) as caught:
+            supervise._set_up(step, "", keeper)
+    assert caught.value.what.startswith(f"no container could be started: {why}")
+    assert hint in caught.value.hint
+
+
 FAKES = {
     "docker": """\
 if [ "$1" = run ]; then

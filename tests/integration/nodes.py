@@ -108,6 +108,7 @@ class Nodes:
                 "--volume", f"{REPOSITORY}:/opt/envbuild:ro", "--volume", "/var/run/docker.sock:/var/run/docker.sock",
                 self.image, f"{self.prefix}-{name}", group,
             )  # fmt: skip
+            self.on(name, "chmod 666 /dev/fuse")  # as udev leaves it on a host
             self.namespaces[self.on(name, "readlink /proc/self/ns/net")] = name
         end = time.monotonic() + 60
         while self.on("node1", "sinfo --noheader --format %T:%D", check=False) != "idle:2":

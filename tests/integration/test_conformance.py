@@ -254,11 +254,14 @@ def rendered(folder: Path, runtime: str, *words: str) -> None:
     (folder / "train.py").write_text((HERE / "train.py").read_text())
 
 
-def submitted(nodes: Nodes, folder: Path, variables: str, *words: str) -> tuple[int, str]:
-    """Submit the script as a user and wait; return its exit code, and what the job printed."""
-    line = f"cd {folder} && {variables} sbatch --quiet --wait --output=printed job.sbatch {' '.join(words)}"
-    code = nodes.on("node1", f"{line} >&2; echo $?", user="trainer")
-    return int(code.splitlines()[-1]), (folder / "printed").read_text()
+def submitted(
+    nodes: Nodes, folder: Path, variables: str, *words: str, options: str = "--output=printed"
+) -> tuple[int, str]:
+    """Submit the script as a user and wait; return its exit code, and what sbatch and the job printed."""
+    line = f"cd {folder} && {variables} sbatch --quiet --wait {options} job.sbatch {' '.join(words)}"
+    code = nodes.on("node1", f"{line} >refused 2>&1; echo $?", user="trainer")
+    said = [folder / name for name in ("refused", "printed")]
+    return int(code.splitlines()[-1]), "".join(path.read_text() for path in said if path.exists())
 
 
 @pytest.mark.parametrize("runtime", ["docker", "apptainer", "sif"])
@@ -295,12 +298,18 @@ def test_a_batch_script_trains_and_resumes_on_two_nodes(runtime, base, nodes, sh
 
 
 def test_a_batch_script_for_gpus_starts_nothing_where_there_is_none(sandbox, nodes, shared) -> None:
+    """This Slurm knows of no GPU, and the nodes have none."""
     folder = shared / "sbatch-gpus"
     rendered(folder, "apptainer", "--cuda", "13.0", "--te", "2.12", "--gpu", "h100", "--unlocked")
-    code, printed = submitted(nodes, folder, f"ENVBUILD_IMAGE={sandbox}", "train.py", str(folder), "1")
+    without = "--gpus-per-node=0 --output=printed"
+    image = f"ENVBUILD_IMAGE={sandbox}"
+    code, printed = submitted(nodes, folder, image, "train.py", str(folder), "1")
+    assert code == 1, printed
+    assert "Invalid generic resource" in printed
+    code, printed = submitted(nodes, folder, image, "train.py", str(folder), "1", options=without)
     assert code == 8, printed
     assert "Slurm gave this job no GPU" in printed
-    code, printed = submitted(nodes, folder, f"ENVBUILD_IMAGE={sandbox} ENVBUILD_GPUS=1", "train.py", str(folder), "1")
+    code, printed = submitted(nodes, folder, f"{image} ENVBUILD_GPUS=1", "train.py", str(folder), "1", options=without)
     assert code == 8, printed
     assert re.search(r"envbuild: node[12]: .*GPU", printed), printed
     assert not list(folder.glob("*.json"))

@@ -1,6 +1,7 @@
 """A job from its first container to its last exit code; no container outlives it."""
 
 import contextlib
+import re
 import shutil
 import subprocess
 import time
@@ -21,6 +22,10 @@ from envbuild.util.scratch import scratch
 Note = Callable[[str], None]
 START_SECONDS = 120
 """How long a host may take to start its container."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FATAL = re.compile(r"FATAL\s*:\s*")
+_TOLD = re.compile(r"(?:INFO|WARNING|VERBOSE|DEBUG)\s*:")
+_NO_FUSE = re.compile(r"/dev/fuse|squashfuse|fuse2fs exited")
 
 
 def run_launch(job: Job, host: HostFacts, settings: Settings, note: Note = lambda _: None) -> int:
@@ -157,8 +162,14 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _first_line(text: str) -> str:
-    # docker ends its errors with an advice to read its help.
-    return next((line for line in text.splitlines() if line.strip()), "no message")
+    """Return the line that says why a program failed: the first, since docker ends its errors with an advice to read its help.
+
+    Apptainer tells what it does in lines that begin with INFO or WARNING, and why it ends in one that begins with FATAL.
+    """
+    lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
+    fatal = [_FATAL.sub("", line) for line in lines if _FATAL.match(line)]
+    said = [line for line in lines if line and not _TOLD.match(line)]
+    return next(iter([*fatal, *said, *filter(None, lines)]), "no message")
 
 
 def _fed(step: LaunchStep, script: str, seconds: float) -> "subprocess.CompletedProcess[str]":
@@ -186,10 +197,13 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
     while True:
         if keeper.poll() is not None:
             output = keeper.stderr.read() if keeper.stderr else ""
+            why = _first_line(output)
             raise HostError(
-                f"no container could be started: {_first_line(output)}",
+                f"no container could be started: {why}",
                 where=step.node,
-                hint=f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
+                hint="a .sif takes a /dev/fuse that its user may open; a sandbox takes none: envbuild image … --output FOLDER"
+                if _NO_FUSE.search(why)
+                else f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
                 "`apptainer --version`, with the .sif or the sandbox at the same path",
             )
         ran = _fed(step, script, max(1, end - time.monotonic()))
