@@ -24,7 +24,7 @@ START_SECONDS = 120
 """How long a host may take to start its container."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FATAL = re.compile(r"FATAL\s*:\s*")
-_TOLD = re.compile(r"(?:INFO|WARNING|VERBOSE|DEBUG)\s*:")
+_PROGRESS = re.compile(r"(?:INFO|WARNING|VERBOSE|DEBUG)\s*:")
 _NO_FUSE = re.compile(r"/dev/fuse|squashfuse|fuse2fs exited")
 
 
@@ -164,12 +164,12 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
 def _first_line(text: str) -> str:
     """Return the line that says why a program failed: the first, since docker ends its errors with an advice to read its help.
 
-    Apptainer tells what it does in lines that begin with INFO or WARNING, and why it ends in one that begins with FATAL.
+    Apptainer prints what it does in lines that begin with INFO or WARNING, and why it ends in one with FATAL.
     """
     lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
     fatal = [_FATAL.sub("", line) for line in lines if _FATAL.match(line)]
-    said = [line for line in lines if line and not _TOLD.match(line)]
-    return next(iter([*fatal, *said, *filter(None, lines)]), "no message")
+    others = [line for line in lines if line and not _PROGRESS.match(line)]
+    return next(iter([*fatal, *others, *filter(None, lines)]), "no message")
 
 
 def _fed(step: LaunchStep, script: str, seconds: float) -> "subprocess.CompletedProcess[str]":
