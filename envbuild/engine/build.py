@@ -28,6 +28,7 @@ from envbuild.engine.exports import (
 )
 from envbuild.engine.failures import disk_or, stage_failure
 from envbuild.engine.kept import (
+    input_replaced,
     keep_inputs,
     keep_wheel,
     kept_wheel,
@@ -145,11 +146,10 @@ class Builder:
 
     def _take_wheels(self) -> tuple[Taken, ...]:
         """Take the wheels that this machine has not compiled from the registry, where that has them."""
-        if not self.pull or not self.cache:
-            return ()
         shared = SharedWheels(self.settings, self.note)
-        for component in self.plan.components:
-            if not self._replaced(component.axis) and self._kept_wheel(component.axis) is None:
+        for component in self.plan.components if self.pull and self.cache else ():
+            replaced = input_replaced(self.plan, component.axis, self.substitutes)
+            if not replaced and self._kept_wheel(component.axis) is None:
                 shared.take(self.plan, component)
         return tuple(shared.taken)
 
@@ -283,14 +283,8 @@ class Builder:
             raise disk_or(self.settings, self.log, error, end_of(log, _LOG_END)) from error
 
     def _kept_wheel(self, axis: str) -> Path | None:
-        return kept_wheel(self.settings, self.plan, axis) if self.cache and not self._replaced(axis) else None
-
-    def _replaced(self, axis: str) -> bool:
-        """Return whether an input of the wheel of `axis` is replaced: any but what else is compiled, and the repository."""
-        names = {name for c in self.plan.components if c.axis != axis for name in (c.axis, *c.downloads)}
-        if self.plan.stack:
-            names.add(self.plan.stack.repository.name)
-        return not {f"src-{name}" for name in names}.issuperset(self.substitutes)
+        usable = self.cache and not input_replaced(self.plan, axis, self.substitutes)
+        return kept_wheel(self.settings, self.plan, axis) if usable else None
 
     def _have_wheel(self, axis: str) -> None:
         """Have the wheel of `axis`: the one kept for its key, or a new one."""
@@ -300,7 +294,7 @@ class Builder:
             with scratch("wheel", self._cache("wheels")) as folder:
                 made = folder / "made"
                 self._bake(name, folder_output(made))
-                if self._replaced(axis):
+                if input_replaced(self.plan, axis, self.substitutes):
                     return  # what stands in for an input must not be taken for the real thing later
                 kept = place_of_wheel(self.settings, self.plan, axis)
                 remember_compiled(self.settings, made)

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from envbuild.engine.bootstrap import checksum_of
@@ -30,6 +30,21 @@ def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
     """Return the folder of the wheel that an earlier build made from the same inputs, or None."""
     folder = place_of_wheel(settings, plan, axis)
     return folder if wheel_fault(folder) is None else None
+
+
+def input_replaced(plan: Plan, axis: str, substitutes: Collection[str]) -> bool:
+    """Return whether an input of the wheel of `axis` is replaced: any but what else is compiled, and the repository.
+
+    Args:
+        plan: the plan of the build.
+        axis: the component.
+        substitutes: the stages that come from elsewhere.
+
+    """
+    names = {name for c in plan.components if c.axis != axis for name in (c.axis, *c.downloads)}
+    if plan.stack:
+        names.add(plan.stack.repository.name)
+    return not {f"src-{name}" for name in names}.issuperset(substitutes)
 
 
 def wheel_fault(folder: Path) -> str | None:

@@ -213,7 +213,7 @@ def site(host, tmp_path, cache="elsewhere", **more):
 def builder(settings, notes, **more):
     return Builder(
         client=SimpleNamespace(settings=settings),
-        plan=SimpleNamespace(stage=plan().stage, components=(APEX,)),
+        plan=SimpleNamespace(stage=plan().stage, components=(APEX,), stack=None),
         on_change=lambda *_: None,
         note=notes.append,
         **{"pull": True} | more,

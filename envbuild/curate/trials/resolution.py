@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ from envbuild.lock.inputs import SETUPTOOLS, PythonGroup
 from envbuild.lock.python import resolve
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
+from envbuild.matrix.model import Release
 from envbuild.matrix.packages import caps_for
+from envbuild.matrix.spec import matches
 
 GLIBC = "2.39"
 """Of the newest OS that the matrix knows; a wheel for an older one fits it, too."""
@@ -33,6 +36,38 @@ def requirements_for(matrix: Matrix, pair: Mapping[str, str], requirements: Sequ
     """Return `requirements` with the bounds that the matrix puts on packages next to the pair, and setuptools."""
     caps = (f"{cap.distribution}{cap.spec}" for cap in caps_for(matrix, Cell(versions=dict(pair))))
     return tuple(dict.fromkeys((*requirements, SETUPTOOLS, *caps)))
+
+
+_OF_TORCH = re.compile(r"nvidia-(cudnn|nccl)-cu\d+")
+
+
+def set_refused_by(matrix: Matrix, pair: Mapping[str, str], packages: Mapping[str, tuple[str, tuple[str, ...]]]) -> str:
+    """Return which rule keeps the set of `packages` out of every cell, and why; empty where none does.
+
+    A pair can be in cells with another build of torch than the index's, which brings another cuDNN or NCCL. With the
+    index's, only the rule is tried again.
+
+    Args:
+        matrix: the rules; those count that name nothing but the pair, and the cuDNN or NCCL that torch brings.
+        pair: versions by axis.
+        packages: distribution -> version and hashes, as `Resolved` has them.
+
+    """
+    brought = {m[1]: version for name, (version, _) in packages.items() if (m := _OF_TORCH.fullmatch(name))}
+    versions = {**pair, **brought}
+
+    def holds(axis: str, spec: str | tuple[str, ...]) -> bool:
+        known = matrix.has(axis, versions[axis])
+        release = matrix.release(axis, versions[axis]) if known else Release(version=versions[axis], source="run:trial")
+        return matches(matrix.axes[axis], spec, release)
+
+    for rule in matrix.rules:
+        of_pair = rule.kind == "requires" and rule.when and rule.when.keys() <= pair.keys()
+        if of_pair and all(holds(axis, spec) for axis, spec in rule.when.items()):
+            for axis in brought.keys() & rule.needs.keys():
+                if not holds(axis, rule.needs[axis]):
+                    return f"the index's torch brings {axis} {versions[axis]}, which rule {rule.id} refuses: {rule.why}"
+    return ""
 
 
 def resolved(files: Files, requirements: Sequence[str], python: str) -> Resolved:

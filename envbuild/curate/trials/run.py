@@ -22,7 +22,7 @@ from envbuild.curate.trials.libraries import is_library, needed_of, provided_by,
 from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
 from envbuild.curate.trials.pairs import Pair
-from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved
+from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved, set_refused_by
 from envbuild.curate.trials.sources import SourcesFound, compiler_version, cuda_tools, include_folders, try_sources
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find, fits_cuda
 from envbuild.curate.wheels import Distribution, python_tags
@@ -167,8 +167,12 @@ class Runner:
         reads: tuple[str, ...] = (
             (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
         )
+        refused = ""
         if kind == "sources" and sources:
             reads += sources.defines
+            if pair.other == TORCH and (found := self._set(requirements, pythons)):
+                refused = set_refused_by(self.matrix, pair.versions, found.packages)
+                reads += (refused,) if refused else ()
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
@@ -176,7 +180,11 @@ class Runner:
             outcome.kept += 1
             return known
         try:
-            result = self._result(kind, pair, component, other, cuda, requirements, pythons)
+            result = (
+                Result(verdict="undecided", first=refused)
+                if refused
+                else self._result(kind, pair, component, other, cuda, requirements, pythons)
+            )
         except LockError as error:
             result = Result(verdict="undecided", first=error.what)
         if result is None:
