@@ -11,6 +11,7 @@ from envbuild.matrix.load import load_matrix
 from envbuild.solver.solve import solve
 
 WATCHED = {"numpy", "pydantic", "setuptools", "wheel", "cuda-bindings"}
+AUDIO = [({"torch": "2.10.0+cu130"}, {"torchaudio<2.11"}), ({"torch": "2.11.0+cu130"}, set())]
 
 # What was asked, and all bounds that the lock's resolution gets on the distributions watched.
 GETS = [
@@ -53,6 +54,12 @@ def cell(matrix, asked):
 def test_what_a_cell_gets(matrix, asked, bounds):
     lines = _caps(matrix, inputs_of(matrix, cell(matrix, asked)), compiling=False)
     assert {line for line in lines if Requirement(line).name in WATCHED} == bounds
+
+
+@pytest.mark.parametrize(("asked", "bounds"), AUDIO)
+def test_torchaudio_is_held_where_its_newest_asks_for_no_torch(matrix, asked, bounds):
+    lines = _caps(matrix, inputs_of(matrix, cell(matrix, asked)), compiling=False)
+    assert {line for line in lines if Requirement(line).name == "torchaudio"} == bounds
 
 
 def test_build_tools_are_held_to_what_takes_part_in_a_compile(matrix):

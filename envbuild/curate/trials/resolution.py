@@ -19,6 +19,9 @@ from envbuild.matrix.spec import matches
 
 GLIBC = "2.39"
 """Of the newest OS that the matrix knows; a wheel for an older one fits it, too."""
+_ASKED_BY_STACKS = {"torchaudio"}
+"""Distributions that no component asks for: a bound on them is no part of a pair."""
+_OF_TORCH = re.compile(r"nvidia-(cudnn|nccl)-cu\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +37,25 @@ class Resolved:
 
 def requirements_for(matrix: Matrix, pair: Mapping[str, str], requirements: Sequence[str]) -> tuple[str, ...]:
     """Return `requirements` with the bounds that the matrix puts on packages next to the pair, and setuptools."""
-    caps = (f"{cap.distribution}{cap.spec}" for cap in caps_for(matrix, Cell(versions=dict(pair))))
+    found = caps_for(matrix, Cell(versions=dict(pair)))
+    caps = (f"{cap.distribution}{cap.spec}" for cap in found if cap.distribution not in _ASKED_BY_STACKS)
     return tuple(dict.fromkeys((*requirements, SETUPTOOLS, *caps)))
-
-
-_OF_TORCH = re.compile(r"nvidia-(cudnn|nccl)-cu\d+")
 
 
 def set_refused_by(matrix: Matrix, pair: Mapping[str, str], packages: Mapping[str, tuple[str, tuple[str, ...]]]) -> str:
     """Return which rule keeps the set of `packages` out of every cell, and why; empty where none does.
 
-    A pair can be in cells with another build of torch than the index's, which brings another cuDNN or NCCL. With the
+    A pair can be in cells with another build of torch than the index's, which has another cuDNN or NCCL. With the
     index's, only the rule is tried again.
 
     Args:
-        matrix: the rules; those count that name nothing but the pair, and the cuDNN or NCCL that torch brings.
+        matrix: the rules; those count that name nothing but the pair, and the cuDNN or NCCL that torch comes with.
         pair: versions by axis.
         packages: distribution -> version and hashes, as `Resolved` has them.
 
     """
-    brought = {m[1]: version for name, (version, _) in packages.items() if (m := _OF_TORCH.fullmatch(name))}
-    versions = {**pair, **brought}
+    fixed = {m[1]: version for name, (version, _) in packages.items() if (m := _OF_TORCH.fullmatch(name))}
+    versions = {**pair, **fixed}
 
     def holds(axis: str, spec: str | tuple[str, ...]) -> bool:
         known = matrix.has(axis, versions[axis])
@@ -64,9 +65,9 @@ def set_refused_by(matrix: Matrix, pair: Mapping[str, str], packages: Mapping[st
     for rule in matrix.rules:
         of_pair = rule.kind == "requires" and rule.when and rule.when.keys() <= pair.keys()
         if of_pair and all(holds(axis, spec) for axis, spec in rule.when.items()):
-            for axis in brought.keys() & rule.needs.keys():
+            for axis in fixed.keys() & rule.needs.keys():
                 if not holds(axis, rule.needs[axis]):
-                    return f"the index's torch brings {axis} {versions[axis]}, which rule {rule.id} refuses: {rule.why}"
+                    return f"the index's torch comes with {axis} {versions[axis]}, which rule {rule.id} refuses: {rule.why}"
     return ""
 
 
