@@ -39,6 +39,8 @@ _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0
 _FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(Squashfs")
 _KEPT_LINES = 50
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_FATAL = re.compile(r"^FATAL\s*:(.*)$", re.MULTILINE)
 _OWN_VARIABLES = re.compile(r"(APPTAINER|SINGULARITY)")
 _KEPT_VARIABLES = frozenset({"APPTAINER_CONFDIR"})
 
@@ -147,6 +149,12 @@ def _listed(path: Path) -> bytes:
 def last_words(output: str) -> str:
     """Return the last line that Apptainer printed, fit for a terminal."""
     return last_text(output) or "it gave no reason"
+
+
+def fatal(output: str) -> str | None:
+    """Return what Apptainer's own failure says, a line that begins with FATAL; None where it printed none."""
+    found = _FATAL.search(_COLOUR.sub("", output))
+    return found[1].strip() if found else None
 
 
 def labels_of_sandbox(folder: Path) -> dict[str, Any]:

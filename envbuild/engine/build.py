@@ -146,10 +146,11 @@ class Builder:
 
     def _take_wheels(self) -> tuple[Taken, ...]:
         """Take the wheels that this machine has not compiled from the registry, where that has them."""
+        if not self.pull or not self.cache:
+            return ()
         shared = SharedWheels(self.settings, self.note)
-        for component in self.plan.components if self.pull and self.cache else ():
-            replaced = input_replaced(self.plan, component.axis, self.substitutes)
-            if not replaced and self._kept_wheel(component.axis) is None:
+        for component in self.plan.components:
+            if not input_replaced(self.plan, component.axis, self.substitutes) and not self._kept_wheel(component.axis):
                 shared.take(self.plan, component)
         return tuple(shared.taken)
 
@@ -283,8 +284,7 @@ class Builder:
             raise disk_or(self.settings, self.log, error, end_of(log, _LOG_END)) from error
 
     def _kept_wheel(self, axis: str) -> Path | None:
-        usable = self.cache and not input_replaced(self.plan, axis, self.substitutes)
-        return kept_wheel(self.settings, self.plan, axis) if usable else None
+        return kept_wheel(self.settings, self.plan, axis, self.substitutes) if self.cache else None
 
     def _have_wheel(self, axis: str) -> None:
         """Have the wheel of `axis`: the one kept for its key, or a new one."""

@@ -26,8 +26,10 @@ def place_of_wheel(settings: Settings, plan: Plan, axis: str) -> Path:
     return settings.cache_dir / "wheels" / f"{axis}-{plan.stage(f'wheel-{axis}').key[:32]}"
 
 
-def kept_wheel(settings: Settings, plan: Plan, axis: str) -> Path | None:
-    """Return the folder of the wheel that an earlier build made from the same inputs, or None."""
+def kept_wheel(settings: Settings, plan: Plan, axis: str, substitutes: Collection[str] = ()) -> Path | None:
+    """Return the folder of the wheel that an earlier build made from the same inputs, or None; see `input_replaced`."""
+    if input_replaced(plan, axis, substitutes):
+        return None
     folder = place_of_wheel(settings, plan, axis)
     return folder if wheel_fault(folder) is None else None
 
@@ -41,6 +43,8 @@ def input_replaced(plan: Plan, axis: str, substitutes: Collection[str]) -> bool:
         substitutes: the stages that come from elsewhere.
 
     """
+    if not substitutes:
+        return False
     names = {name for c in plan.components if c.axis != axis for name in (c.axis, *c.downloads)}
     if plan.stack:
         names.add(plan.stack.repository.name)

@@ -1,16 +1,23 @@
 """Python distributions: the bounds that a cell adds to its lock, and impostors."""
 
+from collections.abc import Mapping
+
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import Cap, Impostor, Release
+from envbuild.matrix.model import AxisName, Cap, Impostor, Release, Spec
 from envbuild.matrix.spec import matches
 
 
 def caps_for(matrix: Matrix, cell: Cell) -> tuple[Cap, ...]:
     """Return the caps whose every axis `cell` has and matches, in the order of the data file."""
+    return tuple(cap for cap in matrix.packages.cap if all_hold(matrix, cell.versions, cap.when))
 
-    def holds(axis: str, spec: str | tuple[str, ...]) -> bool:
-        version = cell.versions.get(axis)
+
+def all_hold(matrix: Matrix, versions: Mapping[AxisName, str], specs: Mapping[AxisName, Spec]) -> bool:
+    """Return whether `versions` has every axis of `specs` and matches it."""
+
+    def holds(axis: AxisName, spec: Spec) -> bool:
+        version = versions.get(axis)
         if version is None:
             return False
         # A value that a release fixes, or an exact version asked of an open axis, need not be listed.
@@ -18,7 +25,7 @@ def caps_for(matrix: Matrix, cell: Cell) -> tuple[Cap, ...]:
         release = matrix.release(axis, version) if known else Release(version=version, source="run:as in the cell")
         return matches(matrix.axes[axis], spec, release)
 
-    return tuple(cap for cap in matrix.packages.cap if all(holds(axis, spec) for axis, spec in cap.when.items()))
+    return all(holds(axis, spec) for axis, spec in specs.items())
 
 
 def impostors(matrix: Matrix) -> dict[str, Impostor]:

@@ -41,7 +41,6 @@ LIMITS = 'ulimit -S -s 65536 2>/dev/null; ulimit -S -l "$(ulimit -H -l)" 2>/dev/
 _NOT_STARTED = 255
 """Apptainer's exit code for its own failures."""
 _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
-_FATAL = re.compile(r"^(?:\x1b\[[0-9;]*m)*FATAL\s*:", re.MULTILINE)
 
 
 def bind_flags(mount: Mount) -> list[str]:
@@ -214,7 +213,8 @@ class ApptainerRuntime:
         ) as made:
             result = bounded(made.line.command, seconds=seconds, limit=limit, stdin=stdin, env=made.line.environ)
         words = result.err.decode("utf-8", "replace")
-        if result.code == _NOT_STARTED and not result.fault and _FATAL.search(words) and not _NO_PROGRAM.search(words):
+        failed = result.code == _NOT_STARTED and not result.fault and apptainer.fatal(words) is not None
+        if failed and not _NO_PROGRAM.search(words):
             raise HostError(
                 f"Apptainer could not start a container: {apptainer.last_words(words)}",
                 where=shown(image.reference),

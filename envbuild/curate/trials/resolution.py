@@ -13,9 +13,7 @@ from envbuild.lock.inputs import SETUPTOOLS, PythonGroup
 from envbuild.lock.python import resolve
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import Matrix
-from envbuild.matrix.model import Release
-from envbuild.matrix.packages import caps_for
-from envbuild.matrix.spec import matches
+from envbuild.matrix.packages import all_hold, caps_for
 
 GLIBC = "2.39"
 """Of the newest OS that the matrix knows; a wheel for an older one fits it, too."""
@@ -55,19 +53,13 @@ def set_refused_by(matrix: Matrix, pair: Mapping[str, str], packages: Mapping[st
 
     """
     fixed = {m[1]: version for name, (version, _) in packages.items() if (m := _OF_TORCH.fullmatch(name))}
-    versions = {**pair, **fixed}
-
-    def holds(axis: str, spec: str | tuple[str, ...]) -> bool:
-        known = matrix.has(axis, versions[axis])
-        release = matrix.release(axis, versions[axis]) if known else Release(version=versions[axis], source="run:trial")
-        return matches(matrix.axes[axis], spec, release)
-
     for rule in matrix.rules:
-        of_pair = rule.kind == "requires" and rule.when and rule.when.keys() <= pair.keys()
-        if of_pair and all(holds(axis, spec) for axis, spec in rule.when.items()):
+        if rule.kind == "requires" and rule.when and all_hold(matrix, pair, rule.when):
             for axis in fixed.keys() & rule.needs.keys():
-                if not holds(axis, rule.needs[axis]):
-                    return f"the index's torch comes with {axis} {versions[axis]}, which rule {rule.id} refuses: {rule.why}"
+                if not all_hold(matrix, fixed, {axis: rule.needs[axis]}):
+                    return (
+                        f"the index's torch comes with {axis} {fixed[axis]}, which rule {rule.id} refuses: {rule.why}"
+                    )
     return ""
 
 

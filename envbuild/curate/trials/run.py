@@ -169,10 +169,9 @@ class Runner:
         )
         refused = ""
         if kind == "sources" and sources:
-            reads += sources.defines
-            if pair.other == TORCH and (found := self._set(requirements, pythons)):
-                refused = set_refused_by(self.matrix, pair.versions, found.packages)
-                reads += (refused,) if refused else ()
+            found = self._set(requirements, pythons) if pair.other == TORCH else None
+            refused = set_refused_by(self.matrix, pair.versions, found.packages) if found else ""
+            reads += (*sources.defines, *filter(None, (refused,)))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
         known = self.ledger.last(pair.versions, kind)
@@ -180,13 +179,11 @@ class Runner:
             outcome.kept += 1
             return known
         try:
-            result = (
-                Result(verdict="undecided", first=refused)
-                if refused
-                else self._result(kind, pair, component, other, cuda, requirements, pythons)
-            )
+            result = None if refused else self._result(kind, pair, component, other, cuda, requirements, pythons)
         except LockError as error:
-            result = Result(verdict="undecided", first=error.what)
+            refused = error.what
+        if refused:
+            result = Result(verdict="undecided", first=refused)
         if result is None:
             return None
         trial = Trial(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envbuild.engine import apptainer
 from envbuild.errors import HostError
 from envbuild.host import HostFacts
 from envbuild.run.launch.beats import LOST_SECONDS, SILENT_SECONDS, Beats
@@ -22,9 +23,7 @@ from envbuild.util.scratch import scratch
 Note = Callable[[str], None]
 START_SECONDS = 120
 """How long a host may take to start its container."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_FATAL = re.compile(r"FATAL\s*:\s*")
-_PROGRESS = re.compile(r"(?:INFO|WARNING|VERBOSE|DEBUG)\s*:")
+_PROGRESS = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:INFO|WARNING|VERBOSE|DEBUG)\s*:")
 _NO_FUSE = re.compile(r"/dev/fuse|squashfuse|fuse2fs exited")
 
 
@@ -164,12 +163,11 @@ def _keys(job: Job) -> Iterator[tuple[str, str]]:
 def _first_line(text: str) -> str:
     """Return the line that says why a program failed: the first, since docker ends its errors with an advice to read its help.
 
-    Apptainer prints what it does in lines that begin with INFO or WARNING, and why it ends in one with FATAL.
+    Apptainer prints what it does before that, in lines that begin with INFO or WARNING.
     """
-    lines = [_COLOUR.sub("", line).strip() for line in text.splitlines()]
-    fatal = [_FATAL.sub("", line) for line in lines if _FATAL.match(line)]
-    others = [line for line in lines if line and not _PROGRESS.match(line)]
-    return next(iter([*fatal, *others, *filter(None, lines)]), "no message")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    others = [line for line in lines if not _PROGRESS.match(line)]
+    return apptainer.fatal(text) or (others or lines or ["no message"])[0]
 
 
 def _fed(step: LaunchStep, script: str, seconds: float) -> "subprocess.CompletedProcess[str]":
@@ -198,14 +196,13 @@ def _set_up(step: LaunchStep, script: str, keeper: subprocess.Popen[str]) -> str
         if keeper.poll() is not None:
             output = keeper.stderr.read() if keeper.stderr else ""
             why = _first_line(output)
-            raise HostError(
-                f"no container could be started: {why}",
-                where=step.node,
-                hint="a .sif takes a /dev/fuse that its user may open; a sandbox takes none: envbuild image … --output FOLDER"
-                if _NO_FUSE.search(why)
-                else f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
-                "`apptainer --version`, with the .sif or the sandbox at the same path",
+            hint = (
+                f"`ssh {step.node} docker info` must work from here, and the image must be there: envbuild pull; or, for Apptainer, "
+                "`apptainer --version`, with the .sif or the sandbox at the same path"
             )
+            if _NO_FUSE.search(why):
+                hint = "a .sif takes a /dev/fuse that its user may open; a sandbox takes none: envbuild image … --output FOLDER"
+            raise HostError(f"no container could be started: {why}", where=step.node, hint=hint)
         ran = _fed(step, script, max(1, end - time.monotonic()))
         if ran.returncode == 0:
             return ran.stdout
