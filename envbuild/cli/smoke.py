@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
-from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, smoke_command
+from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, require_gpus, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.util.text import count_of
 
@@ -33,6 +33,7 @@ class _Flags:
     seed: int | None
     nodes: Path | None
     device: Device | None
+    gpus: str
     timeout_s: float
     keyword: str | None
     junit: Path | None
@@ -76,6 +77,13 @@ class _Flags:
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     help="Run on the CPU or on GPUs; `cpu` tests what a CUDA image can do without a GPU. [default: by the image]",
+)
+@click.option(
+    "--gpus",
+    default="all",
+    show_default=True,
+    metavar="all|0,1",
+    help="Run on these GPUs of the machine.",
 )
 @click.option(
     "--timeout",
@@ -137,6 +145,7 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
         smoke_command(command, flags)
         return
     asked = _Flags(**{name: value for name, value in flags.items() if name not in ONLY_WITH_COMMAND})
+    require_gpus(asked.gpus, asked.device, asked.nodes)
     target, expected_file = _target(asked)
     baseline = _baseline(asked)
     settings = show_notices(use_cache(load_settings()))
@@ -161,6 +170,7 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
         nodes=asked.nodes,
         timeout_s=asked.timeout_s,
         device=asked.device,
+        gpus=asked.gpus,
         keyword=asked.keyword,
     )
     note(f"smoke tests in {asked.image}" if asked.image else "smoke tests on this host")

@@ -1,6 +1,7 @@
 """`envbuild smoke TAG -- COMMAND`: the report on a run of the user's own command."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 COMMAND = "envbuild.command"
 """Under which the words that follow `--` are in the context's `meta`."""
 _WITH_COMMAND = frozenset(
-    {"image", "on_host", "device", "timeout_s", "steps", "mounts", "environment", "workdir", "as_json"}
+    {"image", "on_host", "device", "gpus", "timeout_s", "steps", "mounts", "environment", "workdir", "as_json"}
 )
 ONLY_WITH_COMMAND = ("steps", "mounts", "environment", "workdir")
 """Options that a command of the user's alone takes, by the names under which they reach `smoke`."""
@@ -70,6 +71,29 @@ def command_of(ctx: click.Context) -> tuple[str, ...] | None:
     return found
 
 
+def require_gpus(gpus: str, device: "Device | None", nodes: Path | None) -> None:
+    """Check what `--gpus` says, next to `--device` and `--nodes`; whether the machine has so many is asked later.
+
+    Raises:
+        UsageError: it names no GPUs, or some for a run that has others or none.
+
+    """
+    from envbuild.errors import UsageError
+    from envbuild.run.container import require_names_gpus
+
+    if gpus == "all":
+        return
+    if device == "cpu":
+        raise UsageError("a run on the CPU sees no GPU", where="--gpus", hint="leave out --gpus, or --device cpu")
+    if nodes:
+        raise UsageError(
+            "the hostfile says how many GPUs each host gives", where="--gpus", hint="leave out --gpus, or --nodes"
+        )
+    if gpus in ("auto", "none"):
+        raise UsageError(f"{gpus} names no GPUs of the run", where="--gpus", hint="write all, or numbers: 0,1")
+    require_names_gpus(gpus)
+
+
 def smoke_command(command: tuple[str, ...], flags: Mapping[str, Any]) -> None:
     """Run a command of the user's for some steps and show what each rank did.
 
@@ -90,6 +114,8 @@ def smoke_command(command: tuple[str, ...], flags: Mapping[str, Any]) -> None:
     device: Device | None = flags["device"]
     mounts: tuple[str, ...] = flags["mounts"]
     as_json: bool = flags["as_json"]
+    gpus: str = flags["gpus"]
+    require_gpus(gpus, device, None)
     if flags["on_host"] == bool(image):
         raise UsageError("name an image, or give --host", hint="envbuild smoke TAG -- COMMAND")
     if image is None and mounts:
@@ -99,7 +125,7 @@ def smoke_command(command: tuple[str, ...], flags: Mapping[str, Any]) -> None:
         image=parse_image(image) if image else None,
         steps=flags["steps"] or _STEPS,
         timeout_s=flags["timeout_s"],
-        gpus={"cpu": "none", "cuda": "all", None: "auto"}[device],
+        gpus=gpus if gpus != "all" else {"cpu": "none", "cuda": "all", None: "auto"}[device],
         mounts=tuple(parse_mount(text) for text in mounts),
         environment=tuple(parse_environment(text) for text in flags["environment"]),
         workdir=flags["workdir"],

@@ -21,7 +21,7 @@ from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 from envbuild.util.text import count_of
 from envbuild.verify.follow import follow
-from envbuild.verify.start import Started, start_guest, start_here
+from envbuild.verify.start import Started, only_gpus, start_guest, start_here
 from envbuild.verify.watched import Fabric, RankReport, read_ranks
 
 if TYPE_CHECKING:
@@ -228,7 +228,12 @@ def _started(
     watch = {"ENVBUILD_WATCH_STEPS": str(request.steps)}
     if request.image is None:
         stated = [item.partition("=") for item in request.environment]
-        environment = {**os.environ, **{name: value for name, equals, value in stated if equals}, **watch}
+        environment = {
+            **os.environ,
+            **{name: value for name, equals, value in stated if equals},
+            **only_gpus(request.gpus),
+            **watch,
+        }
         environment["ENVBUILD_WATCH_OUT"] = str(out)
         words = ["sh", "-c", _START, str(hook), *request.command]
         if request.workdir:

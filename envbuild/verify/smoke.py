@@ -27,6 +27,7 @@ from envbuild.verify.suite import entry_of, pinned_pytest, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget, Seen, look
 
 if TYPE_CHECKING:
+    from envbuild.run.container import Access
     from envbuild.settings import Settings
 
 _PYTEST_RAN_NOTHING = (4, 5)  # a usage error; nothing collected
@@ -51,6 +52,8 @@ class SmokeRequest:
     """Seconds for the whole run; the suite's launches have their own, shorter limits."""
     device: Device | None = None
     """`cpu` runs on CPUs what runs there even for a CUDA cell; by default the cell decides."""
+    gpus: "Access" = "all"
+    """Which of the machine's GPUs a run on GPUs sees: `all`, or numbers like `0,1`."""
     keyword: str | None = None
     """Only tests whose names match, as pytest's `-k`."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +103,7 @@ def run_smoke(
         started: Started | None = None
         try:
             if isinstance(request.target, HostTarget):
-                started = on_host(request.target.python, call)
+                started = on_host(request.target.python, call, gpus=request.gpus)
             else:
                 assert seen.image and seen.runtime  # noqa: PT018, S101 - a look at an image has both
                 started = in_container(
@@ -108,7 +111,7 @@ def run_smoke(
                     seen.image,
                     call,
                     held,
-                    device=device,
+                    gpus=request.gpus if device == "cuda" else "none",
                     settings=settings,
                     timeout_s=request.timeout_s,
                 )

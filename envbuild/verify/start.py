@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envbuild.evidence.report import Device
 from envbuild.paths import data_dir
 from envbuild.util.processes import end_group, guarded
 from envbuild.verify.target import PYTHON_IN_IMAGE
 
 if TYPE_CHECKING:
     from envbuild.engine.image import Image
-    from envbuild.run.container import Container
+    from envbuild.run.container import Access, Container
     from envbuild.run.runtime import Runtime
     from envbuild.settings import Settings
 
@@ -50,12 +49,19 @@ class Call:
     """The suite's file that runs."""
 
 
-def on_host(python: Path, call: Call) -> Started:
-    """Start the suite with an interpreter of this host."""
+def only_gpus(gpus: "Access") -> dict[str, str]:
+    """Return the variables that show a process of this host the GPUs `gpus` alone: none where they are not numbers."""
+    return {"CUDA_VISIBLE_DEVICES": gpus} if gpus[:1].isdecimal() else {}
+
+
+def on_host(python: Path, call: Call, *, gpus: "Access" = "all") -> Started:
+    """Start the suite with an interpreter of this host, which sees `gpus`."""
     suite = data_dir("smoke_tests")
     words = (python, suite / call.entry, "--expected", call.expectation, "--pytest", call.pytest, *call.arguments)
     own = {name: value for name, value in os.environ.items() if name not in _NOT_THE_SUITES}
-    return start_here([str(word) for word in words], {**own, **call.environment, "PYTHONDONTWRITEBYTECODE": "1"})
+    return start_here(
+        [str(word) for word in words], {**own, **only_gpus(gpus), **call.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+    )
 
 
 def start_here(command: Sequence[str], environment: Mapping[str, str], *, mark: str | None = None) -> Started:
@@ -116,7 +122,7 @@ def in_container(
     call: Call,
     held: contextlib.ExitStack,
     *,
-    device: Device,
+    gpus: "Access",
     settings: "Settings",
     timeout_s: float,
 ) -> Started:
@@ -127,7 +133,7 @@ def in_container(
         image: what runs.
         call: how the suite is called.
         held: takes the container.
-        device: `cuda` gives it every GPU and the host's network, `cpu` none of either.
+        gpus: which of the machine's GPUs it gets; with `none` it has no network either.
         settings: say where this machine's facts are read.
         timeout_s: seconds after which the container may go, whatever became of this process.
 
@@ -139,7 +145,7 @@ def in_container(
 
     container = Container(
         image=image.id,
-        gpus="all" if device == "cuda" else "none",
+        gpus=gpus,
         mounts=(
             Mount(source=data_dir("smoke_tests"), target="/smoke", read_only=True),
             Mount(source=call.pytest, target="/smoke-pytest", read_only=True),
@@ -154,7 +160,7 @@ def in_container(
             }.items()
         ),
         # Two ranks on a CPU need no more than loopback, and a container without a network proves that nothing is fetched.
-        network="host" if device == "cuda" else "none",
+        network="none" if gpus == "none" else "host",
     )
     command = ["-c", READ_COMPAT + PYTHON_IN_IMAGE, "sh", f"/smoke/{call.entry}"]
     command += ["--expected", "/smoke-expected.json", "--pytest", "/smoke-pytest", *call.arguments]
