@@ -13,6 +13,7 @@ import pytest
 from index_server import Index, wheel
 from small_matrix import release, small_matrix
 
+from envbuild.curate.trials import sources
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
 from envbuild.curate.trials.run import Runner
@@ -208,6 +209,27 @@ def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp
     assert "has no member named" in found["2.9.0", "sources"].first
     assert found["2.8.0", "sources"].counts == {"units": 3, "failed": 0, "standard": 17, "cuda_files": 1}
     assert any("te 2.5.0 with torch 2.9.0: csrc/a.cpp" in text for text in outcome.contradictions)
+
+
+@pytest.mark.parametrize(
+    ("texts", "runs", "failing"),
+    [
+        (("int a;", "int b;", "int c;"), 1, ()),  # all at once
+        (("static int a;", "static int a;", "int c;"), 5, ()),  # the same name twice: each alone
+        (("int a;", "int b;", "int c = nothing;"), 6, ("c.cpp",)),  # together, precompiled, each, and c once more
+    ],
+)
+def test_files_that_do_not_pass_together_are_checked_alone(texts, runs, failing, tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/extension.h").write_text("#pragma once\n")
+    units = [tmp_path / f"{name}.cpp" for name in "abc"]
+    for unit, text in zip(units, texts, strict=True):
+        unit.write_text(f"#include <torch/extension.h>\n{text}\n")
+    commands = []
+    monkeypatch.setattr(sources, "_run", lambda command, run=sources._run: commands.append(command) or run(command))
+    failed = sources._check_units(units, ["-std=c++17", f"-isystem{tmp_path}"], [], tmp_path)
+    assert len(commands) == runs
+    assert [each.partition(":")[0] for each in failed] == list(failing)
 
 
 GLOBAL = "__attribute__((global))"

@@ -1,7 +1,8 @@
 """Trials of sources: each translation unit type-checked against torch's own headers, C++ by g++ and .cu files by `cuda`.
 
 Nothing is compiled: the compiler parses and checks (`-fsyntax-only`). Headers come from the wheels of the set, torch's and
-NVIDIA's, as pip would install them. torch's are parsed once per set of flags, into a precompiled header.
+NVIDIA's, as pip would install them. torch's take most of the time, so all C++ files of a component are first checked as one
+translation unit. Where that does not pass, each is checked alone, and torch's headers are parsed once into a precompiled one.
 """
 
 import re
@@ -133,7 +134,10 @@ def _check_units(units: Sequence[Path], flags: Sequence[str], own: Sequence[str]
     """Return the first error of each C++ file that fails, of three at most."""
     failed: list[str] = []
     with scratch("precompiled") as place:
-        worth = len(units) >= _WORTH_PRECOMPILING and _precompile(place, flags)
+        many = len(units) >= _WORTH_PRECOMPILING
+        if many and _pass_together(units, [*flags, *own], place):
+            return []
+        worth = many and _precompile(place, flags)
         ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
         for unit in units:
             error = _check(unit, [*ready, *flags, *own])
@@ -144,6 +148,13 @@ def _check_units(units: Sequence[Path], flags: Sequence[str], own: Sequence[str]
             if len(failed) == _ENOUGH:
                 break
     return failed
+
+
+def _pass_together(units: Sequence[Path], flags: Sequence[str], place: Path) -> bool:
+    """Return whether all C++ files pass as one translation unit. Where they do not, two may define the same name."""
+    together = place / "together.cpp"
+    together.write_text("".join(f'#include "{unit}"\n' for unit in units), encoding="utf-8")
+    return _check(together, flags) == ""
 
 
 def _precompile(place: Path, flags: Sequence[str]) -> bool:
