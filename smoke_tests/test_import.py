@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from smokelib import cuda_libraries, installed
+from smokelib import installed
 from smokelib.expectation import Expectation, normalise
 from smokelib.te import flash_attention_3_lookup, load_failure
 
@@ -145,27 +145,6 @@ def test_import_one_cudnn(need, expected, figure):
     assert len(said["folders"]) == 1, "two cuDNNs in one process, from {}: set CUDNN_HOME to torch's".format(
         " and ".join(said["folders"])
     )
-
-
-def test_import_cuda_libraries_equal_lock(expected, figure):
-    """cuBLAS, cuDNN, NCCL and the others that torch loads are the releases of the lock, by their own word."""
-    if not expected.is_cuda:
-        pytest.skip("a CPU cell has no libraries of CUDA")
-    _load("torch")
-    with open("/proc/self/maps") as maps:
-        found = cuda_libraries.loaded(maps)
-    wrong, said = [], []
-    for name, path in sorted(found.items()):
-        version, wanted = cuda_libraries.stated(name, path), cuda_libraries.locked(name, expected.packages)
-        if version is None or wanted is None:
-            continue
-        said.append("{} {}".format(name, ".".join(map(str, version))))
-        if version != cuda_libraries.release(wanted):
-            wrong.append("{} says {}, the lock says {} ({})".format(name, said[-1].split()[1], wanted, path))
-    if not said:
-        pytest.skip("the lock lists no wheel of a library that torch loads")
-    figure("libraries", ", ".join(said))
-    assert not wrong, "not the libraries of the lock: {}".format("; ".join(wrong))
 
 
 def _flash_attention_limits():

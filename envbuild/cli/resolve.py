@@ -9,6 +9,7 @@ from envbuild.cli.output import emit, json_option, progress_options
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from datetime import datetime
 
     from envbuild.evidence.claims import Claim
     from envbuild.evidence.pairs import PairStanding
@@ -189,10 +190,10 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
     from envbuild.evidence.claims import claim_of
     from envbuild.evidence.refs import committed_evidence, committed_trials
 
-    def suite_of(axes: "Collection[str]", level: str) -> str:
+    def suite_of(axes: "Collection[str]", level: str, date: "datetime") -> str:
         from envbuild.verify.suite import suite_of as of
 
-        return of(axes, level)
+        return of(axes, level, date)
 
     return claim_of(
         solution.cell,

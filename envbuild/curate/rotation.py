@@ -85,7 +85,7 @@ def verified_by(
     records: Iterable[Evidence],
     *,
     since: dt.datetime | None,
-    suite: Callable[[Collection[str], str], str],
+    suite: Callable[[Collection[str], str, dt.datetime], str],
     device: Device | None = None,
 ) -> Verified:
     """Return the cells whose last runs of the whole suite passed.
@@ -93,7 +93,7 @@ def verified_by(
     Args:
         records: every record.
         since: a record from before then is stale; None where none is.
-        suite: what gives the suite's hash for the axes of a cell and the level of a run; a record of another suite is
+        suite: what gives the suite's hash for the axes of a cell, and the level and the date of a run; a record of another suite is
             stale.
         device: count only runs on this.
 

@@ -1,6 +1,7 @@
 """What the records of a cell prove of it: the one that counts, and whether it is stale; the same for the page."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Literal
 
 from envbuild.evidence.place import differences, place_of, proof_of
@@ -10,8 +11,8 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 from envbuild.util.frozen import Frozen
 
-Suite = str | Callable[[Collection[str], str], str]
-"""The hash of the smoke suite, or what gives it for the axes of a cell and the level of a run."""
+Suite = str | Callable[[Collection[str], str, datetime], str]
+"""The hash of the smoke suite, or what gives it for the axes of a cell, and the level and the date of a run."""
 
 Status = Literal["verified", "failed", "stale", "never"]
 _BEST_FIRST = ("verified", "stale", "failed", "never")
@@ -99,7 +100,7 @@ def standing_for(
 
 
 def _staleness(record: Evidence, suite: Suite | None, lock_digest: str | None) -> str:
-    now = suite(record.cell, record.level) if callable(suite) else suite
+    now = suite(record.cell, record.level, record.date) if callable(suite) else suite
     if now is not None and record.suite != now:
         return "the smoke suite has changed since"
     if lock_digest is not None and record.lock_digest != lock_digest:

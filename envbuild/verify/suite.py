@@ -5,6 +5,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Collection, Iterable
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ _FRONT = ("pytest", "_pytest", "pluggy", "iniconfig", "py.py")
 _LEVELS = tuple(level.value for level in Level)
 _LEVEL = re.compile(rb'^LEVEL = "([a-z]+)"$', re.MULTILINE)
 _COMPONENT = re.compile(rb'^COMPONENT = "([a-z0-9-]+)"$', re.MULTILINE)
+_SINCE = re.compile(rb'^SINCE = "(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"$', re.MULTILINE)
 
 
 class _File(Frozen):
@@ -34,9 +36,13 @@ class _File(Frozen):
     """Whose component it tests, where it states one."""
     level: str | None
     """The level that it belongs to, where it states one."""
+    since: datetime | None
+    """When it came, in UTC, where it states that."""
 
-    def counts(self, axes: Collection[str] | None, level: str | None) -> bool:
-        """Whether it can change what a run to `level` of a cell with these axes checks; None is every level or axis."""
+    def counts(self, axes: Collection[str] | None, level: str | None, date: datetime | None) -> bool:
+        """Whether it could change what a run to `level` of a cell with these axes checked; None is every level, axis or date."""
+        if date is not None and self.since is not None and date < self.since:
+            return False
         if self.level in _LEVELS and level in _LEVELS and _LEVELS.index(level) < _LEVELS.index(self.level):
             return False
         return axes is None or self.component is None or self.component in axes
@@ -52,13 +58,14 @@ def _files(folder: Path) -> tuple[_File, ...]:
     found = []
     for name in sorted(names):
         body = names[name].read_bytes()
-        component, level = (each.search(body) for each in (_COMPONENT, _LEVEL))
+        component, level, since = (each.search(body) for each in (_COMPONENT, _LEVEL, _SINCE))
         found.append(
             _File(
                 name=name,
                 digest=hashlib.sha256(body).digest(),
                 component=component[1].decode() if component else None,
                 level=level[1].decode() if level else None,
+                since=datetime.fromisoformat(since[1].decode()) if since else None,
             )
         )
     return tuple(found)
@@ -70,15 +77,21 @@ def _installed() -> tuple[_File, ...]:
     return _files(data_dir("smoke_tests"))
 
 
-def _hash(files: Iterable[_File], axes: Collection[str] | None, level: str | None) -> str:
+def _hash(files: Iterable[_File], axes: Collection[str] | None, level: str | None, date: datetime | None) -> str:
     sha = hashlib.sha256()
     for file in files:
-        if file.counts(axes, level):
+        if file.counts(axes, level, date):
             sha.update(file.name.encode() + b"\0" + file.digest)
     return "sha256:" + sha.hexdigest()
 
 
-def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = None, level: str | None = None) -> str:
+def suite_hash(
+    folder: Path | None = None,
+    *,
+    axes: Collection[str] | None = None,
+    level: str | None = None,
+    date: datetime | None = None,
+) -> str:
     """Return the hash over every file that can change what the suite checks.
 
     Args:
@@ -87,14 +100,17 @@ def suite_hash(folder: Path | None = None, *, axes: Collection[str] | None = Non
             the cell has that, so that a new component leaves the proof of other cells valid. Every file by default.
         level: how far the run went. A file of one level (`LEVEL = "train"`) counts only for runs that reach it, so that a
             new level leaves the proof of shorter runs valid. Every file by default.
+        date: when the run was. A file that came later
+            (`SINCE = "2026-11-25T22:40:00Z"`) does not count, so that a new test leaves the proof of older runs valid:
+            they claim nothing of it. Every file by default.
 
     """
-    return _hash(_files(folder or data_dir("smoke_tests")), axes, level)
+    return _hash(_files(folder or data_dir("smoke_tests")), axes, level, date)
 
 
-def suite_of(axes: Collection[str], level: str) -> str:
-    """Return the hash of this installation's suite for a run to `level` of a cell with these axes."""
-    return _hash(_installed(), axes, level)
+def suite_of(axes: Collection[str], level: str, date: datetime | None = None) -> str:
+    """Return the hash of this installation's suite for a run of `date` to `level` of a cell with these axes."""
+    return _hash(_installed(), axes, level, date)
 
 
 def entry_of(level: str) -> str:

@@ -5,6 +5,8 @@ import os
 import re
 from typing import Dict, Iterable, Optional, Tuple
 
+SINCE = "2026-11-25T22:40:00Z"
+
 _LIBRARIES = ("cublas", "cublasLt", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cusparseLt", "nccl")
 # The wheels are named nvidia-cublas (CUDA 13) or nvidia-cublas-cu12; cuBLAS's and cuSPARSE's light libraries have wheels of
 # their own or lie in their big brother's.

@@ -1,5 +1,6 @@
 """The smoke runner: verdicts from what the suite says, JUnit, the suite's hash, the watched launch of ranks."""
 
+import datetime as dt
 import importlib
 import io
 import json
@@ -260,6 +261,17 @@ def test_a_file_of_one_level_counts_for_runs_that_reach_it(tmp_path: Path) -> No
     assert whole != before
     assert suite_hash(tmp_path, level="train") == whole
     assert suite_hash(tmp_path, level="unheard of") == whole
+
+
+def test_a_file_that_came_later_leaves_older_runs_valid(tmp_path: Path) -> None:
+    (tmp_path / "test_all.py").write_text("x = 1\n")
+    before = suite_hash(tmp_path)
+    (tmp_path / "test_new.py").write_text('SINCE = "2026-11-25T22:40:00Z"\n')
+    moments = [dt.datetime(2026, 11, 25, 22, 40, second, tzinfo=dt.UTC) for second in (0, 1)]
+    assert suite_hash(tmp_path, date=moments[0] - dt.timedelta(seconds=1)) == before
+    assert {suite_hash(tmp_path, date=moment) for moment in moments} == {suite_hash(tmp_path)} != {before}
+    (tmp_path / "test_all.py").write_text("x = 2\n")  # what was there then still counts
+    assert suite_hash(tmp_path, date=moments[0] - dt.timedelta(days=1)) != before
 
 
 def test_every_file_of_the_level_train_says_so() -> None:
