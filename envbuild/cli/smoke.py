@@ -130,8 +130,10 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
     that is not in the lock is skipped.
     """
     from envbuild.errors import EnvbuildError, UsageError
+    from envbuild.evidence.baseline import next_to
     from envbuild.evidence.recording import from_report
     from envbuild.evidence.records import record_evidence
+    from envbuild.paths import data_dir
     from envbuild.run.gpus import after_run
     from envbuild.run.launch import read_hostfile
     from envbuild.settings import load_settings
@@ -192,7 +194,8 @@ def smoke(ctx: click.Context, /, **flags: Any) -> None:
     no_baseline: EnvbuildError | None = None
     if baseline and report.verdict in ("passed", "failed"):
         try:
-            compared, slow = _held(evidence_of(report), *baseline, settings.cache_dir / "locks")
+            folders = (data_dir("matrices") / "locks", settings.cache_dir / "locks")
+            compared, slow = next_to(evidence_of(report), *baseline, folders)
             reason = "; ".join(each for each in (report.reason, slow) if each)
             report = replace(report, verdict="failed", reason=reason) if slow else report
         except EnvbuildError as error:  # the run is kept and shown all the same, and its failure comes first
@@ -256,37 +259,6 @@ def _baseline(asked: _Flags) -> "tuple[Evidence, Path] | None":
     record, path = named_record(asked.baseline, data_dir("matrices") / "evidence")
     check_baseline(record, str(path))
     return record, path
-
-
-def _held(run: "Evidence", baseline: "Evidence", path: Path, own_locks: Path) -> tuple[dict[str, Any], str]:
-    """Return how the run's rates are next to the baseline's, as JSON values, and what makes it a failure, if anything."""
-    from envbuild.evidence.baseline import SLOWEST, hold
-    from envbuild.evidence.named import run_differences
-    from envbuild.lock.compare import differing_locks
-    from envbuild.paths import data_dir
-
-    held = hold(run, baseline, str(path))
-    changed = run_differences(baseline, run)
-    locks, note_ = differing_locks((baseline.lock_digest, run.lock_digest), (data_dir("matrices") / "locks", own_locks))
-    answer = {
-        "record": baseline.id,
-        "slowest": SLOWEST,
-        "rates": [rate.as_json() for rate in held.rates],
-        "not_compared": list(held.absent),
-        "runs_differ": [each.as_json() for each in changed],
-        "locks_differ": None if locks is None else [each.as_json() for each in locks],
-        "locks_note": note_,
-    }
-    if not held.slow:
-        return answer, ""
-    rate = held.slow[0]
-    text = (
-        f"slow: {rate.name} has {rate.now:,.0f} tokens per second, {rate.part:.1%} of the baseline's {rate.before:,.0f}"
-    )
-    more = f" (and {len(held.slow) - 1} more)" if len(held.slow) > 1 else ""
-    names = [each.what for each in (*changed, *(locks or ()))]
-    what = f"; changed since: {', '.join(names[:12])}" if names else "; nothing that is recorded changed since"
-    return answer, text + more + what + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def _writable(folder: Path, option: str) -> None:

@@ -1,12 +1,14 @@
 """A bench run against the record of an earlier one: a slow image is a finding, and what changed is named."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from envbuild.errors import DataError, UsageError
-from envbuild.evidence.named import gpu_of
+from envbuild.evidence.named import altered, gpu_of, run_differences
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.report import Level
+from envbuild.lock.compare import differing_locks
 from envbuild.util.frozen import Frozen
 from envbuild.util.names import shown
 
@@ -98,6 +100,48 @@ def hold(run: Evidence, baseline: Evidence, where: str) -> Held:
     if not rates:
         raise DataError(f"this run and the baseline have no row with {_RATE} in common", where=where)
     return Held(rates=rates, absent=tuple(sorted(before.keys() ^ now.keys())))
+
+
+def next_to(run: Evidence, baseline: Evidence, path: Path, locks: Sequence[Path]) -> tuple[dict[str, Any], str]:
+    """Return how the run's rates are next to the baseline's, as JSON values, and what makes it a failure, if anything.
+
+    Args:
+        run: the run.
+        baseline: an earlier one, which `check_baseline` has passed.
+        path: the baseline's file.
+        locks: folders of locks, in which those of the two are looked for.
+
+    Raises:
+        UsageError, DataError: as `hold`.
+
+    """
+    held = hold(run, baseline, str(path))
+    changed = run_differences(baseline, run)
+    differing, note = differing_locks((baseline.lock_digest, run.lock_digest), locks)
+    answer = {
+        "record": baseline.id,
+        "slowest": SLOWEST,
+        "rates": [rate.as_json() for rate in held.rates],
+        "not_compared": list(held.absent),
+        "runs_differ": [each.as_json() for each in changed],
+        "locks_differ": None if differing is None else [each.as_json() for each in differing],
+        "locks_note": note,
+    }
+    if not held.slow:
+        return answer, ""
+    rate = held.slow[0]
+    text = f"slow: {rate.name} has {rate.now:,.0f} {_RATE}, {rate.part:.1%} of the baseline's {rate.before:,.0f}" + (
+        f" (and {len(held.slow) - 1} more)" if len(held.slow) > 1 else ""
+    )
+    names = [each.what for each in (*changed, *(differing or ()))]
+    what = f"; changed since: {', '.join(names[:12])}" if names else "; nothing that is recorded changed since"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    hint = (
+        "; both images are of one lock: `envbuild audit` names the files that it does not give"
+        if altered(baseline, run)
+        else ""
+    )
+    return answer, text + what + more + hint
 
 
 def _rates(record: Evidence, where: str, outcomes: Collection[str] = ("passed",)) -> Iterator[tuple[str, float]]:

@@ -64,10 +64,31 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
     if same and first.image != second.image:
         for each, record in zip(facts, (first, second), strict=True):
             each["compression of the image's layers"] = f"that of {record.image}"
+    if not same:
+        for each, layers in zip(facts, _layers(first, second), strict=False):
+            each["layers of the image"] = layers
     kernels = [_attention_kernels(each) for each in (first, second)]
     for own, rows in zip(facts, kernels, strict=True):
         own |= {f"attention kernel: {name}": rows[name] for name in rows if all(name in each for each in kernels)}
     return differences_of(*facts)
+
+
+def _layers(first: Evidence, second: Evidence) -> tuple[str, ...]:
+    """Return how many layers each of two images has, and how many that the other has not; nothing where that is not known."""
+    layers = [each.content.layers if each.content else () for each in (first, second)]
+    if not all(layers):
+        return ()
+    own = [len(set(mine).difference(others)) for mine, others in (layers, layers[::-1])]
+    return tuple(
+        f"{len(each)}, {count} of them not in the other" if count else f"{len(each)}"
+        for each, count in zip(layers, own, strict=True)
+    )
+
+
+def altered(first: Evidence, second: Evidence) -> bool:
+    """Return whether two images of one lock have other layers: one of them may not be what its lock says."""
+    mine, others = _layers(first, second) or ("", "")
+    return mine != others and first.lock_digest is not None and first.lock_digest == second.lock_digest
 
 
 def _attention_kernels(record: Evidence) -> dict[str, str]:

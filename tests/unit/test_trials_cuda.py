@@ -6,6 +6,7 @@ import pytest
 
 from envbuild.curate.trials import cuda
 from envbuild.curate.trials.cuda import FrontEnd
+from envbuild.curate.trials.sources import cuda_tools
 
 
 @pytest.fixture
@@ -85,3 +86,20 @@ def test_a_clang_without_cuda_s_headers_decides_nothing(headers, tmp_path):
 
 def test_without_cuda_s_headers_nothing_looks_at_cu_files(headers):
     assert cuda.front_end(None, (), (headers,)) is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "tools"),
+    [
+        (("nvidia-cuda-runtime", "13.0.96"), ("nvcc==13.0.*", "cccl==13.0.*", "crt==13.0.*")),
+        (("nvidia-cuda-runtime-cu12", "12.6.77"), ("nvcc-cu12==12.6.*", "cccl-cu12==12.6.*")),
+        (
+            ("nvidia-cuda-runtime-cu12", "12.1.105"),
+            ("nvcc-cu12==12.1.*", "cccl-cu12==12.5.*"),
+        ),  # 12.1's has no nv/target
+        (("nvidia-cuda-runtime-cu11", "11.7.99"), ("nvcc-cu11==11.7.*", "cccl-cu11==11.7.*")),
+        (("torch", "2.13.0"), ()),
+    ],
+)
+def test_the_rest_of_cudas_headers_fit_the_runtime(runtime: tuple[str, str], tools: tuple[str, ...]) -> None:
+    assert cuda_tools(dict([runtime])) == tuple(f"nvidia-cuda-{tool}" for tool in tools)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from envbuild.components.base import HostSources
 from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
@@ -191,11 +193,15 @@ def compiler_version() -> str:
 
 
 def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version)."""
+    """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version).
+
+    PyPI's wheels of CCCL before 12.5 lack `nv/target`, which CUDA's own headers include: 12.5's stands in for them.
+    """
     for name, version in packages.items():
         if name.startswith("nvidia-cuda-runtime"):
             minor = ".".join(version.split(".")[:2])
             ending = name.removeprefix("nvidia-cuda-runtime")
-            tools = ("nvcc", "cccl") if ending else ("nvcc", "cccl", "crt")
-            return tuple(f"nvidia-cuda-{tool}{ending}=={minor}.*" for tool in tools)
+            cccl = "12.5" if ending == "-cu12" and Version(minor) < Version("12.5") else minor
+            found = (f"nvidia-cuda-nvcc{ending}=={minor}.*", f"nvidia-cuda-cccl{ending}=={cccl}.*")
+            return found if ending else (*found, f"nvidia-cuda-crt=={minor}.*")
     return ()
