@@ -47,7 +47,7 @@ def test_a_container_gets_the_gpus_that_were_named(
     assert (made[0].gpus, made[0].network) == (gpus, network)
 
 
-def test_a_process_of_this_host_is_told_its_gpus(
+def test_a_process_of_this_host_sees_these_gpus_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert only_gpus("0,2") == {"CUDA_VISIBLE_DEVICES": "0,2"}

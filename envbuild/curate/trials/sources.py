@@ -195,7 +195,7 @@ def compiler_version() -> str:
 def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
     """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version).
 
-    PyPI's wheels of CCCL before 12.5 lack `nv/target`, which CUDA's own headers include: 12.5's stands in for them.
+    PyPI's wheels of CCCL before 12.5 have no `nv/target`, which CUDA's own headers include: 12.5's stands in for them.
     """
     for name, version in packages.items():
         if name.startswith("nvidia-cuda-runtime"):
