@@ -131,7 +131,7 @@ def require_sources(
     missing = []
     for component in plan.components:
         source = next((s for s in plan.lock.sources if s.name == component.axis), None)
-        if source is None or f"src-{source.name}" in replaced or kept_wheel(settings, plan, component.axis):
+        if source is None or f"src-{source.name}" in replaced or kept_wheel(settings, plan, component.axis, replaced):
             continue
         try:
             store.checkout(source)
