@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.curate.checks import MatrixFinding
+from envbuild.curate.findings import MatrixFinding
 from envbuild.errors import DataError
 from envbuild.matrix.model import AxisName
 from envbuild.util.quote import comment

@@ -26,7 +26,7 @@ NAMED = {
     "lock/inputs.py": ({"mpi", "torch"}, "the set of Python packages; MPI is no wheel: packages, a prefix, a compile"),
     "lock/make.py": ({"torch"}, "the set of Python packages"),
     "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
-    "curate/checks.py": ({"te", "torch"}, "their several distributions have their own checks"),
+    "curate/index_checks.py": ({"te", "torch"}, "their several distributions have their own checks"),
     "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
