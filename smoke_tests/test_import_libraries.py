@@ -18,7 +18,7 @@ def test_import_cuda_libraries_equal_lock(expected, figure):
     with open("/proc/self/maps") as maps:
         found = cuda_libraries.loaded(maps)
     wrong, said = [], []
-    for name, path in sorted(found.items()):
+    for path, name in sorted(found.items()):
         version, wanted = cuda_libraries.stated(name, path), cuda_libraries.locked(name, expected.packages)
         if version is None or wanted is None:
             continue

@@ -355,6 +355,11 @@ def _table(answer: Mapping[str, Any]) -> str:
             row = (f"{rate['baseline']:,.0f}", f"{rate['now']:,.0f}", f"{rate['part']:.1%}")
             rates.add_row(marked(rate["name"]), *row)
         console.print(rates)
+        if answer["baseline"]["not_compared"]:
+            names = ", ".join(answer["baseline"]["not_compared"])
+            console.print(f"not compared, since only one of the two has it: {names}", markup=False, soft_wrap=True)
+        if answer["baseline"]["locks_note"]:
+            console.print(f"locks: {answer['baseline']['locks_note']}", markup=False, soft_wrap=True)
         for each in (*answer["baseline"]["runs_differ"], *(answer["baseline"]["locks_differ"] or ())):
             text = f"changed: {each['what']}: {each['first'] or '-'} -> {each['second'] or '-'}"
             console.print(text, markup=False, soft_wrap=True)

@@ -37,9 +37,11 @@ _LINKS = {
 _LABELS = f"{FOLDER}/labels.json"
 _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0
-_FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(Squashfs")
+_FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(([^)\n]{0,80})\)")
 _KEPT_LINES = 50
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+OWN_FAILURE = 255
+"""Apptainer's exit code where it starts nothing. A program in the container can end with it, too."""
 _FATAL = re.compile(r"^FATAL\s*:(.*)$", re.MULTILINE)
 _OWN_VARIABLES = re.compile(r"(APPTAINER|SINGULARITY)")
 _KEPT_VARIABLES = frozenset({"APPTAINER_CONFDIR"})
@@ -127,10 +129,13 @@ def unpack_sif(path: Path, target: Path) -> None:
         ValueError: it is no .sif, its file system is of another kind, or it is out of bounds.
 
     """
-    found = _FILE_SYSTEM.search(_listed(path))
-    if found is None:
-        raise ValueError("it has no squashfs file system")
-    squashfs.unpack(path, int(found[1]), target)
+    found = _FILE_SYSTEM.findall(_listed(path))
+    systems = [start for start, kind in found if re.match(rb"Squashfs/\*System/", kind)]
+    if len(systems) != 1:
+        raise ValueError(f"it has {len(systems)} squashfs file systems to run, and one is needed")
+    if len(found) > 1:  # Apptainer lays an overlay over the one that is read here
+        raise ValueError(f"it has {len(found)} file systems, and what runs may be more than the one that is read")
+    squashfs.unpack(path, int(systems[0]), target)
 
 
 def _listed(path: Path) -> bytes:

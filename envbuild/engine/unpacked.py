@@ -172,7 +172,8 @@ def _unpacked(settings: Settings, reference: str, path: Path, kind: Kind, note: 
         label = label_of(archive, held)
     except ImageError as error:
         raise ImageError(error.what, where=shown(reference)) from None
-    hexes = held.digest.removeprefix("sha256:")
+    # by the image alone: the digest of a list says nothing of which of its platforms lies here
+    hexes = held.listing[-1].digest.removeprefix("sha256:")
     if not _HEX.fullmatch(hexes):
         raise ImageError("its digest is no sha256", where=shown(reference))
     store = settings.cache_dir / "sandboxes"

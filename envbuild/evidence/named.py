@@ -1,5 +1,6 @@
 """The record that a user names, by a file or by its id; and what differs between two runs but for their results."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -25,8 +26,10 @@ def named_record(name: str, folder: Path) -> tuple[Evidence, Path]:
         DataError: it does not load or was edited.
 
     """
-    path = Path(name)
-    if path.is_file():
+    path, is_file = Path(name), False
+    with contextlib.suppress(OSError, ValueError):  # no name of a file: too long, or with a zero byte
+        is_file = path.is_file()
+    if is_file:
         return read_evidence(path), path
     found = _ID.fullmatch(name)
     if found is None:
@@ -45,7 +48,7 @@ def named_record(name: str, folder: Path) -> tuple[Evidence, Path]:
             if fitting
             else f"no record has an id that begins with {found['hex']}",
             where=str(folder),
-            hint="give more digits of it" if fitting else "name its file, or its folder with --records",
+            hint="give more digits of it" if fitting else "name its file",
         )
     return fitting[0]
 
@@ -74,21 +77,21 @@ def run_differences(first: Evidence, second: Evidence) -> tuple[Difference, ...]
 
 
 def _layers(first: Evidence, second: Evidence) -> tuple[str, ...]:
-    """Return how many layers each of two images has, and how many that the other has not; nothing where that is not known."""
+    """Return how many layers each of two images has, and how many that the other has not; nothing where they are the same or not known."""
     layers = [each.content.layers if each.content else () for each in (first, second)]
-    if not all(layers):
+    if not all(layers) or layers[0] == layers[1]:
         return ()
     own = [len(set(mine).difference(others)) for mine, others in (layers, layers[::-1])]
+    names = ("the first", "the second")
     return tuple(
-        f"{len(each)}, {count} of them not in the other" if count else f"{len(each)}"
-        for each, count in zip(layers, own, strict=True)
+        f"{len(each)}, {count} of them not in {other}" if any(own) else f"{len(each)}, in the order of {mine}"
+        for each, count, mine, other in zip(layers, own, names, names[::-1], strict=True)
     )
 
 
 def altered(first: Evidence, second: Evidence) -> bool:
     """Return whether two images of one lock have other layers: one of them may not be what its lock says."""
-    mine, others = _layers(first, second) or ("", "")
-    return mine != others and first.lock_digest is not None and first.lock_digest == second.lock_digest
+    return bool(_layers(first, second)) and first.lock_digest is not None and first.lock_digest == second.lock_digest
 
 
 def _attention_kernels(record: Evidence) -> dict[str, str]:

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import ValidationError
+
+from envbuild.errors import DataError
 from envbuild.evidence.records import SCHEMA, Evidence, as_json, content_id
 from envbuild.evidence.redact import redacted
 from envbuild.evidence.report import SmokeReport
+from envbuild.util.names import shown
 
 _OF_IMAGE = ("kind", "digest", "digest_from", "runtime")
 _OF_CONTENT = ("layers", "config", "recipe", "release")
@@ -45,6 +49,9 @@ def from_report(
         adopted: distributions that came from the host instead of the lock.
         built_with: switches of the compiles that the lock does not state.
         keyword: the run's `-k`.
+
+    Raises:
+        DataError: the run reported what no record can hold.
 
     """
     machine = report.machine
@@ -94,8 +101,7 @@ def from_report(
         "adopted": dict(adopted or {}),
         "built_with": dict(built_with or {}),
         "keyword": keyword or "",
-        # every image is for x86_64; an environment of this host is for this host
-        "architecture": platform.machine() if report.target["kind"] == "host" else "x86_64",
+        "architecture": machine.get("arch") or platform.machine(),  # the suite's own word: an image may be emulated
     }
     content = {key: report.target[key] for key in _OF_CONTENT if report.target.get(key)}
     # what a label alone states proves nothing, and a record without a digest is of no image
@@ -103,6 +109,11 @@ def from_report(
         record["content"] = content
     record = _plain(record)
     record |= redacted({key: record[key] for key in ("reason", "tests")}, nodes)
-    evidence = Evidence.model_validate(record)
+    try:
+        evidence = Evidence.model_validate(record)
+    except ValidationError as error:  # what a container says of itself is checked as it comes; this is the last look
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"no record can hold what the run reported: {shown(place)}: {shown(first['msg'])}") from None
     # The hash is over what the file will hold: the model may spell a number otherwise (2 seconds are 2.0).
     return evidence.model_copy(update={"id": content_id(as_json(evidence))})

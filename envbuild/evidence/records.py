@@ -86,6 +86,12 @@ class Evidence(Model):
     id: str = ""
 
     @model_validator(mode="after")
+    def _check_date(self) -> "Evidence":
+        if self.date.tzinfo is None:
+            raise ValueError("its date has no time zone")
+        return self
+
+    @model_validator(mode="after")
     def _check_content(self) -> "Evidence":
         if self.content is not None and self.image is None:
             raise ValueError("it states the content of an image, and its target is no image whose digest was compared")

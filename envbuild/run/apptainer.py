@@ -99,6 +99,7 @@ def container_flags(
         flags.append("--nv")  # the driver's libraries, as ldconfig finds them, and its devices
         if gpus != "all":
             variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = gpus
+            variables["APPTAINERENV_CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA's own order is not nvidia-smi's
     if container.network == "none":
         flags += ["--net", "--network", "none"]
     elif container.network != "host":

@@ -24,7 +24,7 @@ READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
-_GPUS = re.compile(r"auto|all|none|[0-9]{1,6}(,[0-9]{1,6})*")
+_GPUS = re.compile(r"auto|all|none|(0|[1-9][0-9]{0,5})(,(0|[1-9][0-9]{0,5}))*")
 _USER = re.compile(r"([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31})(:([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31}))?")
 _LARGEST_ID = 2**32 - 2
 
@@ -152,10 +152,20 @@ def _fixes(host: HostFacts, *areas: str, choice: Choice = "auto") -> str | None:
     return "; ".join(fixes) or None
 
 
-def require_names_gpus(gpus: Access) -> None:
-    """Raise UsageError where `gpus` is neither `auto`, `all`, `none` nor numbers; whether there are so many is not asked."""
-    hint = "write all, none, auto, or numbers: 0,1"
-    _checked(gpus, _GPUS.fullmatch, "names no GPUs", where="--gpus", hint=hint)
+def require_names_gpus(gpus: Access, *, words: str = "all, none, auto") -> None:
+    """Raise UsageError where `gpus` is neither `auto`, `all`, `none` nor numbers; whether there are so many is not asked.
+
+    Args:
+        gpus: what was asked for.
+        words: those that the hint names.
+
+    """
+
+    def names(text: str) -> bool:
+        numbers = text.split(",")
+        return _GPUS.fullmatch(text) is not None and len(set(numbers)) == len(numbers)
+
+    _checked(gpus, names, "names no GPUs", where="--gpus", hint=f"write {words}, or numbers, each once: 0,1")
 
 
 def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:

@@ -9,8 +9,14 @@ DEPTH = 64
 """How deep lists and objects may lie in each other: far more than anything that we read needs."""
 
 
-def parse_json(body: bytes | str, *, limit: int) -> Any:
+def parse_json(body: bytes | str, *, limit: int, measured: bool = False) -> Any:
     """Return the value of a JSON text of at most `limit` bytes or characters.
+
+    Args:
+        body: the text.
+        limit: how long it may be.
+        measured: whether it holds what tests measured and printed: NaN and the infinities come as texts (`"Infinity"`), and
+            half a surrogate pair as its escape.
 
     Raises:
         ValueError: it is longer, nested deeper than 64 levels, or no JSON; NaN, Infinity and half a surrogate pair are none.
@@ -20,22 +26,22 @@ def parse_json(body: bytes | str, *, limit: int) -> Any:
         raise ValueError(f"more than {limit:,} bytes of JSON")
     try:
         text = body.decode("utf-8") if isinstance(body, bytes) else body
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=str if measured else _refuse)
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {DEPTH} levels") from None
     except UnicodeDecodeError:
         raise ValueError("JSON that is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
-    _check(value)
-    return value
+    _check(value, whole_texts=not measured)
+    return _escaped(value) if measured else value
 
 
 def _refuse(word: str) -> None:
     raise ValueError(f"no JSON: it holds {word}")
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, *, whole_texts: bool) -> None:
     level, depth = [value], 0
     while level:
         below: list[Any] = []
@@ -45,7 +51,7 @@ def _check(value: Any) -> None:
                 below += each.values()
             elif isinstance(each, list):
                 below += each
-            elif isinstance(each, str) and not each.isascii():
+            elif whole_texts and isinstance(each, str) and not each.isascii():
                 try:
                     each.encode("utf-8")
                 except UnicodeEncodeError:
@@ -53,3 +59,14 @@ def _check(value: Any) -> None:
         level, depth = below, depth + 1
         if below and depth > DEPTH:
             raise ValueError(f"JSON nested deeper than {DEPTH} levels")
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value of at most 64 levels with each half of a surrogate pair in its texts written as its escape."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return value

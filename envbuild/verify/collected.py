@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from envbuild.engine import apptainer
 from envbuild.evidence.report import Outcome, Verdict
 from envbuild.util.names import shown
+from envbuild.util.text import count_of
 from envbuild.verify.events import MARK, read_event
 
 _TESTS = 20_000
@@ -40,12 +42,16 @@ class Collected:
         self.interrupted = False
         self.refused: str | None = None
         self.broken: str | None = None
+        self.unread = 0
+        """Lines that say that they are events, and cannot be read."""
         self.tail: list[str] = []
 
     def line(self, text: str) -> None:
         event = read_event(text)
         if event is None:
-            if text.strip() and not text.startswith(MARK):
+            if text.startswith(MARK):
+                self.unread += 1
+            elif text.strip():
                 self.tail = [*self.tail[-19:], shown(text.rstrip(), 2000)]
             return
         if len(self.tests) >= _TESTS:
@@ -86,6 +92,8 @@ class Collected:
         if self.timed_out and not self.ended:
             return "hung", f"{self.running or 'the suite'} did not end within {timeout_s:.0f} s"
         failed = [test for test in self.tests if test.outcome == "failed"]
+        if self.unread and (self.ended or failed):  # a test that failed may be among them
+            return "failed", f"{count_of(self.unread, 'event')} of the suite cannot be read {self.place}"
         if not self.ended:
             return self._died(code)
         if not failed:
@@ -115,6 +123,8 @@ class Collected:
 
     def _died(self, code: int | None) -> tuple[Verdict, str]:
         text = " | ".join(self.tail)
+        if code == apptainer.OWN_FAILURE and not self.start and (said := apptainer.fatal("\n".join(self.tail))):
+            return "host", f"Apptainer starts no container: {said}"
         for pattern, what in _ENGINE_SAYS:
             if re.search(pattern, text, re.IGNORECASE):
                 return "host", f"{what}: {self.tail[-1]}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from envbuild.engine import apptainer
 from envbuild.errors import HostError, SmokeError, UsageError
 from envbuild.paths import data_dir
 from envbuild.util.logs import new_log
@@ -40,6 +41,13 @@ _NOT_THERE = re.compile(
 _TAIL = 20
 
 Verdict = Literal["passed", "failed", "hung", "interrupted"]
+
+
+def _not_started(code: int | None, tail: Sequence[str]) -> bool:
+    """Return whether the runtime's own words say that the container did not start."""
+    if code == apptainer.OWN_FAILURE and tail and apptainer.fatal(tail[-1]) is not None:
+        return True
+    return bool(code) and any(_NOT_THERE.search(line) for line in tail)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +114,7 @@ class CommandReport:
         if self.verdict == "interrupted":
             raise KeyboardInterrupt
         where = str(self.where.get("reference", "this host"))
-        if self.code and any(_NOT_THERE.search(line) for line in self.tail):
+        if _not_started(self.code, self.tail):
             raise HostError(self.reason, where=where, hint="`envbuild doctor` shows what this host can run")
         raise SmokeError(self.reason, where=where, hint=f"everything it printed is in {self.log}")
 
@@ -213,7 +221,7 @@ def run_test(
     if code is None:
         what = heard.broken or f"the test did not end within {timeout_s:.0f} s: {last}"
         raise SmokeError(what, where=image, hint=f"everything it printed is in {kept.name}")
-    if code and any(_NOT_THERE.search(line) for line in heard.tail):
+    if _not_started(code, heard.tail):
         raise HostError(last, where=image, hint="`envbuild doctor` shows what this host can run")
     return code, last
 
@@ -222,7 +230,8 @@ def _started(
     request: CommandRequest, settings: "Settings", hook: Path, out: Path, held: contextlib.ExitStack
 ) -> tuple[dict[str, Any], Started]:
     """Start the command; return where it runs, for the report."""
-    from envbuild.run.container import READ_COMPAT, Container, Mount
+    from envbuild.host import facts
+    from envbuild.run.container import READ_COMPAT, Container, Mount, wanted_gpus
     from envbuild.run.runtime import runtime_for
 
     watch = {"ENVBUILD_WATCH_STEPS": str(request.steps)}
@@ -235,7 +244,13 @@ def _started(
             **watch,
         }
         environment["ENVBUILD_WATCH_OUT"] = str(out)
+        if request.gpus != "auto":
+            wanted_gpus(facts(settings), request.gpus)
         words = ["sh", "-c", _START, str(hook), *request.command]
+        if request.workdir and not os.path.isdir(request.workdir):  # noqa: PTH112 - a name that is too long is none, too
+            raise UsageError(
+                f"{shown(request.workdir)} is no folder of this host", where="--workdir", hint="name one that is there"
+            )
         if request.workdir:
             words = ["sh", "-c", 'cd "$0" && exec "$@"', request.workdir, *words]
         try:

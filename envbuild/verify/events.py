@@ -18,8 +18,22 @@ class _Event(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+class _Gpu(_Event):
+    name: str
+    sm: str
+    memory_gib: float = Field(ge=0, lt=1e6)
+
+
 class _Machine(_Event):
-    gpus: list[dict[str, Any]] = []
+    gpus: list[_Gpu] = Field([], max_length=1024)
+    driver: str | None = None
+    arch: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    cudnn: int | str | None = None
+    nccl: str | None = None
+    python: str | None = None
+    os: str | None = None
 
 
 class _Table(_Event):
@@ -76,7 +90,7 @@ def read_event(line: str) -> dict[str, Any] | None:
     if not line.startswith(MARK):
         return None
     try:
-        found = parse_json(line.removeprefix(MARK), limit=LINE)
+        found = parse_json(line.removeprefix(MARK), limit=LINE, measured=True)
         _EVENT.validate_python(found)
     except (ValidationError, ValueError):
         return None

@@ -20,6 +20,9 @@ _SHAPES: Mapping[str, type | tuple[type, ...]] = {
     "altered": str,
 }
 
+_OF_TEXTS: Mapping[str, type] = {"cell": type(None), "adopted": str, "built_with": str}
+"""Tables whose values are texts, and what else one may be."""
+
 
 def read_expected(path: Path) -> dict[str, Any]:
     """Read an expectation file.
@@ -47,6 +50,8 @@ def shape_fault(found: Any) -> str:
         shape = _SHAPES.get(key)
         if shape and not isinstance(value, shape):
             return f"its {key} is no {'table' if shape is dict else 'text'}"
+        if key in _OF_TEXTS and not all(isinstance(each, str | _OF_TEXTS[key]) for each in value.values()):
+            return f"a value in its {key} is no text"
     return ""
 
 

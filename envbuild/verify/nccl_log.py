@@ -22,6 +22,7 @@ _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.+)")
 _LINKS = 64
 _LINES = 200_000
 _TEXT = 160
+_WORDS = 1000
 _PLUGIN_FILE = "libnccl-net.so"
 
 SOCKETS = "Socket"
@@ -75,12 +76,12 @@ def read_log(text: str) -> NcclLog:
     variables: dict[str, str] = {}
     kept: dict[str, None] = {}
     for line in text.splitlines()[:_LINES]:
-        if not version and (found := _VERSION.search(line)):
+        if not version and (found := _VERSION.search(line[:_WORDS])):
             version = shown(found[1], 40)
         message = _LINE.search(line)
         if message is None:
             continue
-        words = message[1].strip()
+        words = message[1][:_WORDS].strip()  # some of the patterns below take the square of its length
         if found := _NETWORK.match(words):
             networks[shown(found[1].strip(), 60)] = None
         elif found := _LINK.search(words):
@@ -97,7 +98,7 @@ def read_log(text: str) -> NcclLog:
             if found := _PLUGIN_VERSION.search(words):
                 plugin_version = shown(found[1], 80)
             if words.startswith(("NET/", "Failed to ", "External ", "Plugin ")) and len(kept) < 400:
-                kept[words[:1000]] = None
+                kept[words] = None
     return NcclLog(
         version=version,
         networks=tuple(networks)[:8],

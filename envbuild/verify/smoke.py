@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +77,15 @@ def run_smoke(
         seen: what `look` returned, when the caller has looked already.
 
     Raises:
-        HostError: no engine, no such image, no pytest to mount.
-        UsageError: `nodes` with an image (its containers on other hosts are `envbuild launch`'s business).
+        HostError: no engine, no such image, no such GPU, no pytest to mount.
+        UsageError: `nodes` with an image (its containers on other hosts are `envbuild launch`'s business), or `gpus` by number
+            for a run on the CPU.
         SmokeError: the image has no Python that runs.
 
     """
     _check_nodes(request)
     expected, device = request.expected, request.device or default_device(request.expected, request.level)
+    _check_gpus(request, device, settings)
     seen = seen or look(request.target, settings)
     pytest = pinned_pytest(seen.python, settings)
     collected = Collected(progress, for_cuda=for_cuda(expected))
@@ -92,7 +95,8 @@ def run_smoke(
         expectation.write_text(json.dumps(expected), encoding="utf-8")
         expectation.chmod(0o644)
         own.chmod(0o755)
-        began = time.monotonic()
+        began, moment = time.monotonic(), datetime.now(UTC)
+        suite = suite_of(expected.get("cell", {}), request.level.value, moment)  # of the files that run now
         call = Call(
             pytest=pytest,
             expectation=expectation,
@@ -140,7 +144,7 @@ def run_smoke(
         nproc=int(start.get("nproc", request.nproc)),
         verdict=verdict,
         reason=reason,
-        suite=suite_of(expected.get("cell", {}), request.level.value),
+        suite=suite,
         seed=start.get("seed"),
         machine=start.get("machine", {}),
         launchers=collected.launchers,
@@ -170,6 +174,20 @@ def _check_nodes(request: SmokeRequest) -> None:
             where=where,
             hint="ask for fewer with --nproc, or name more hosts or slots",
         )
+
+
+def _check_gpus(request: SmokeRequest, device: Device, settings: "Settings") -> None:
+    """Refuse GPUs by number where the run sees none, or where this machine does not have them."""
+    from envbuild.host import facts
+    from envbuild.run.container import wanted_gpus
+
+    if request.gpus == "all":
+        return
+    if device == "cpu":
+        raise UsageError(
+            "this run is on the CPU and sees no GPU", where=f"--gpus {request.gpus}", hint="leave out --gpus"
+        )
+    wanted_gpus(facts(settings), request.gpus)
 
 
 def _arguments(request: SmokeRequest, device: Device) -> list[str]:

@@ -50,8 +50,13 @@ class Call:
 
 
 def only_gpus(gpus: "Access") -> dict[str, str]:
-    """Return the variables that show a process of this host the GPUs `gpus` alone: none where they are not numbers."""
-    return {"CUDA_VISIBLE_DEVICES": gpus} if gpus[:1].isdecimal() else {}
+    """Return the variables that show a process of this host the GPUs `gpus` alone; nothing for `auto` and `all`.
+
+    CUDA by itself counts the fastest GPU first: its numbers are nvidia-smi's by CUDA_DEVICE_ORDER alone.
+    """
+    if gpus == "none":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus[:1].isdecimal() else {}
 
 
 def on_host(python: Path, call: Call, *, gpus: "Access" = "all") -> Started:

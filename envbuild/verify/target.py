@@ -64,7 +64,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
         note: takes a line about what takes its time: an archive is unpacked.
 
     Raises:
-        HostError: there is no such interpreter or image, or nothing that runs it.
+        HostError: there is no such interpreter or image, nothing that runs it, or it is for another processor.
         SmokeError: the image has no Python.
 
     """
@@ -84,6 +84,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
     else:
         runtime = runtime_for(settings, target.reference)
         image = runtime.look_up(target.reference, note)
+        runtime.require_runnable(image)
         ran = runtime.confined(
             "look",
             image,

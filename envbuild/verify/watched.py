@@ -26,7 +26,8 @@ _FILE = re.compile(r"process-(\d{1,10})\.json")
 _Text = Annotated[str, Field(max_length=4000)]
 # The patterns below take the square of a name's length; the hook cuts names off there.
 _Name = Annotated[str, Field(max_length=300)]
-_Counts = Annotated[dict[_Name, Annotated[int, Field(ge=0)]], Field(max_length=1000)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+_Counts = Annotated[dict[_Name, _Count], Field(max_length=1000)]
 
 
 class _Adapter(BaseModel):
@@ -41,11 +42,11 @@ class _Facts(BaseModel):
     """One process, as it wrote it."""
 
     model_config = ConfigDict(strict=True)
-    pid: int = Field(ge=0)
+    pid: int = Field(ge=0, lt=1 << 32)
     rank: int | None = Field(None, ge=0, lt=1 << 20)
     world: int | None = Field(None, ge=0, le=1 << 20)
     program: _Text = ""
-    steps: int = Field(0, ge=0)
+    steps: _Count = 0
     profiled: bool = False
     kernels: _Counts = {}
     operators: _Counts = {}

@@ -15,13 +15,13 @@ _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.+)$")
 
 
 def loaded(lines: Iterable[str]) -> Dict[str, str]:
-    """Return the path of each of these libraries by its short name, from the lines of /proc/PID/maps; the first one counts."""
+    """Return the short name of each of these libraries by its path, from the lines of /proc/PID/maps; two may have one name."""
     found: Dict[str, str] = {}
     for line in lines:
         mapped = _MAPPED.match(line.rstrip("\n"))
         file = re.match(r"lib(\w+)\.so(\.\d+)*$", os.path.basename(mapped.group(1))) if mapped else None
         if file and file.group(1) in _LIBRARIES:
-            found.setdefault(file.group(1), mapped.group(1))
+            found[mapped.group(1)] = file.group(1)
     return found
 
 

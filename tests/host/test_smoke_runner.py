@@ -4,6 +4,7 @@ import datetime as dt
 import importlib
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -272,6 +273,17 @@ def test_a_file_that_came_later_leaves_older_runs_valid(tmp_path: Path) -> None:
     assert {suite_hash(tmp_path, date=moment) for moment in moments} == {suite_hash(tmp_path)} != {before}
     (tmp_path / "test_all.py").write_text("x = 2\n")  # what was there then still counts
     assert suite_hash(tmp_path, date=moments[0] - dt.timedelta(days=1)) != before
+
+
+def test_no_file_of_the_suite_comes_in_the_future() -> None:
+    """A record of this very moment would be stale at once."""
+    stated = [
+        found
+        for path in SUITE.rglob("*.py")
+        for found in re.findall(r'^SINCE = "(.*)"$', path.read_text(), re.MULTILINE)
+    ]
+    assert stated
+    assert all(dt.datetime.fromisoformat(each) < dt.datetime.now(dt.UTC) for each in stated)
 
 
 def test_every_file_of_the_level_train_says_so() -> None:
@@ -884,7 +896,9 @@ def test_a_hostile_python_is_one_clear_message(tmp_path: Path, monkeypatch, scri
         json.dumps(START | {"machine": []}),
         json.dumps({"event": ["end"]}),
         json.dumps(END | {"code": "0"}),
-        '{"event": "begin", "id": "\\ud800"}',
+        json.dumps(START | {"machine": {"gpus": [{}]}}),
+        json.dumps(START | {"machine": {"gpus": [{"name": "x", "sm": "90", "memory_gib": [1]}]}}),
+        json.dumps(START | {"machine": {"driver": 5}}),
         '{"event": "test", "id": "a", "level": "step", "outcome": "passed", "seconds": NaN}',
         "[]",
         "3",
@@ -892,6 +906,36 @@ def test_a_hostile_python_is_one_clear_message(tmp_path: Path, monkeypatch, scri
 )
 def test_events_of_another_shape_are_none(line: str) -> None:
     assert read_event(MARK + line) is None
+
+
+def test_what_is_not_finite_or_no_text_is_kept() -> None:
+    """A kernel that computes NaN had its test dropped, and with it the reason."""
+    figures = {"error": {"value": math.inf, "bound": 0.01}}
+    event = read_event(MARK + json.dumps(ended("a", "failed", "half \ud800") | {"figures": figures}))
+    assert event is not None
+    assert event["figures"] == {"error": {"value": "Infinity", "bound": 0.01}}
+    assert event["reason"] == "half \\ud800"
+    found = collected_of(START, event, END)
+    assert found.judge(1, 60.0) == ("failed", "a: half \\ud800")
+
+
+def test_a_run_whose_events_cannot_be_read_does_not_pass() -> None:
+    found = collected_of(START, ended("a"))
+    found.line(MARK + "{\n")
+    found.line(MARK + json.dumps(END) + "\n")
+    assert found.judge(0, 60.0) == ("failed", "1 event of the suite cannot be read after a")
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(255, "host"), (1, "failed")])
+def test_what_apptainer_says_where_it_starts_nothing(code: int, verdict: str) -> None:
+    found = collected_of()
+    found.line("FATAL:   container creation failed: mount hook function failure\n")
+    got, reason = found.judge(code, 60.0)
+    assert got == verdict
+    assert "container creation failed" in reason
+    found = collected_of(START)  # a program of the suite can say it, too
+    found.line("FATAL:   container creation failed\n")
+    assert found.judge(255, 60.0)[0] == "failed"
 
 
 def test_control_characters_of_the_suite_are_escaped() -> None:

@@ -144,3 +144,23 @@ def test_a_real_file_system(tmp_path):
     subprocess.run(["mksquashfs", source, made, "-noappend", "-quiet", "-no-progress"], check=True, capture_output=True)
     (tmp_path / "x.sif").write_bytes(bytes(START) + made.read_bytes())
     assert (unpacked(tmp_path) / "a").read_bytes() == b"x" * 5000
+
+
+SYSTEM = b"4 |1 |NONE |40960-81920 |FS (Squashfs/*System/amd64)\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (b"3 |1 |NONE |32768-40960 |FS (Squashfs/Data/amd64)\n" + SYSTEM, "2 file systems"),
+        (SYSTEM + b"5 |1 |NONE |81920-90112 |FS (Ext3/Overlay/amd64)\n", "2 file systems"),
+        (SYSTEM + SYSTEM, "2 squashfs file systems to run"),
+        (b"3 |1 |NONE |32768-40960 |FS (Squashfs/Data/amd64)\n", "0 squashfs file systems to run"),
+        (b"3 |1 |NONE |32768-40960 |FS (Ext3/*System/amd64)\n", "0 squashfs file systems to run"),
+    ],
+)
+def test_a_sif_that_runs_another_file_system_than_is_read(table, says, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(apptainer, "_listed", lambda _: table)
+    monkeypatch.setattr(apptainer.squashfs, "unpack", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=says):
+        apptainer.unpack_sif(tmp_path / "x.sif", tmp_path / "root")

@@ -252,7 +252,9 @@ def test_a_new_record_has_the_architecture_of_its_host(monkeypatch: pytest.Monke
     }
     image = {"kind": "image", "reference": "x", "digest": "sha256:aa"}
     assert from_report(SmokeReport(target=BARE, **fields)).architecture == "aarch64"
-    assert from_report(SmokeReport(target=image, **fields)).architecture == "x86_64"
+    assert from_report(SmokeReport(target=image, **fields)).architecture == "aarch64"
+    emulated = SmokeReport(target=image, **(fields | {"machine": {"arch": "x86_64"}}))
+    assert from_report(emulated).architecture == "x86_64"
 
 
 def test_switches_belong_to_the_components_that_read_them() -> None:
@@ -420,7 +422,7 @@ def resolved(*flags: str) -> tuple[str, dict]:
 def test_resolve_claims_no_gpu_that_nothing_ran_on(gpu, sm) -> None:
     text, answer = resolved("--gpu", gpu, "--cuda", "13.0", "--te", "2.12")
     # which of the runs on sm_90 is named, the newest record decides
-    ran = rf"run elsewhere: not run on {sm}; run on sm_90: the image, H[12]00[\w ]*, driver 580, 2026-\d\d-\d\d"
+    ran = rf"run elsewhere: not run on {sm}; run on sm_90: the image, (?:2x )?H[12]00[\w ]*, driver 580, 2026-\d\d-\d\d"
     assert re.search(ran, text)
     assert "proven" not in text
     assert "verified" not in text
@@ -435,7 +437,7 @@ def test_resolve_claims_no_gpu_that_nothing_ran_on(gpu, sm) -> None:
 
 def test_resolve_says_what_of_a_run_was_not_as_in_the_cell() -> None:
     text, answer = resolved("--gpu", "h100", "--python", "3.12", "--cuda", "13.0", "--te", "2.12")
-    assert re.search(r"run elsewhere: run on sm_90: the image, H[12]00[\w ]*, driver", text)
+    assert re.search(r"run elsewhere: run on sm_90: the image, (?:2x )?H[12]00[\w ]*, driver", text)
     assert "with Python 3.11 (here 3.12), debian12 (here ubuntu24.04)" in text
     assert {"python", "os"} <= set(answer["standing"]["differences"])
     assert "gpu" not in answer["standing"]["differences"]

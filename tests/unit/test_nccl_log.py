@@ -1,5 +1,7 @@
 """What NCCL's log says of networks, plugins and links, and why it takes sockets; lines as NCCL 2.14 to 2.29 print them."""
 
+import time
+
 import pytest
 
 from envbuild.verify.nccl_log import read_log, why_sockets
@@ -164,3 +166,11 @@ def test_a_hostile_log_stays_small_and_printable() -> None:
     assert (*found.networks, *found.links, answer) == tuple(
         each for each in (*found.networks, *found.links, answer) if each.isprintable()
     )
+
+
+def test_a_long_line_takes_no_time() -> None:
+    """A pattern took the square of a line's length: a container's log of one line held the report for a day."""
+    began = time.monotonic()
+    found = read_log("x NCCL INFO " + "Loaded net plugin " * 500_000 + "\n" + "NCCL version " * 500_000)
+    assert time.monotonic() - began < 2.0
+    assert found.plugin == ""

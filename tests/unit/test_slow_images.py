@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.evidence.baseline import check_baseline, next_to
-from envbuild.evidence.named import altered
+from envbuild.evidence.named import altered, run_differences
 from envbuild.evidence.records import Evidence, read_evidence
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_a_planted_image_is_slow_and_what_changed_is_named(name: str, baseline: 
     assert slow.endswith("both images are of one lock: `envbuild audit` names the files that it does not give")
     differ = {each["what"]: (each["first"], each["second"]) for each in answer["runs_differ"]}
     assert differ.pop("ran") == (f"image {before.image}", f"image {run.image}")
-    assert differ.pop("layers of the image") == ("28", "29, 1 of them not in the other")
+    assert differ.pop("layers of the image") == ("28, 0 of them not in the second", "29, 1 of them not in the first")
     assert len(differ) == kernels
     assert all(what.startswith("attention kernel: TE") and values[1] == "-" for what, values in differ.items())
     assert answer["locks_differ"] == []
@@ -56,3 +56,19 @@ def test_the_same_image_again_is_not_slow() -> None:
         assert not slow
         assert answer["runs_differ"] == []
         assert not altered(before, run)
+
+
+def test_an_exchanged_layer_is_another_image() -> None:
+    before = read_evidence(ONE)
+    assert before.content is not None
+    layers = before.content.layers
+    for changed, says in (
+        ((*layers[:-1], "sha256:" + "0" * 64), ("28, 1 of them not in the second", "28, 1 of them not in the first")),
+        (layers[::-1], ("28, in the order of the first", "28, in the order of the second")),
+    ):
+        content = before.content.model_copy(update={"layers": changed})
+        target = {**before.target, "digest": "sha256:" + "1" * 64}
+        other = before.model_copy(update={"content": content, "target": target})
+        assert altered(before, other)
+        differ = {each.what: (each.first, each.second) for each in run_differences(before, other)}
+        assert differ["layers of the image"] == says

@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import H200, SMI_NEW
 
 from envbuild.cli.program import main
 from envbuild.verify import start
-from envbuild.verify.start import Call, in_container, only_gpus
+from envbuild.verify.start import Call, in_container
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,8 @@ from envbuild.verify.start import Call, in_container, only_gpus
         (["x", "--gpus", "auto"], "auto names no GPUs of the run"),
         (["x", "--gpus", "first"], "names no GPUs"),
         (["x", "--gpus", "0;1"], "names no GPUs"),
+        (["x", "--gpus", "0,0"], "names no GPUs"),
+        (["x", "--gpus", "00"], "names no GPUs"),
         (["x", "--gpus", "0", "--device", "cpu"], "a run on the CPU sees no GPU"),
         (["x", "--gpus", "0", "--device", "cpu", "--", "true"], "a run on the CPU sees no GPU"),
         (["--host", "--gpus", "0", "--nodes", "HOSTS"], "the hostfile says how many GPUs"),
@@ -47,14 +51,61 @@ def test_a_container_gets_the_gpus_that_were_named(
     assert (made[0].gpus, made[0].network) == (gpus, network)
 
 
-def test_a_process_of_this_host_sees_these_gpus_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert only_gpus("0,2") == {"CUDA_VISIBLE_DEVICES": "0,2"}
-    assert only_gpus("all") == only_gpus("none") == only_gpus("auto") == {}
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = H200.but(commands={SMI_NEW: 2 * "NVIDIA H200, 143771, 9.0\n"}).facts()
+    monkeypatch.setattr("envbuild.host.facts", lambda *_: found)
     monkeypatch.setenv("ENVBUILD_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    for words, seen in ((["--gpus", "0,2"], "0,2"), ([], "7")):
-        with pytest.raises(SystemExit):
-            main(["smoke", "--host", *words, "--json", "--", "sh", "-c", 'echo "sees $CUDA_VISIBLE_DEVICES."'])
-        assert f"sees {seen}." in Path(json.loads(capsys.readouterr().out)["log"]).read_text()
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["--gpus", "1,0"], "1,0 PCI_BUS_ID"),
+        (["--gpus", "1"], "1 PCI_BUS_ID"),
+        (["--device", "cpu"], " "),
+        (["--device", "cuda"], "7 "),
+        ([], "7 "),
+    ],
+)
+def test_a_process_of_this_host_sees_these_gpus_alone(
+    words: list[str], seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = 'echo "sees $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER."'
+    with pytest.raises(SystemExit):
+        main(["smoke", "--host", *words, "--json", "--", "sh", "-c", show])
+    assert f"sees {seen}." in Path(json.loads(capsys.readouterr().out)["log"]).read_text()
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("more", [["--", "true"], ["--expected", "EXPECTED", "--python", sys.executable]])
+def test_gpus_that_this_machine_does_not_have(
+    more: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    expected = tmp_path / "expected.json"
+    expected.write_text('{"cell": {"cuda": "13.0"}, "packages": {}, "components": {}}')
+    with pytest.raises(SystemExit) as ended:
+        main(["smoke", "--host", "--gpus", "0,9", *(str(expected) if word == "EXPECTED" else word for word in more)])
+    assert ended.value.code == 8
+    assert "this machine has 2 GPUs, numbered from 0" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_for_a_run_that_is_on_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    expected = tmp_path / "expected.json"
+    expected.write_text('{"cell": {"cuda": "cpu"}, "packages": {}, "components": {}}')
+    words = ["--host", "--gpus", "0", "--expected", str(expected), "--python", sys.executable]
+    with pytest.raises(SystemExit) as ended:
+        main(["smoke", *words])
+    assert ended.value.code == 2
+    assert "this run is on the CPU and sees no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["smoke", "--host", "--workdir", "/nowhere/at/all", "--", "true"])
+    assert ended.value.code == 2
+    assert "is no folder of this host" in capsys.readouterr().err

@@ -371,7 +371,10 @@ def test_a_container_sees_what_is_mounted_and_no_value_is_on_the_line() -> None:
 
 def test_gpus_are_chosen_by_number_and_none_is_none() -> None:
     _, variables, _ = container_flags(H200.facts(), Container(image="x", gpus="0,3"), folder=FOLDER)
-    assert variables == {"APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,3"}
+    assert variables == {
+        "APPTAINERENV_CUDA_VISIBLE_DEVICES": "0,3",
+        "APPTAINERENV_CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
     flags, _, _ = container_flags(H200.facts(), Container(image="x", gpus="none"), folder=FOLDER)
     assert "--nv" not in flags
     flags, _, _ = container_flags(ENGINE.facts(), Container(image="x"), folder=FOLDER)
