@@ -12,7 +12,7 @@ shift 9
 if [ "$ranks" -eq 0 ]; then ranks=1; fi
 if [ $# -eq 0 ]; then set -- python3 -c "$reduce"; fi
 case $1 in
-*.py) ;;
+*.py | -m) ;;
 *) set -- --no-python "$@" ;;
 esac
 exec torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --node-rank="$SLURM_NODEID" \

@@ -11,7 +11,7 @@ from envbuild.util.names import ImageReference, checked, shown
 
 if TYPE_CHECKING:
     from envbuild.cli.cell_options import ResolvedRequest
-    from envbuild.plan.cluster import Cluster
+    from envbuild.plan.cluster import Cluster, Shared
     from envbuild.plan.plan import Plan
 
 RUNS = ("sbatch", "kubernetes", "devcontainer")
@@ -24,8 +24,13 @@ _TAKES = {
     "nodes": ("sbatch", "kubernetes"),
     "gpus_per_node": ("sbatch", "kubernetes"),
     "rdma": ("kubernetes",),
+    "mounts": ("sbatch",),
+    "claims": ("kubernetes",),
     "command": ("sbatch", "kubernetes"),
 }
+_SHARED = re.compile(r"(/[^:\x00-\x1f\x7f]*):(/[^:\x00-\x1f\x7f]*)(:ro|:rw)?")
+_CLAIM = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?):(/[^:\x00-\x1f\x7f]*)(:ro|:rw)?")
+_GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
 
 
@@ -37,6 +42,20 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--rdma",
             metavar="RESOURCE[=N]",
             help="kubernetes: ask for InfiniBand adapters by this resource, such as rdma/rdma_shared_device_a.",
+        ),
+        click.option(
+            "--mount",
+            "mounts",
+            multiple=True,
+            metavar="SRC:DST[:ro]",
+            help="sbatch: mount this folder of the nodes, too; repeat it for more.",
+        ),
+        click.option(
+            "--claim",
+            "claims",
+            multiple=True,
+            metavar="NAME:DST[:ro]",
+            help="kubernetes: mount this PersistentVolumeClaim; repeat it for more.",
         ),
         click.option(
             "--gpus-per-node", type=click.IntRange(0, 64), help="sbatch, kubernetes: GPUs of each node. [default: 8]"
@@ -74,10 +93,14 @@ def taken_from(flags: dict[str, Any], command: tuple[str, ...], form: str) -> di
         UsageError: a flag is given that `form` does not read.
 
     """
-    given = {name: flags.pop(name, None) for name in _TAKES if name != "command"} | {"command": command or None}
+    given = {name: flags.pop(name, None) for name in _TAKES if name != "command"}
+    given |= {name: given[name] or None for name in ("mounts", "claims")}
+    given |= {"command": command or None}
     for name, value in given.items():
         if value is not None and form not in _TAKES[name]:
-            flag = "COMMAND" if name == "command" else f"--{name.replace('_', '-')}"
+            flag = {"command": "COMMAND", "mounts": "--mount", "claims": "--claim"}.get(
+                name, f"--{name.replace('_', '-')}"
+            )
             hint = f"it goes with --format {' or --format '.join(_TAKES[name])}"
             raise UsageError(f"--format {form} does not read it", where=flag, hint=hint)
     return given
@@ -97,7 +120,7 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
     digest = parse_digest(given["digest"])
     if form == "sbatch" and runtime != "docker":
         suffix = {"apptainer": "sif", "pyxis": "sqsh"}[runtime]
-        image = given["image"] or f"./{plan.tag.partition(':')[2]}.{suffix}"
+        image = _file(given["image"], runtime) or f"./{plan.tag.partition(':')[2]}.{suffix}"
         if digest:
             hint = "leave it out: the job itself compares the lock that the file holds"
             raise UsageError("a file has no digest to be named by", where="--digest", hint=hint)
@@ -105,6 +128,8 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         image = _image(asked, plan, form, given["image"])
         if form == "kubernetes" and digest is None:
             digest = _known_digest(asked, plan)
+    for word in given["command"] or ():
+        _require_words(word, "COMMAND")
     gpus = given["gpus_per_node"]
     return Cluster(
         image=image,
@@ -113,7 +138,59 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
         command=given["command"] or (),
         rdma=_rdma(given["rdma"]),
+        shared=tuple(_shared(text) for text in given["mounts"] or ()),
+        claims=tuple(_claim(text) for text in given["claims"] or ()),
     )
+
+
+def _require_words(text: str, where: str) -> str:
+    """Raise UsageError for a text with a line break or another control character: a script shows it as it is."""
+    if any(not letter.isprintable() for letter in text):
+        raise UsageError(
+            f"{shown(text)!r} has a character that no script can show", where=where, hint="put such a text into a file"
+        )
+    return text
+
+
+def _file(named: str | None, runtime: str) -> str | None:
+    """Return the file or folder that `--image` names for Apptainer or pyxis, which run none of an engine's images."""
+    if named is None:
+        return None
+    _require_words(named, "--image")
+    if runtime == "apptainer" and "/" not in named and not named.endswith(".sif"):
+        raise UsageError(
+            f"{shown(named)!r} is no file",
+            where="--image",
+            hint="name a .sif or a sandbox (./FOLDER); --runtime docker runs an engine's image",
+        )
+    if runtime == "apptainer" and not named.endswith(".sif") and not named.startswith(("/", "./", "../", "~/")):
+        raise UsageError(
+            f"{shown(named)!r} names an engine's image",
+            where="--image",
+            hint="write a path as ./FOLDER, or add --runtime docker",
+        )
+    return named
+
+
+def _claim(text: str) -> "Shared":
+    from envbuild.plan.cluster import Shared
+
+    found = _CLAIM.fullmatch(text)
+    if found is None or not text.isprintable():
+        hint = "write NAME:DST or NAME:DST:ro, the name of a PersistentVolumeClaim and an absolute path"
+        raise UsageError(f"{shown(text)!r} is no claim", where="--claim", hint=hint)
+    return Shared(source=found[1], target=found[3], read_only=found[4] == ":ro")
+
+
+def _shared(text: str) -> "Shared":
+    from envbuild.plan.cluster import Shared
+
+    found = _SHARED.fullmatch(text)
+    if found is None or not text.isprintable():
+        raise UsageError(
+            f"{shown(text)!r} is no mount", where="--mount", hint="write SRC:DST or SRC:DST:ro, both absolute paths"
+        )
+    return Shared(source=found[1], target=found[2], read_only=found[3] == ":ro")
 
 
 def _image(asked: "ResolvedRequest", plan: "Plan", form: str, named: str | None) -> str:
@@ -166,4 +243,7 @@ def _rdma(text: str | None) -> tuple[str, int] | None:
     if match is None:
         hint = "write it as `kubectl describe node` lists it: rdma/rdma_shared_device_a=1"
         raise UsageError(f"{shown(text)!r} is no resource of a node", where="--rdma", hint=hint)
+    if match[1].startswith(_GPUS):
+        hint = "--gpus-per-node says how many GPUs; name the resource of the InfiniBand adapters here"
+        raise UsageError(f"{match[1]} is a resource of GPUs", where="--rdma", hint=hint)
     return match[1], int(match[2] or 1)

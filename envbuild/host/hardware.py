@@ -1,7 +1,7 @@
 """The machine under the engine: memory, driver and GPUs, disks, RDMA adapters."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from envbuild.host.model import Disk, Gpu, Nic
@@ -67,13 +67,15 @@ def gpus_of(probe: Probe) -> tuple[tuple[Gpu, ...], str | None]:
     for query in ("name,memory.total,compute_cap", "name,memory.total"):
         ran = probe.run("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits")
         if ran is not None and ran.code == 0:
-            return tuple(_gpu_rows(ran.out, query.count(","), brands)), None
+            rows = [line for line in ran.out.splitlines() if line]
+            if all(line.count(",") >= query.count(",") for line in rows):
+                return tuple(_gpu_rows(rows, query.count(","), brands)), None
         failed = (line_of(ran.err) or line_of(ran.out)) if ran else None
     return (), failed
 
 
-def _gpu_rows(table: str, commas: int, brands: list[str]) -> Iterator[Gpu]:
-    for number, line in enumerate(filter(None, table.splitlines())):
+def _gpu_rows(rows: Sequence[str], commas: int, brands: list[str]) -> Iterator[Gpu]:
+    for number, line in enumerate(rows):
         name, memory, *capability = (field.strip() for field in line.rsplit(",", commas))
         mib = number_of(memory)
         yield Gpu(

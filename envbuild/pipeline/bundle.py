@@ -49,12 +49,14 @@ def subject_of(client: EngineClient, named: str) -> Subject:
         named: an image of the engine, the id of a cell (the image `envbuild:ID`), or the path of a lock.
 
     Raises:
-        UsageError: the image carries no lock.
+        UsageError: it is no name, or the image carries no lock.
         DataError: the lock cannot be read.
         HostError: the engine has no such image.
         LockError: the image carries another lock.
 
     """
+    if not named.isprintable():
+        raise UsageError(f"{shown(named)!r} names no image", hint="write a tag, the id of a cell, or a path of a lock")
     wanted, tag = None, named
     if "/" in named or named.endswith(".json"):
         try:

@@ -14,6 +14,17 @@ MASTER_PORT = 29500
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A folder that every node has, seen in the container."""
+
+    source: str
+    """Its absolute path on the nodes."""
+    target: str
+    """Its absolute path in the container."""
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Where a plan's image runs, and what it runs there."""
 
@@ -27,6 +38,10 @@ class Cluster:
     """The training script or program with its arguments; without one, an all-reduce over all ranks."""
     rdma: tuple[str, int] | None = None
     """The resource by which Kubernetes gives InfiniBand adapters, and how many of them."""
+    shared: tuple[Shared, ...] = ()
+    """Folders that a batch job of Slurm mounts next to that of `sbatch`."""
+    claims: tuple[Shared, ...] = ()
+    """PersistentVolumeClaims that Kubernetes mounts; the source of each is its name."""
 
     @property
     def reference(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from envbuild.errors import LockError, UsageError
 from envbuild.matrix.load import Matrix
-from envbuild.plan.cluster import MASTER_PORT, Cluster, check_words, name_of, require_gpus, text_of, uses_gpus
+from envbuild.plan.cluster import MASTER_PORT, Cluster, check_words, name_of, require_gpus, text_of
 from envbuild.plan.dockerfile import OF_CONTAINERS
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
@@ -74,18 +74,22 @@ def _script(text: str, *words: str) -> list[str]:
     return _words("sh", "-c", text, "sh", *words)
 
 
-def _container(plan: Plan, cluster: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
+def _container(cluster: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "image": cluster.reference, "command": command, **more}
     given = {_GPU: cluster.gpus} if cluster.gpus else {}
     if cluster.rdma:
         given[cluster.rdma[0]] = cluster.rdma[1]
     if given:
         made["resources"] = {"requests": dict(given), "limits": dict(given)}
-    if uses_gpus(plan):
-        # Registering memory with an adapter locks it; a pod has no field for the limit.
+    if cluster.rdma:
+        # Registering memory with an adapter locks it; a pod has no field for the limit. For a user other than root the
+        # right does nothing: there the node's runtime sets the limit.
         made["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     # NCCL and data loaders pass tensors through shared memory, of which a container gets 64 MiB by itself.
     made["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    for number, claim in enumerate(cluster.claims):
+        read_only = {"readOnly": True} if claim.read_only else {}
+        made["volumeMounts"].append({"name": f"claim-{number}", "mountPath": claim.target, **read_only})
     return made
 
 
@@ -94,11 +98,19 @@ def _pod(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[str, A
     check = _script(_READ_COMPAT + 'exec python3 -c "$@"\n', text_of("check.py"), *check_words(matrix, plan, cluster))
     return {
         "restartPolicy": "Never",
-        "initContainers": [_container(plan, cluster, "driver-check", check)],
+        "initContainers": [_container(cluster, "driver-check", check)],
         "containers": [dict(container)],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": _volumes(cluster),
         "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if cluster.gpus else [],
     }
+
+
+def _volumes(cluster: Cluster) -> list[dict[str, Any]]:
+    claims = [
+        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.source}}
+        for number, claim in enumerate(cluster.claims)
+    ]
+    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}, *claims]
 
 
 def _program(cluster: Cluster) -> list[str]:
@@ -107,7 +119,7 @@ def _program(cluster: Cluster) -> list[str]:
 
 def _torchrun(cluster: Cluster, flags: str) -> list[str]:
     program = _program(cluster)
-    python = "" if program[0].endswith(".py") else "--no-python "
+    python = "" if program[0] == "-m" or program[0].endswith(".py") else "--no-python "
     # OpenShift chooses the user: a number that the image does not know
     start = f"{_READ_COMPAT}{_LIMITS}{text_of('home.sh')}"
     return _script(f'{start}exec torchrun {flags}{python}"$@"\n', *program)
@@ -124,7 +136,7 @@ def _node_job(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[s
 
 
 def _started(plan: Plan, cluster: Cluster, command: list[str]) -> dict[str, Any]:
-    return _container(plan, cluster, "node", command, workingDir=plan.workdir)
+    return _container(cluster, "node", command, workingDir=plan.workdir)
 
 
 def _jobset(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
@@ -178,7 +190,7 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
             {"name": "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "value": "1"},
         ],
     }
-    worker = _container(plan, cluster, "worker", _script(_READ_COMPAT + _LIMITS + _SSHD), workingDir=plan.workdir)
+    worker = _container(cluster, "worker", _script(_READ_COMPAT + _LIMITS + _SSHD), workingDir=plan.workdir)
     spec = {
         "slotsPerWorker": cluster.gpus or 1,
         "mpiImplementation": {"openmpi": "OpenMPI", "mpich": "MPICH"}[mpi],

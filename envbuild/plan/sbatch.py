@@ -1,11 +1,14 @@
 """Plan -> a batch script for Slurm that runs the image with Apptainer, with pyxis and enroot, or with Docker."""
 
+import csv
+import io
 from typing import Literal
 
 from markupsafe import Markup
 
+from envbuild.errors import UsageError
 from envbuild.matrix.load import Matrix
-from envbuild.plan.cluster import Cluster, check_words, name_of, require_gpus, text_of
+from envbuild.plan.cluster import Cluster, Shared, check_words, name_of, require_gpus, text_of
 from envbuild.plan.dockerfile import rendered
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
@@ -36,6 +39,29 @@ def batch_script(matrix: Matrix, plan: Plan, cluster: Cluster, runtime: Runtime)
         lock=lock,
         floor=floor,
         cuda=cuda,
+        mounts=_pyxis_mounts(cluster) if runtime == "pyxis" else [_mount(each, runtime) for each in cluster.shared],
         texts={name: text_of(name) for name in _TEXTS},
         sh=lambda value: Markup(quote.shell(value)),  # noqa: S704
     )
+
+
+def _mount(shared: Shared, runtime: Runtime) -> str:
+    """Return the value of `--mount`, which Apptainer and Docker read as CSV."""
+    target, read_only = ("destination", "ro") if runtime == "apptainer" else ("target", "readonly")
+    fields = ["type=bind", f"source={shared.source}", f"{target}={shared.target}", *([read_only] * shared.read_only)]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(fields)
+    return out.getvalue()
+
+
+def _pyxis_mounts(cluster: Cluster) -> str:
+    """Return the start of the value of `--container-mounts`; each mount ends with a comma.
+
+    Raises:
+        UsageError: a path has a comma, which pyxis cannot take.
+
+    """
+    for each in cluster.shared:
+        if "," in each.source + each.target:
+            raise UsageError("pyxis takes no comma in a path", where="--mount", hint="name a path without one")
+    return "".join(f"{each.source}:{each.target}{':ro' if each.read_only else ''}," for each in cluster.shared)

@@ -123,8 +123,8 @@ class Collected:
 
     def _died(self, code: int | None) -> tuple[Verdict, str]:
         text = " | ".join(self.tail)
-        if code == apptainer.OWN_FAILURE and not self.start and (said := apptainer.fatal("\n".join(self.tail))):
-            return "host", f"Apptainer starts no container: {said}"
+        if code == apptainer.OWN_FAILURE and not self.start and (cause := apptainer.fatal("\n".join(self.tail))):
+            return "host", f"Apptainer starts no container: {cause}"
         for pattern, what in _ENGINE_SAYS:
             if re.search(pattern, text, re.IGNORECASE):
                 return "host", f"{what}: {self.tail[-1]}"

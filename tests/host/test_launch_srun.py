@@ -206,8 +206,20 @@ def test_one_task_for_each_host_whatever_the_allocation_has(cluster, monkeypatch
 def test_numbers_that_a_node_does_not_have(cluster, capfd) -> None:
     code, log = cluster(BARE, gpus="0,2")
     assert (code, log) == (8, "")
-    assert "node1: there is no GPU 2: this node has 2" in capfd.readouterr().err
+    assert "node1: there is no GPU 2: this node has 2 for this job" in capfd.readouterr().err
     assert cluster(BARE, gpus="0,1")[0] == 0
+
+
+def test_numbers_are_those_of_the_job_and_not_of_the_node(cluster, sandbox, monkeypatch) -> None:
+    """A container of Docker is outside of the job's cgroup: GPU 0 of the node may be another job's."""
+    monkeypatch.setenv("SLURM_STEP_GPUS", "6,7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")  # a cluster that confines no devices
+    code, log = cluster(BARE, gpus="1")
+    assert code == 0
+    assert [line[line.index("--gpus") + 1] for line in lines(log, "docker")] == ["device=7"] * 2
+    code, log = cluster(BARE, gpus="1", image=sandbox)
+    assert code == 0
+    assert log.count("APPTAINERENV_CUDA_VISIBLE_DEVICES=7\n") == 2
 
 
 def test_ranks_follow_the_hostfile_and_not_slurms_order(cluster) -> None:

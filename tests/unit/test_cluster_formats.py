@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envbuild.cli import cli
-from envbuild.errors import EnvbuildError, LockError, UsageError
+from envbuild.errors import EnvbuildError, UsageError
 from envbuild.util import quote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,7 +227,8 @@ mappings = st.deferred(lambda: st.dictionaries(st.text(max_size=9), values, min_
 values = scalars | mappings | st.lists(scalars | mappings, min_size=1, max_size=4)
 
 
-@given(st.dictionaries(st.text(max_size=9), values, min_size=1))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.text(max_size=9), values, min_size=1, max_size=6))
 def test_yaml_reads_as_the_same_values(value):
     assert yaml.safe_load("\n".join(quote.yaml_lines(value)) + "\n") == value
 
@@ -249,8 +251,74 @@ def test_kubernetes_expands_nothing(text):
     assert found == text
 
 
-def test_a_lock_error_names_a_value_that_no_script_can_hold():
-    assert isinstance(render(*LOCK, "--format", "sbatch", "--", "a\nb", code=LockError.exit_code), LockError)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "a\nb"], "no script can show"),
+        (["--image", "a\nb.sif"], "no script can show"),
+        (["--image", "envbuild:tag"], "is no file"),
+        (["--image", "registry.example.org/x:y"], "names an engine's image"),
+        (["--mount", "data:/data"], "is no mount"),
+        (["--mount", "/data:/data:rx"], "is no mount"),
+        (["--mount", "/da\tta:/data"], "is no mount"),
+        (["--runtime", "pyxis", "--mount", "/a,b:/data"], "pyxis takes no comma"),
+    ],
+)
+def test_what_no_batch_script_can_hold(words, says):
+    error = render(*LOCK, "--format", "sbatch", *words, code=UsageError.exit_code)
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rdma", "nvidia.com/gpu=4"], "is a resource of GPUs"),
+        (["--claim", "Data:/data"], "is no claim"),
+        (["--claim", "data:data"], "is no claim"),
+        (["--mount", "/data:/data"], "does not read it"),
+    ],
+)
+def test_what_no_object_of_kubernetes_can_hold(words, says):
+    error = render(
+        *LOCK,
+        "--format",
+        "kubernetes",
+        "--image",
+        "r.example.org/x:y",
+        "--digest",
+        f"sha256:{'a' * 64}",
+        *words,
+        code=UsageError.exit_code,
+    )
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "says"),
+    [
+        ("apptainer", "--mount 'type=bind,source=/my data,destination=/data,ro'"),
+        ("docker", "--mount 'type=bind,source=/my data,target=/data,readonly'"),
+        ("pyxis", "--container-mounts='/my data:/data:ro,'\"$folder:$folder\""),
+    ],
+)
+def test_a_batch_script_mounts_folders_of_the_nodes(runtime, says):
+    text = render(
+        *LOCK, "--format", "sbatch", "--runtime", runtime, "--mount", "/my data:/data:ro", "--", "-m", "train"
+    )
+    assert says in text
+    assert "#SBATCH --mem=0" in text
+    assert ("--user" in text) == (runtime == "docker")
+
+
+def test_kubernetes_mounts_claims_and_locks_memory_for_rdma_alone():
+    flags = (*LOCK, "--format", "kubernetes", "--image", "r.example.org/x:y", "--digest", f"sha256:{'a' * 64}")
+    text = render(*flags, "--claim", "data:/data:ro", "--claim", "work:/work")
+    assert text.count("claimName: data") == text.count("claimName: work") == 1
+    assert len(re.findall(r'mountPath: "?/data"?$', text, re.MULTILINE)) == 2  # the check's container and the node's
+    assert "IPC_LOCK" not in text
+    assert "IPC_LOCK" in render(*flags, "--rdma", "rdma/hca=1")
+    assert "--no-python" not in render(*flags, "--", "-m", "train")
+    assert "--no-python" in render(*flags, "--", "train")
 
 
 @pytest.mark.parametrize(

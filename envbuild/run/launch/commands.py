@@ -75,7 +75,7 @@ def _meeting(job: Job) -> list[str]:
     return [
         f"--master-addr={job.master}",
         f"--master-port={job.master_port}",
-        *([] if job.script[0].endswith(".py") else ["--no-python"]),
+        *([] if job.script[0] == "-m" or job.script[0].endswith(".py") else ["--no-python"]),
         *job.script,
     ]
 

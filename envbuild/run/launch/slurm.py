@@ -34,16 +34,26 @@ die() {
     echo "envbuild: ${SLURMD_NODENAME:-$(uname -n)}: $1" >&2
     exit 8
 }
-mine='' count=0
+nth() { # number $2 of the list $1, from 0; where there is no list, $2 itself
+    list=${1:+$1,} at=$2
+    [ -n "$list" ] || { echo "$2"; return; }
+    while [ "$at" -gt 0 ]; do list=${list#*,} at=$((at - 1)); done
+    echo "${list%%,*}"
+}
+mine='' seen='' count=0
 if [ "$asked" != none ]; then
     count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || :
     [ "$count" -gt 0 ] || die 'no GPU answers here: ask Slurm for some (--gpus-per-node), or write --gpus none to run without'
     case $asked in
     auto | all) mine=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}} ;;
     *)
-        mine=$asked
+        # GPU 0 is the first of those that Slurm gave: another one of the node, and another one for CUDA
+        given=${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}
+        if [ -n "$given" ]; then count=$(echo "$given" | tr , '\n' | grep -c .); fi
         for number in $(echo "$asked" | tr , ' '); do
-            [ "$number" -lt "$count" ] || die "there is no GPU $number: this node has $count"
+            [ "$number" -lt "$count" ] || die "there is no GPU $number: this node has $count for this job"
+            mine=${mine:+$mine,}$(nth "$given" "$number")
+            seen=${seen:+$seen,}$(nth "${CUDA_VISIBLE_DEVICES:-}" "$number")
         done
         ;;
     esac
@@ -77,7 +87,7 @@ esac
 case $asked/$by in
 none/* | */cdi) ;;
 auto/* | all/*) if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then export APPTAINERENV_CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES"; fi ;;
-*) export APPTAINERENV_CUDA_VISIBLE_DEVICES="$asked" ;;
+*) export APPTAINERENV_CUDA_VISIBLE_DEVICES="$seen" APPTAINERENV_CUDA_DEVICE_ORDER=PCI_BUS_ID ;;
 esac
 if [ "$rdma" = on ]; then set -- --mount type=bind,source=/dev/infiniband,destination=/dev/infiniband "$@"; fi
 export APPTAINERENV_ENVBUILD_RANK="$rank" APPTAINERENV_ENVBUILD_SLOTS="$slots"
@@ -124,7 +134,7 @@ exec 3<> <(:)
 _PYXIS = """inside=$1
 case $asked in
 none | auto | all) ;;
-*) export CUDA_VISIBLE_DEVICES="$asked" ;;
+*) export CUDA_VISIBLE_DEVICES="$seen" CUDA_DEVICE_ORDER=PCI_BUS_ID ;;
 esac
 export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
 exec sh -c "$inside"
