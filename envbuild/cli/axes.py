@@ -1,5 +1,6 @@
 """One flag per axis, made from the axis files, and the request that the flags make."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -127,8 +128,12 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
             if axis in hosts and (axis in lock or kwargs.get(keyword(axis))):
                 continue  # the makers' own machine and flavor give way to those that are named
             yield Pin(axis=axis, spec=_of_this_host(axis, stated), origin=f"stack {stack.name}")
+    if _means_gpus(kwargs, lock):
+        yield Pin(axis="cuda", spec=">=1", origin="--driver, so CUDA")
     for name, _, _ in _headers():
         spec: str | None = kwargs.get(keyword(name))
+        if name == "driver" and spec == AUTO and (kwargs.get(keyword("cuda")) or "").strip() == "cpu":
+            continue  # a CPU image runs with every driver and with none
         if spec is not None:
             if not spec.strip():
                 raise UsageError(
@@ -139,8 +144,16 @@ def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:
             yield Pin(axis=name, spec=_of_this_host(name, spec.strip()), origin=f"--{name}")
 
 
+def _means_gpus(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> bool:
+    """Return whether a driver alone says that the machine has GPUs: one too old for any CUDA must not give a CPU image."""
+    others = [keyword(axis) for axis in ("cuda", "torch", "gpu", "base", "flavor")]
+    return bool(kwargs.get(keyword("driver"))) and not lock and not any(kwargs.get(name) for name in (*others, "stack"))
+
+
 def _of_this_host(axis: str, spec: str) -> str:
-    """Return the host's driver where `auto` asks for it, else the constraint as it is."""
+    """Return the host's driver where `auto` asks for it, a branch of drivers by its number, else the constraint as it is."""
+    if axis == "driver" and re.fullmatch(r"[Rr]\d{3,4}", spec):
+        return spec[1:]  # NVIDIA writes R535 for the branch
     if (axis, spec) != ("driver", AUTO):
         return spec
     from envbuild.host import driver_version

@@ -222,7 +222,9 @@ def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str
         trial = read_request(compiled.matrix, request)
         if not solvable(*trial.of(request.pins)):
             return _gist(compiled, name, explain_conflict(trial, (), first_only=True).steps)
-    return _NOTHING_FITS
+    # nothing keeps it out: what ranks before a component does, which is whether the driver starts the cell by itself
+    why = " with this driver" if any(pin.axis == "driver" for pin in asked.request.pins) else ""
+    return f"cells that have it rank lower{why}; --{name} {AUTO} gives one"
 
 
 def _gist(compiled: Clauses, name: AxisName, steps: "Sequence[ConflictStep]") -> str:

@@ -101,9 +101,8 @@ def test_its_neighbours_have_one(te: str) -> None:
     [
         ({"gpu": "gh200", "cuda": "12.6"}, "torch has CUDA wheels for aarch64 on PyPI from 2.11.0"),
         ({"gpu": "gh200", "torch": "2.10"}, "PyPI's older ones are CPU builds"),
-        ({"gpu": "t4", "arch": "aarch64"}, "those for sm_75 and sm_86 are left out"),
+        ({"gpu": "t4", "arch": "aarch64"}, "those for sm_75 are left out"),
         ({"gpu": "gb200", "base": "ngc-25.03"}, "read of their x86_64 images"),
-        ({"gpu": "gh200", "flash_attn_hopper": "3.0.0"}, "aarch64 archives (linux-sbsa) are not listed"),
         ({"gpu": "gh200", "base": "nvidia-cuda-*-ubuntu20.04"}, "arm64 images of Ubuntu 22.04 and 24.04"),
         ({"gpu": "thor", "te": "auto"}, "leaves sm_110 (Thor) out"),
     ],
@@ -257,3 +256,15 @@ def test_doctor_judges_a_machine_by_its_own_processor() -> None:
     assert "not yet built or run" in system.findings[0].what
     (system,) = (area for area in diagnose(HostFacts(arch="ppc64le")) if area.name == "system")
     assert not system.satisfied
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"arch": "aarch64", "cuda": "cpu"},  # PyPI's older aarch64 wheels are CPU builds
+        {"arch": "aarch64", "gpu": "l40s"},  # sm_89 runs the kernels for sm_80
+        {"gpu": "gh200", "flash_attn_hopper": "3.0.0"},  # CUDA 13's own nvcc compiles it
+    ],
+)
+def test_what_runs_on_aarch64_is_not_refused(pins):
+    assert cell(**pins).versions["arch"] == "aarch64"

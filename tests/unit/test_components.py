@@ -18,6 +18,7 @@ PACKAGE = Path(envbuild.__file__).parent
 
 # Where a component's axis may stand as a string outside envbuild/components, and why.
 NAMED = {
+    "cli/axes.py": ({"torch"}, "a driver alone says that the image is for GPUs, where no torch is named"),
     "cli/run.py": ({"deepspeed"}, "the launcher of that name"),
     "cli/smoke.py": ({"torch"}, "the lock's set of Python packages"),
     "run/launch/containers.py": ({"deepspeed"}, "the launcher of that name"),

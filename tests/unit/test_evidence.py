@@ -273,7 +273,7 @@ def test_a_host_with_something_missing_proves_nothing_of_the_cell() -> None:
 def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = next(r for r in evidence_refs.committed_evidence() if r.passed and r.device == "cuda" and not r.keyword)
     kept = kept.model_copy(
-        update={"suite": suite_hash(axes=(), level=kept.level), "date": NOW, "adopted": {}, "built_with": {}}
+        update={"suite": suite_hash(axes=(), level=kept.level, date=NOW), "date": NOW, "adopted": {}, "built_with": {}}
     )
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (kept,))
     versions = {axis: version for axis, version in kept.cell.items() if isinstance(version, str)}

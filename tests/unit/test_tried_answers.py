@@ -1,0 +1,61 @@
+"""Requests that an engineer found answered wrong: what was accepted and cannot be, what was refused and runs, what was said of it."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from envbuild.cli.program import cli
+from envbuild.errors import NoCellError
+
+
+def answer(words: str) -> str:
+    done = CliRunner().invoke(cli, ["resolve", *words.split()], standalone_mode=False, catch_exceptions=False)
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ("--gpu b300 --driver 570", "driver-gpu-blackwell-ultra"),
+        ("--gpu gb300 --driver 570", "driver-gpu-blackwell-ultra"),
+        ("--gpu gb10 --driver 575", "driver-gpu-gb10"),
+        ("--os ubuntu18.04 --torch 2.6 --cuda 11.8 --apex auto", "cxx17-gcc"),
+        ("--base ngc-25.03 --megatron 0.19.0", "mcore-ngc-0.16"),
+        ("--apex 23.05 --python 3.12", "apex-pip-python"),
+        ("--driver 390", "driver-floor-11"),
+        ("--driver 440.33", "driver-floor-11"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
+    with pytest.raises(NoCellError) as refused:
+        answer(words)
+    assert rule in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "cell"),
+    [
+        ("--gpu b300 --driver 575", r"cu129-.*-sm103-"),
+        ("--gpu b200 --driver 570", r"cu12.*-sm100-"),
+        ("--base ngc-25.11 --megatron 0.16.1", r"-tengc-apexngc-mcore0\.16\.1-"),
+        ("--base ngc-26.06 --megatron 0.19.0", r"-tengc-apexngc-mcore0\.19\.0-"),
+        ("--apex 23.05 --torch 2.8", r"-py310-torch2\.8\.0-.*apex23\.05"),
+        ("--driver 390 --cuda cpu", r"^cpu-"),
+        ("--cuda cpu --driver auto", r"^cpu-"),
+        ("--driver R535", r"^cu12"),
+        ("--gpu A10G", "-sm86-"),
+        ("--gpu L20", "-sm89-"),
+        ("--gpu A100X", "-sm80-"),
+    ],
+)
+def test_what_runs_is_not_refused(words: str, cell: str) -> None:
+    assert re.search(cell, answer(words).partition("\n")[0])
+
+
+def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
+    """Transformer Engine would need cuda-compat with this driver, and a cell that starts by itself comes first."""
+    assert "left out   te: cells that have it rank lower with this driver; --te auto gives one" in answer(
+        "--gpu a100 --driver 470"
+    )
+    assert re.search(r"^cu1\d\d-.*-te[12]\.", answer("--gpu a100 --driver 470 --te auto"))
