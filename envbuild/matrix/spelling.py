@@ -25,12 +25,20 @@ _NOISE = pattern(
 )
 """Words of a board's name that do not decide its compute capability."""
 
+_BUILD = re.compile(r"(\d{1,3}\.\d{1,3})\+(cpu|cu\d{2,4})")
+
 
 def board_key(name: str) -> str:
     """Return what two spellings of one board share: `GeForce RTX 4090 Laptop GPU` and `rtx-4090` are `rtx4090`."""
     words = [word for word in re.split(r"[\s_-]+", name.strip()) if word]
     kept = [word for word in words if not _NOISE.fullmatch(word)]
     return "".join(kept or words).casefold()
+
+
+def is_data_center(release: Release, text: str) -> bool:
+    """Return whether `text` names a board of this architecture that is no GeForce."""
+    facts = release.facts
+    return isinstance(facts, GpuFacts) and board_key(text) in {board_key(name) for name in facts.names}
 
 
 def is_geforce(release: Release, text: str) -> bool:
@@ -56,6 +64,11 @@ def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iter
     """Yield what `text` may mean on `axis`, the likeliest first; a caller takes the first that matches a release."""
     if axis.name == "gpu":
         yield from _gpu(text, releases)
+    elif axis.name == "torch" and (found := _BUILD.fullmatch(text)):
+        # a minor release of one build, 2.8+cu128: its last patch
+        builds = [each.version for each in releases if each is not None and each.version.endswith(f"+{found[2]}")]
+        patches = [each for each in builds if each.startswith(f"{found[1]}.")]
+        yield from sorted(patches, key=lambda each: [int(part) for part in re.findall(r"\d+", each)], reverse=True)
     elif axis.name == "cuda" and (found := _CUDA.fullmatch(text)):
         yield f"{found[1]}.{found[2]}"
     elif axis.name == "python" and (found := _PYTHON.fullmatch(text)):

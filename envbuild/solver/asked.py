@@ -8,7 +8,7 @@ from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
-from envbuild.matrix.spelling import has_arm_host, is_geforce, spellings
+from envbuild.matrix.spelling import has_arm_host, is_data_center, is_geforce, spellings
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.util.frozen import Frozen, replace
 
@@ -147,9 +147,25 @@ def _is_listed(matrix: Matrix, pin: Pin) -> bool:
 
 
 def _with_board(matrix: Matrix, request: Request) -> Request:
-    """Add what a GPU's name says besides its architecture: an RTX 4090 is sm_89 and a GeForce board."""
+    """Add what a GPU's name says besides its architecture: an RTX 4090 is sm_89 and a GeForce board.
+
+    Raises:
+        UsageError: the board that is asked for is another one.
+
+    """
     gpus = [pin for pin in request.pins if pin.axis == GPU]
-    if not gpus or "board" not in matrix.axes or any(pin.axis == "board" for pin in request.pins):
+    if not gpus or "board" not in matrix.axes:
+        return request
+    stated = [pin for pin in request.pins if pin.axis == "board" and not is_open_pin(pin)]
+    for pin, board in ((pin, board) for pin in gpus for board in stated):
+        other = {"data-center": is_geforce, "geforce": is_data_center}.get(board.spec)
+        if other and any(other(release, piece) for release in matrix.releases[GPU] for piece in pieces(pin.spec)):
+            raise UsageError(
+                f"{pin.spec} is no {board.spec} board, which {board.origin} asks for",
+                where=pin.origin,
+                hint=f"leave {board.origin} out, or name another GPU",
+            )
+    if any(pin.axis == "board" for pin in request.pins):
         return request
     named = [
         Pin(axis="board", spec="geforce", origin=f"{pin.origin} {pin.spec}")

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.program import cli
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
 
 
 def answer(words: str) -> str:
@@ -44,6 +44,8 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
         ("--driver 390 --cuda cpu", r"^cpu-"),
         ("--cuda cpu --driver auto", r"^cpu-"),
         ("--driver R535", r"^cu12"),
+        ("--torch 2.8+cu128", r"cu128-.*-torch2\.8\.0-"),
+        ("--torch 2.13+cpu", r"^cpu-.*torch2\.13"),
         ("--gpu A10G", "-sm86-"),
         ("--gpu L20", "-sm89-"),
         ("--gpu A100X", "-sm80-"),
@@ -51,6 +53,14 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
 )
 def test_what_runs_is_not_refused(words: str, cell: str) -> None:
     assert re.search(cell, answer(words).partition("\n")[0])
+
+
+@pytest.mark.parametrize(
+    "words", ["--gpu rtx4090 --board data-center", "--gpu h100 --board geforce", "--gpu h100,rtx4090 --board geforce"]
+)
+def test_a_board_that_a_gpu_does_not_have(words: str) -> None:
+    with pytest.raises(UsageError, match="board, which --board asks for"):
+        answer(words)
 
 
 def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
