@@ -29,6 +29,7 @@ NAMED = {
     "lock/model.py": ({"te", "torch"}, "the set of Python packages; the field te_source of every lock"),
     "curate/index_checks.py": ({"te", "torch"}, "their several distributions have their own checks"),
     "curate/coverage.py": ({"flash-attn-hopper", "te", "torch"}, "the axes of the coverage report and its requests"),
+    "matrix/spelling.py": ({"torch"}, "2.8+cu128 names a build of a minor release"),
     "matrix/driver.py": ({"torch"}, "what the driver is compared with"),
     "curate/page.py": ({"apex", "te", "torch"}, "the axes of the page's grids"),
     "curate/page_reasons.py": ({"te", "torch"}, "the pairs of axes whose conflicts the page names first"),

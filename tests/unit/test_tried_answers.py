@@ -1,4 +1,4 @@
-"""Requests that an engineer found answered wrong: what was accepted and cannot be, what was refused and runs, what was said of it."""
+"""Requests that an engineer found answered wrong: what was accepted and cannot be, what was refused and runs, and the reasons."""
 
 import re
 
