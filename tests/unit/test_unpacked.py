@@ -166,6 +166,39 @@ def test_of_several_platforms_this_machines_is_taken(layout: Path) -> None:
         assert Layout(layout).image().listing[-1].digest == mine["digest"]
 
 
+def test_a_sandbox_is_of_the_image_and_not_of_the_list(layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of one list, each with another platform's image in it, shared a sandbox: the second ran the first's."""
+    made = []
+
+    def unpacks(archive: Archive, target: Path, own: Path) -> None:
+        made.append(archive.image().listing[-1].digest)
+        target.mkdir()
+        (target / "who").write_text(made[-1])
+
+    monkeypatch.setattr("envbuild.engine.unpacked.make_sandbox", unpacks)
+    mine = json.loads((layout / "index.json").read_text())["manifests"][0]
+    text = {"os": "linux", "architecture": "other", "config": {"Env": ["A=2"]}}
+    config = blob(layout, json.dumps(text).encode(), "config.v1+json")
+    body = json.dumps({"config": config, "layers": [blob(layout, b"other layer", "layer.v1.tar")]}).encode()
+    other = blob(layout, body, "manifest.v1+json")
+    listed = blob(
+        layout,
+        json.dumps({"manifests": [mine | {"platform": HERE}, other | {"platform": THERE}]}).encode(),
+        "index.v1+json",
+    )
+    (layout / "index.json").write_text(json.dumps({"manifests": [listed]}))
+    settings = Settings(cache_dir=layout.parent / "cache")
+    found = []
+    for there, gone in ((mine, other), (other, mine)):
+        part = layout.with_name(f"of-{there['digest'][7:15]}")
+        shutil.copytree(layout, part)
+        (part / "blobs" / "sha256" / str(gone["digest"])[7:]).unlink()
+        image = look_up(settings, str(part))
+        assert image.digest == listed["digest"]
+        found.append((image.place / "who").read_text())
+    assert found == made == [mine["digest"], other["digest"]]
+
+
 def test_of_several_images_none_is_guessed(layout: Path) -> None:
     (mine,) = json.loads((layout / "index.json").read_text())["manifests"]
     other = another(layout, "other")
