@@ -28,8 +28,9 @@ _TAKES = {
     "claims": ("kubernetes",),
     "command": ("sbatch", "kubernetes"),
 }
-_SHARED = re.compile(r"(/[^:\x00-\x1f\x7f]*):(/[^:\x00-\x1f\x7f]*)(:ro|:rw)?")
-_CLAIM = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?):(/[^:\x00-\x1f\x7f]*)(:ro|:rw)?")
+_DST = r"(?P<target>/[^:\x00-\x1f\x7f]*)(?P<mode>:ro|:rw)?"
+_MOUNT = re.compile(rf"(?P<source>/[^:\x00-\x1f\x7f]*):{_DST}")
+_CLAIM = re.compile(rf"(?P<source>[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?):{_DST}")
 _GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
 
@@ -138,18 +139,17 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
         command=given["command"] or (),
         rdma=_rdma(given["rdma"]),
-        shared=tuple(_shared(text) for text in given["mounts"] or ()),
+        shared=tuple(_mount(text) for text in given["mounts"] or ()),
         claims=tuple(_claim(text) for text in given["claims"] or ()),
     )
 
 
-def _require_words(text: str, where: str) -> str:
+def _require_words(text: str, where: str) -> None:
     """Raise UsageError for a text with a line break or another control character: a script shows it as it is."""
-    if any(not letter.isprintable() for letter in text):
+    if not text.isprintable():
         raise UsageError(
             f"{shown(text)!r} has a character that no script can show", where=where, hint="put such a text into a file"
         )
-    return text
 
 
 def _file(named: str | None, runtime: str) -> str | None:
@@ -157,40 +157,32 @@ def _file(named: str | None, runtime: str) -> str | None:
     if named is None:
         return None
     _require_words(named, "--image")
-    if runtime == "apptainer" and "/" not in named and not named.endswith(".sif"):
+    if runtime == "apptainer" and not named.endswith(".sif") and not named.startswith(("/", "./", "../", "~/")):
+        what = "names an engine's image" if "/" in named else "is no file"
         raise UsageError(
-            f"{shown(named)!r} is no file",
+            f"{shown(named)!r} {what}",
             where="--image",
             hint="name a .sif or a sandbox (./FOLDER); --runtime docker runs an engine's image",
-        )
-    if runtime == "apptainer" and not named.endswith(".sif") and not named.startswith(("/", "./", "../", "~/")):
-        raise UsageError(
-            f"{shown(named)!r} names an engine's image",
-            where="--image",
-            hint="write a path as ./FOLDER, or add --runtime docker",
         )
     return named
 
 
+def _shared(form: "re.Pattern[str]", text: str, what: str, where: str, hint: str) -> "Shared":
+    from envbuild.plan.cluster import Shared
+
+    found = form.fullmatch(text)
+    if found is None or not text.isprintable():
+        raise UsageError(f"{shown(text)!r} is no {what}", where=where, hint=f"write {hint}")
+    return Shared(source=found["source"], target=found["target"], read_only=found["mode"] == ":ro")
+
+
+def _mount(text: str) -> "Shared":
+    return _shared(_MOUNT, text, "mount", "--mount", "SRC:DST or SRC:DST:ro, both absolute paths")
+
+
 def _claim(text: str) -> "Shared":
-    from envbuild.plan.cluster import Shared
-
-    found = _CLAIM.fullmatch(text)
-    if found is None or not text.isprintable():
-        hint = "write NAME:DST or NAME:DST:ro, the name of a PersistentVolumeClaim and an absolute path"
-        raise UsageError(f"{shown(text)!r} is no claim", where="--claim", hint=hint)
-    return Shared(source=found[1], target=found[3], read_only=found[4] == ":ro")
-
-
-def _shared(text: str) -> "Shared":
-    from envbuild.plan.cluster import Shared
-
-    found = _SHARED.fullmatch(text)
-    if found is None or not text.isprintable():
-        raise UsageError(
-            f"{shown(text)!r} is no mount", where="--mount", hint="write SRC:DST or SRC:DST:ro, both absolute paths"
-        )
-    return Shared(source=found[1], target=found[2], read_only=found[3] == ":ro")
+    hint = "NAME:DST or NAME:DST:ro, the name of a PersistentVolumeClaim and an absolute path"
+    return _shared(_CLAIM, text, "claim", "--claim", hint)
 
 
 def _image(asked: "ResolvedRequest", plan: "Plan", form: str, named: str | None) -> str:

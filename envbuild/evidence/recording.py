@@ -12,6 +12,7 @@ from envbuild.errors import DataError
 from envbuild.evidence.records import SCHEMA, Evidence, as_json, content_id
 from envbuild.evidence.redact import redacted
 from envbuild.evidence.report import SmokeReport
+from envbuild.util.foreign_json import encodable
 from envbuild.util.names import shown
 
 _OF_IMAGE = ("kind", "digest", "digest_from", "runtime")
@@ -23,7 +24,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return encodable(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

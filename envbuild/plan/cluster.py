@@ -1,6 +1,7 @@
 """What the formats for clusters have in common: the image, its size in nodes and GPUs, the check before training."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envbuild.errors import UsageError
@@ -50,6 +51,21 @@ class Cluster:
             return self.image
         head, slash, last = self.image.rpartition("/")
         return f"{head}{slash}{last.partition(':')[0]}@{self.digest}"
+
+
+def _is_pythons(word: str) -> bool:
+    """Return whether a program that begins with `word` is Python's: a script, or `-m` and a module."""
+    return word == "-m" or word.endswith(".py")
+
+
+def for_torchrun(program: Sequence[str]) -> list[str]:
+    """Return a program and its arguments as torchrun takes them."""
+    return list(program) if _is_pythons(program[0]) else ["--no-python", *program]
+
+
+def by_itself(program: Sequence[str]) -> list[str]:
+    """Return a program and its arguments as what starts any command takes them."""
+    return ["python3", *program] if _is_pythons(program[0]) else list(program)
 
 
 def uses_gpus(plan: Plan) -> bool:

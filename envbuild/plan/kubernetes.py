@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from envbuild.errors import LockError, UsageError
 from envbuild.matrix.load import Matrix
-from envbuild.plan.cluster import MASTER_PORT, Cluster, check_words, name_of, require_gpus, text_of
+from envbuild.plan.cluster import (
+    MASTER_PORT,
+    Cluster,
+    by_itself,
+    check_words,
+    for_torchrun,
+    name_of,
+    require_gpus,
+    text_of,
+)
 from envbuild.plan.dockerfile import OF_CONTAINERS
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
@@ -118,11 +127,9 @@ def _program(cluster: Cluster) -> list[str]:
 
 
 def _torchrun(cluster: Cluster, flags: str) -> list[str]:
-    program = _program(cluster)
-    python = "" if program[0] == "-m" or program[0].endswith(".py") else "--no-python "
     # OpenShift chooses the user: a number that the image does not know
     start = f"{_READ_COMPAT}{_LIMITS}{text_of('home.sh')}"
-    return _script(f'{start}exec torchrun {flags}{python}"$@"\n', *program)
+    return _script(f'{start}exec torchrun {flags}"$@"\n', *for_torchrun(_program(cluster)))
 
 
 def _node_job(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         "name": "launcher",
         "image": cluster.reference,
         "workingDir": plan.workdir,
-        "command": _script(_mpirun(mpi, plan, cluster), *_started_by_python(_program(cluster))),
+        "command": _script(_mpirun(mpi, plan, cluster), *by_itself(_program(cluster))),
         "env": [
             {"name": "OMPI_ALLOW_RUN_AS_ROOT", "value": "1"},
             {"name": "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "value": "1"},
@@ -205,10 +212,6 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         },
     }
     return [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _meta(plan), "spec": spec}]
-
-
-def _started_by_python(program: list[str]) -> list[str]:
-    return ["python3", *program] if program[0].endswith(".py") else program
 
 
 def _mpirun(mpi: str, plan: Plan, cluster: Cluster) -> str:

@@ -1,7 +1,5 @@
 """Plan -> a batch script for Slurm that runs the image with Apptainer, with pyxis and enroot, or with Docker."""
 
-import csv
-import io
 from typing import Literal
 
 from markupsafe import Markup
@@ -48,10 +46,8 @@ def batch_script(matrix: Matrix, plan: Plan, cluster: Cluster, runtime: Runtime)
 def _mount(shared: Shared, runtime: Runtime) -> str:
     """Return the value of `--mount`, which Apptainer and Docker read as CSV."""
     target, read_only = ("destination", "ro") if runtime == "apptainer" else ("target", "readonly")
-    fields = ["type=bind", f"source={shared.source}", f"{target}={shared.target}", *([read_only] * shared.read_only)]
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(fields)
-    return out.getvalue()
+    fields = quote.csv_fields(**{"type": "bind", "source": shared.source, target: shared.target})
+    return f"{fields},{read_only}" if shared.read_only else fields
 
 
 def _pyxis_mounts(cluster: Cluster) -> str:

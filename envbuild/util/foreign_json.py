@@ -61,10 +61,15 @@ def _check(value: Any, *, whole_texts: bool) -> None:
             raise ValueError(f"JSON nested deeper than {DEPTH} levels")
 
 
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can hold: half of a surrogate pair is written as its escape."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _escaped(value: Any) -> Any:
     """Return a value of at most 64 levels with each half of a surrogate pair in its texts written as its escape."""
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return encodable(value)
     if isinstance(value, list):
         return [_escaped(each) for each in value]
     if isinstance(value, dict):

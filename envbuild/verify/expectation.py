@@ -20,8 +20,8 @@ _SHAPES: Mapping[str, type | tuple[type, ...]] = {
     "altered": str,
 }
 
-_OF_TEXTS: Mapping[str, type] = {"cell": type(None), "adopted": str, "built_with": str}
-"""Tables whose values are texts, and what else one may be."""
+_OF_TEXTS: Mapping[str, type | tuple[type, ...]] = {"cell": (str, type(None)), "adopted": str, "built_with": str}
+"""Tables, and what a value of each may be."""
 
 
 def read_expected(path: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def shape_fault(found: Any) -> str:
         shape = _SHAPES.get(key)
         if shape and not isinstance(value, shape):
             return f"its {key} is no {'table' if shape is dict else 'text'}"
-        if key in _OF_TEXTS and not all(isinstance(each, str | _OF_TEXTS[key]) for each in value.values()):
+        if key in _OF_TEXTS and not all(isinstance(each, _OF_TEXTS[key]) for each in value.values()):
             return f"a value in its {key} is no text"
     return ""
 

@@ -251,9 +251,16 @@ def test_kubernetes_expands_nothing(text):
     assert found == text
 
 
+KUBERNETES = ("--format", "kubernetes", "--image", "r.example.org/x:y", "--digest", f"sha256:{'a' * 64}")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        ([*KUBERNETES, "--rdma", "nvidia.com/gpu=4"], "is a resource of GPUs"),
+        ([*KUBERNETES, "--claim", "Data:/data"], "is no claim"),
+        ([*KUBERNETES, "--claim", "data:data"], "is no claim"),
+        ([*KUBERNETES, "--mount", "/data:/data"], "does not read it"),
         (["--", "a\nb"], "no script can show"),
         (["--image", "a\nb.sif"], "no script can show"),
         (["--image", "envbuild:tag"], "is no file"),
@@ -264,32 +271,9 @@ def test_kubernetes_expands_nothing(text):
         (["--runtime", "pyxis", "--mount", "/a,b:/data"], "pyxis takes no comma"),
     ],
 )
-def test_what_no_batch_script_can_hold(words, says):
-    error = render(*LOCK, "--format", "sbatch", *words, code=UsageError.exit_code)
-    assert says in str(error)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--rdma", "nvidia.com/gpu=4"], "is a resource of GPUs"),
-        (["--claim", "Data:/data"], "is no claim"),
-        (["--claim", "data:data"], "is no claim"),
-        (["--mount", "/data:/data"], "does not read it"),
-    ],
-)
-def test_what_no_object_of_kubernetes_can_hold(words, says):
-    error = render(
-        *LOCK,
-        "--format",
-        "kubernetes",
-        "--image",
-        "r.example.org/x:y",
-        "--digest",
-        f"sha256:{'a' * 64}",
-        *words,
-        code=UsageError.exit_code,
-    )
+def test_what_no_job_of_a_cluster_can_hold(words, says):
+    form = () if "--format" in words else ("--format", "sbatch")
+    error = render(*LOCK, *form, *words, code=UsageError.exit_code)
     assert says in str(error)
 
 
@@ -311,7 +295,7 @@ def test_a_batch_script_mounts_folders_of_the_nodes(runtime, says):
 
 
 def test_kubernetes_mounts_claims_and_locks_memory_for_rdma_alone():
-    flags = (*LOCK, "--format", "kubernetes", "--image", "r.example.org/x:y", "--digest", f"sha256:{'a' * 64}")
+    flags = (*LOCK, *KUBERNETES)
     text = render(*flags, "--claim", "data:/data:ro", "--claim", "work:/work")
     assert text.count("claimName: data") == text.count("claimName: work") == 1
     assert len(re.findall(r'mountPath: "?/data"?$', text, re.MULTILINE)) == 2  # the check's container and the node's

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
+from envbuild.plan.cluster import by_itself, for_torchrun
 from envbuild.run.launch.beats import LOST_SECONDS
 from envbuild.run.launch.containers import containers_of
 from envbuild.run.launch.hosts import is_local
@@ -56,10 +57,6 @@ def _on(node: str, command: Sequence[str], *, local: bool) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _program(script: Sequence[str]) -> list[str]:
-    return ["python3", *script] if script[0].endswith(".py") else list(script)
-
-
 def _torchrun(job: Job, rank: int) -> list[str]:
     return [
         "torchrun",
@@ -75,8 +72,7 @@ def _meeting(job: Job) -> list[str]:
     return [
         f"--master-addr={job.master}",
         f"--master-port={job.master_port}",
-        *([] if job.script[0] == "-m" or job.script[0].endswith(".py") else ["--no-python"]),
-        *job.script,
+        *for_torchrun(job.script),
     ]
 
 
@@ -109,7 +105,7 @@ def _mpirun(job: Job) -> list[str]:
         "-c",
         ranks,
         "sh",
-        *_program(job.script),
+        *by_itself(job.script),
     ]
 
 
