@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -81,13 +82,24 @@ def possible(browser):
     )}  # fmt: skip
 
 
+def soon(browser, expression, wanted=True, seconds=10.0):
+    """Return whether the expression comes to `wanted`; the page may need a moment for it."""
+    end = time.monotonic() + seconds
+    while browser.js(expression) != wanted:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def in_view(browser, selector):
-    """Return whether all of the first element that matches is in the window and nothing covers its middle."""
-    return browser.js(
+    """Return whether all of the first element that matches comes into the window and nothing covers its middle."""
+    return soon(
+        browser,
         f"(() => {{ const at = document.querySelector({json.dumps(selector)}); if (!at) return false;"
         " const b = at.getBoundingClientRect();"
         " const top = document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2);"
-        " return b.width > 0 && b.top >= 0 && b.left >= 0 && b.bottom <= innerHeight && b.right <= innerWidth && at.contains(top); })()"
+        " return b.width > 0 && b.top >= 0 && b.left >= 0 && b.bottom <= innerHeight && b.right <= innerWidth && at.contains(top); })()",
     )
 
 
@@ -103,9 +115,8 @@ def test_two_clicks_from_the_question_to_a_copied_command(wide, address):
     assert "Yes: 2 combinations fit." in text_of(wide, "#answer")
     assert possible(wide) == {("12.6", "2.8.0+cu126", "2.6.0"), ("12.6", "2.7.1+cu126", "2.6.0")}
     wide.click("#answer .copy")
-    wide.js("new Promise(done => setTimeout(done, 100))")
-    assert text_of(wide, "#answer .copy") == "Copied"
-    assert wide.js("navigator.clipboard.readText()") == "envbuild image --cuda 12.6 --te 2.6"
+    assert soon(wide, "document.querySelector('#answer .copy').innerText", "Copied")
+    assert soon(wide, "navigator.clipboard.readText()", "envbuild image --cuda 12.6 --te 2.6")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +263,6 @@ def test_a_link_shows_its_cell_and_its_panel(wide, address, page, rows):
     # as in a table of few rows, and of many
     wide.js(f"document.head.insertAdjacentHTML('beforeend', '<style>.grid tbody tr {{ height: {rows} }}</style>')")
     wide.js(f"location.hash = '#cell={proven['id']}'")
-    wide.js("new Promise(done => setTimeout(done, 100))")
     assert in_view(wide, "#panel h3")
     assert in_view(wide, "button[aria-pressed=true]")
     assert in_view(wide, "#panel .copy")
@@ -366,11 +376,10 @@ def test_nothing_is_wider_than_the_screen(wide, address, page):
 def test_a_published_image_is_pulled_by_its_digest(wide, address):
     wide.open(address)
     wide.click("#published .copy")
-    wide.js("new Promise(done => setTimeout(done, 100))")
     wide.js("document.querySelector('#published .copy').scrollIntoView({block: 'center', behavior: 'instant'})")
     assert in_view(wide, "#published .copy")
     wanted = f"docker pull registry.example.org/team/megatron@sha256:{'ab' * 32}"
-    assert wide.js("navigator.clipboard.readText()") == wanted
+    assert soon(wide, "navigator.clipboard.readText()", wanted)
 
 
 def test_hostile_text_in_the_data_is_text(tab, page, matrix, tmp_path):
@@ -395,8 +404,7 @@ def test_hostile_text_in_the_data_is_text(tab, page, matrix, tmp_path):
     tab.open(path.as_uri())
     for place in ("13.0/2.11.0/2.12.0", "13.0/2.11.0/1.9.0"):
         tab.js(f"location.hash = '#cell={place}'")
-        tab.js("new Promise(done => setTimeout(done, 100))")
-        assert HOSTILE in tab.js("document.querySelector('#panel').textContent")
+        assert soon(tab, f"document.querySelector('#panel').textContent.includes({json.dumps(HOSTILE)})")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
     assert tab.js("document.querySelectorAll('img, #panel script, .grids script').length") == 0
     assert tab.js("window.hacked") is None
