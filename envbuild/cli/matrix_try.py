@@ -43,6 +43,7 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     metavar="AXIS=PATH",
     help="A git repository of a component that no index has: each release is tried at its commit.",
 )
+@click.option("--cpp-only", is_flag=True, help="With --kind sources: leave out .cu files, which take most of the time.")
 @click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Resolutions at a time.")
 @click.option(
     "--records",
@@ -59,6 +60,7 @@ def try_pairs(
     only_list: bool,
     trees: tuple[str, ...],
     clones: tuple[str, ...],
+    cpp_only: bool,
     jobs: int,
     records: Path | None,
     as_json: bool,
@@ -74,7 +76,7 @@ def try_pairs(
     libraries  each library that its binaries need is in the set
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels; each .cu file by
-               nvcc's front end (CUDA 13, from PyPI) or by clang (minutes)
+               nvcc's front end (CUDA 13, from PyPI) or by clang (minutes; with --cpp-only seconds)
 
     A stopped run continues where it was. Exits with 0 whatever the results are.
     """  # noqa: D301 - click reads the character
@@ -94,6 +96,7 @@ def try_pairs(
         clones=_folders(clones, "--clone"),
         jobs=jobs,
         again=again,
+        cpp_only=cpp_only,
     )
     pairs = [pair for each in asked for pair in pairs_of(runner.files, matrix, each, every=every)]
     if only_list:

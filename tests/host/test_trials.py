@@ -13,9 +13,10 @@ import pytest
 from index_server import Index, wheel
 from small_matrix import release, small_matrix
 
-from envbuild.curate.trials import sources
+from envbuild.curate.trials import precompiled, sources
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
+from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.curate.trials.run import Runner
 from envbuild.curate.trials.subject import find
 from envbuild.errors import LockError, UsageError
@@ -98,8 +99,8 @@ def settings_of(tmp_path, url):
     return load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_INDEX_URL": url}, root=tmp_path)
 
 
-def run(matrix, tmp_path, url, *axes, again=False, kinds=("metadata", "names", "libraries")):
-    runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", again=again)
+def run(matrix, tmp_path, url, *axes, again=False, kinds=("metadata", "names", "libraries"), cpp_only=False):
+    runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", again=again, cpp_only=cpp_only)
     notes = []
     pairs = list(pairs_of(runner.files, matrix, read_axes(matrix, axes), every=False))
     return runner.run(pairs, kinds, note=notes.append), notes
@@ -198,6 +199,12 @@ def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp
     index.add("transformer-engine-torch", "2.5.0", tar("transformer_engine_torch-2.5.0", sdist))
     with index.served() as url:
         outcome, _ = run(matrix, tmp_path, url, "te=2.5", "torch", kinds=("headers", "sources"))
+        less, _ = run(matrix, tmp_path, url, "te=2.5", "torch", kinds=("sources",), cpp_only=True)
+        assert (less.made, less.kept) == (0, 2)  # what was looked at with .cu files counts for less, too
+        less, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), cpp_only=True, again=True)
+        assert less.made == 1
+        whole, _ = run(matrix, tmp_path, url, "te=2.5", "torch", kinds=("sources",))
+        assert (whole.made, whole.kept) == (1, 1)  # and not the other way round
     found = {(t.pair["torch"], t.kind): t for t in load_trials(tmp_path / "records")}
     assert {key: trial.verdict for key, trial in found.items()} == {
         ("2.9.0", "headers"): "passed",
@@ -214,9 +221,10 @@ def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp
 @pytest.mark.parametrize(
     ("texts", "runs", "failing"),
     [
-        (("int a;", "int b;", "int c;"), 1, ()),  # all at once
-        (("static int a;", "static int a;", "int c;"), 5, ()),  # the same name twice: each alone
-        (("int a;", "int b;", "int c = nothing;"), 6, ("c.cpp",)),  # together, precompiled, each, and c once more
+        (("int a;", "int b;", "int c;"), 2, ()),  # torch's headers, and all at once
+        (("void f() { int TORCH_EXTENSION_NAME; }",) + 2 * ("class TORCH_EXTENSION_NAME {};",), 2, ()),  # its own each
+        (("static int a;", "static int a;", "int c;"), 4, ()),  # the same name twice: a alone, and b with c
+        (("int a;", "int b;", "int c = nothing;"), 7, ("c.cpp",)),  # precompiled, a b c, a, b c, b, c, and c once more
     ],
 )
 def test_files_that_do_not_pass_together_are_checked_alone(texts, runs, failing, tmp_path, monkeypatch):
@@ -226,10 +234,24 @@ def test_files_that_do_not_pass_together_are_checked_alone(texts, runs, failing,
     for unit, text in zip(units, texts, strict=True):
         unit.write_text(f"#include <torch/extension.h>\n{text}\n")
     commands = []
-    monkeypatch.setattr(sources, "_run", lambda command, run=sources._run: commands.append(command) or run(command))
-    failed = sources._check_units(units, ["-std=c++17", f"-isystem{tmp_path}"], [], tmp_path)
-    assert len(commands) == runs
-    assert [each.partition(":")[0] for each in failed] == list(failing)
+    run = sources.compile_with
+    monkeypatch.setattr(sources, "compile_with", lambda command: commands.append(command) or run(command))
+    kept = Precompiled(tmp_path, sources.compile_with)
+    for again in range(2):  # a second component of the same flags finds torch's headers ready
+        failed = sources._check_units(units, ["-std=c++17", f"-isystem{tmp_path}"], [], tmp_path, kept)
+        assert [each.partition(":")[0] for each in failed] == list(failing)
+        assert len(commands) == runs + again * (runs - 1)
+
+
+def test_few_precompiled_headers_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(precompiled, "_MOST", 2)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/extension.h").write_text("#pragma once\n")
+    kept = Precompiled(tmp_path, sources.compile_with)
+    for name in "ABAC":
+        assert kept.flags("g++", [f"-I{tmp_path}", f"-D{name}"])
+    assert len(list(tmp_path.rglob("*.gch"))) == 2
+    assert not kept.flags("g++", ["-std=c++17"])  # no torch there: nothing is included
 
 
 GLOBAL = "__attribute__((global))"

@@ -17,6 +17,7 @@ from envbuild.curate.trials.libraries import is_library, needed_of, provided_by,
 from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
 from envbuild.curate.trials.pairs import Pair
+from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved
 from envbuild.curate.trials.sources import SourcesFound, cuda_tools, include_folders, try_sources
 from envbuild.curate.trials.subject import TORCH, Subject, fits_cuda
@@ -49,13 +50,17 @@ class Ways:
         matrix: the releases.
         files: the files of the index.
         jobs: resolutions that run at a time.
+        cpp_only: whether .cu files are left out.
 
     """
 
-    def __init__(self, matrix: Matrix, files: Files, *, jobs: int) -> None:
+    def __init__(self, matrix: Matrix, files: Files, *, jobs: int, cpp_only: bool = False) -> None:
         self.matrix = matrix
         self.files = files
         self.jobs = jobs
+        self.cpp_only = cpp_only
+        self.precompiled: Precompiled | None = None
+        """Where torch's precompiled headers are, as long as pairs are tried."""
         self._consumer: tuple[Subject, Consumer] | None = None
         self._libraries: dict[tuple[str, ...], Library] = {}
 
@@ -203,7 +208,7 @@ class Ways:
     def _compiled(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
         sources = COMPONENTS[component.axis].host_sources
         found = self.set_of(requirements, pythons)
-        if sources is None:
+        if sources is None or self.precompiled is None:
             return None
         if found is None:
             return Result(verdict="undecided", first="no Python gets a set of packages")
@@ -213,9 +218,11 @@ class Ways:
             wheels += self._wheels_of(resolved(self.files, tools, found.python))
         torch = next(wheel for wheel in wheels if wheel.filename.startswith("torch-"))
         includes = include_folders(self.files, wheels)
-        cuda = front_end(self.files, wheels, includes)
+        cuda = None if self.cpp_only else front_end(self.files, wheels, includes)
         for folder in self._folders(component):
-            checked = try_sources(self.files, folder, sources, torch=torch, includes=includes, cuda=cuda)
+            checked = try_sources(
+                self.files, folder, sources, torch=torch, includes=includes, precompiled=self.precompiled, cuda=cuda
+            )
             if checked is not None:
                 return _of_sources(checked)
         return None

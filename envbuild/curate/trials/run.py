@@ -15,8 +15,9 @@ from envbuild.curate.trials.cuda import clang_version
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.kinds import Result, Ways, usual
 from envbuild.curate.trials.pairs import Pair
+from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.curate.trials.resolution import requirements_for, set_refused_by
-from envbuild.curate.trials.sources import compiler_version
+from envbuild.curate.trials.sources import compile_with, compiler_version
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find
 from envbuild.curate.wheels import Distribution, python_tags
 from envbuild.errors import LockError
@@ -25,6 +26,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.settings import Settings
 from envbuild.util.names import shown
+from envbuild.util.scratch import scratch
 
 METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 2}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
@@ -61,6 +63,7 @@ class Runner:
         clones: git repositories by axis; of each release, its commit is taken.
         jobs: resolutions that run at a time.
         again: whether what was tried is tried again.
+        cpp_only: whether trials of sources leave out .cu files. Those that were looked at before stay as they are.
 
     """
 
@@ -74,6 +77,7 @@ class Runner:
         clones: Mapping[AxisName, Path] | None = None,
         jobs: int = 2,
         again: bool = False,
+        cpp_only: bool = False,
     ) -> None:
         self.matrix = matrix
         self.files = Files(settings)
@@ -83,7 +87,7 @@ class Runner:
         self.again = again
         self.ledger = History(load_trials(records))
         self._subjects: dict[tuple[AxisName, str, str], Subject | None] = {}
-        self.ways = Ways(matrix, self.files, jobs=jobs)
+        self.ways = Ways(matrix, self.files, jobs=jobs, cpp_only=cpp_only)
 
     def run(
         self,
@@ -99,9 +103,11 @@ class Runner:
 
         """
         outcome = Outcome(pairs=len(pairs), held=sum(bool(pair.pythons) for pair in pairs))
-        for number, pair in enumerate(pairs, 1):
-            results = self._pair(pair, kinds, outcome)
-            note(f"[{number}/{len(pairs)}] {pair}: {results}")
+        with scratch("precompiled") as place:
+            self.ways.precompiled = Precompiled(place, compile_with)
+            for number, pair in enumerate(pairs, 1):
+                results = self._pair(pair, kinds, outcome)
+                note(f"[{number}/{len(pairs)}] {pair}: {results}")
         return outcome
 
     def _pair(self, pair: Pair, kinds: Sequence[Kind], outcome: Outcome) -> str:
@@ -152,9 +158,12 @@ class Runner:
             refused = set_refused_by(self.matrix, pair.versions, found.packages) if found else ""
             reads += (*sources.defines, *filter(None, (refused,)))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
-        inputs = hashlib.sha256(json.dumps([*shape, pythons if kind == "metadata" else ()]).encode()).hexdigest()
+        inputs = whole = _digest(*shape, pythons if kind == "metadata" else ())
+        less = " --cpp-only" if kind == "sources" and self.ways.cpp_only else ""
+        if less:
+            inputs = _digest(*shape, less)
         known = self.ledger.last(pair.versions, kind)
-        if known is not None and known.inputs == inputs and not self.again:
+        if known is not None and known.inputs in {inputs, whole} and not self.again:
             outcome.kept += 1
             return known
         try:
@@ -173,7 +182,7 @@ class Runner:
             first=shown(" ".join(result.first.split()), _FIRST),
             counts=dict(result.counts),
             pythons={p: v for p, v in result.pythons.items() if v != "undecided"},
-            command=f"envbuild matrix try {pair.component}={pair.version} {pair.other}={pair.with_} --kind {kind}",
+            command=f"envbuild matrix try {pair.component}={pair.version} {pair.other}={pair.with_} --kind {kind}{less}",
             inputs=inputs,
         )
         outcome.made += 1
@@ -189,6 +198,10 @@ class Runner:
                 tags = python_tags(Distribution(name=name, version=Version(version), files=every))
                 found = [python for python in found if not tags or python in tags]
         return tuple(found)
+
+
+def _digest(*inputs: object) -> str:
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def _contradictions(pair: Pair, trial: Trial) -> list[str]:

@@ -1,8 +1,8 @@
 """Trials of sources: each translation unit type-checked against torch's own headers, C++ by g++ and .cu files by `cuda`.
 
 Nothing is compiled: the compiler parses and checks (`-fsyntax-only`). Headers come from the wheels of the set, torch's and
-NVIDIA's, as pip would install them. torch's take most of the time, so all C++ files of a component are first checked as one
-translation unit. Where that does not pass, each is checked alone, and torch's headers are parsed once into a precompiled one.
+NVIDIA's, as pip would install them. torch's take most of the time, so they are parsed once into a precompiled one, and all
+C++ files of a component are first checked as one translation unit. Where that does not pass, each half of them is.
 """
 
 import re
@@ -18,6 +18,7 @@ from envbuild.components.base import HostSources
 from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import CXX, code_files, stated_flags
+from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.errors import HostError
 from envbuild.lock.index import IndexFile
 from envbuild.util.frozen import replace as changed
@@ -28,11 +29,8 @@ from envbuild.util.scratch import scratch
 COMPILER = "g++"
 _SECONDS = 1800.0
 _ERROR = re.compile(r"^(?:[^\n]*?)([^/\n]+/[^/\n:]+:\d+(?::\d+)?: (?:fatal )?error: [^\n]*)$", re.MULTILINE)
-_WORTH_PRECOMPILING = 3
-"""Units; torch's headers take longer to parse than all that a unit adds."""
 _ENOUGH = 3
 """Files that fail, or that are the first and are not decided, after which the rest is not looked at."""
-_PRECOMPILED = "#include <torch/extension.h>\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +80,7 @@ def try_sources(
     *,
     torch: IndexFile,
     includes: Sequence[Path],
+    precompiled: Precompiled,
     cuda: FrontEnd | None = None,
 ) -> SourcesFound | None:
     """Type-check every C++ and .cu file of a component, until three of them fail; None where it has none.
@@ -92,6 +91,7 @@ def try_sources(
         sources: where its C++ lies.
         torch: torch's wheel.
         includes: folders of the headers of torch and CUDA.
+        precompiled: where torch's precompiled headers are.
         cuda: what checks .cu files; None leaves them out.
 
     Raises:
@@ -110,7 +110,7 @@ def try_sources(
     own = [f"-I{folder / each}" for each in sources.includes]
     common = ["-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H", *defines, *sources.defines]
     common += [f"-I{sysconfig.get_paths()['include']}", *(f"-isystem{path}" for path in includes)]
-    failed = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder)
+    failed = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder, precompiled)
     found = SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=len(kernels))
     if cuda is None or not kernels or len(failed) >= _ENOUGH:
         return found
@@ -132,47 +132,48 @@ def try_sources(
     return replace(found, failed=tuple(failed), undecided=tuple(undecided), cuda_by=cuda.name, cuda_checked=checked)
 
 
-def _check_units(units: Sequence[Path], flags: Sequence[str], own: Sequence[str], folder: Path) -> list[str]:
+def _check_units(
+    units: Sequence[Path], flags: Sequence[str], own: Sequence[str], folder: Path, precompiled: Precompiled
+) -> list[str]:
     """Return the first error of each C++ file that fails, of three at most."""
+    ready = precompiled.flags(COMPILER, flags) if units else ()
     failed: list[str] = []
-    with scratch("precompiled") as place:
-        many = len(units) >= _WORTH_PRECOMPILING
-        if many and _pass_together(units, [*flags, *own], place):
-            return []
-        worth = many and _precompile(place, flags)
-        ready = ["-I", str(place), "-include", "torch_of_a_trial.h"] if worth else []
-        for unit in units:
+    groups = [list(units)]
+    while groups and len(failed) < _ENOUGH:
+        group = groups.pop()
+        if len(group) > 1:
+            # Where they do not pass as one translation unit, two may define the same name: each half by itself.
+            if not _pass_together(group, [*ready, *flags, *own]):
+                middle = len(group) // 2
+                groups += [group[middle:], group[:middle]]
+            continue
+        for unit in group:
             error = _check(unit, [*ready, *flags, *own])
             if error and ready:  # a unit is compiled alone: what a precompiled header defines must not decide
                 error = _check(unit, [*flags, *own])
             if error:
                 failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))
-            if len(failed) == _ENOUGH:
-                break
     return failed
 
 
-def _pass_together(units: Sequence[Path], flags: Sequence[str], place: Path) -> bool:
-    """Return whether all C++ files pass as one translation unit. Where they do not, two may define the same name."""
-    together = place / "together.cpp"
-    together.write_text("".join(f'#include "{unit}"\n' for unit in units), encoding="utf-8")
-    return _check(together, flags) == ""
-
-
-def _precompile(place: Path, flags: Sequence[str]) -> bool:
-    """Write a precompiled header of torch; return False where torch's headers do not pass by themselves."""
-    header = place / "torch_of_a_trial.h"
-    header.write_text(_PRECOMPILED, encoding="utf-8")
-    command = [COMPILER, "-x", "c++-header", *flags, "-o", f"{header}.gch", str(header)]
-    return _run(command) == ""
+def _pass_together(units: Sequence[Path], flags: Sequence[str]) -> bool:
+    """Return whether all C++ files pass as one translation unit."""
+    with scratch("together") as place:
+        together = place / "together.cpp"
+        lines = (
+            f'#undef TORCH_EXTENSION_NAME\n#define TORCH_EXTENSION_NAME trial_{number}\n#include "{unit}"\n'
+            for number, unit in enumerate(units)
+        )
+        together.write_text("".join(lines), encoding="utf-8")
+        return _check(together, flags) == ""
 
 
 def _check(unit: Path, flags: Sequence[str]) -> str:
-    return _run([COMPILER, "-fsyntax-only", *flags, str(unit)])
+    return compile_with([COMPILER, "-fsyntax-only", *flags, str(unit)])
 
 
-def _run(command: Sequence[str]) -> str:
-    """Return the first error of the compiler; empty when there is none."""
+def compile_with(command: Sequence[str]) -> str:
+    """Run a compiler; return the first error of the compiler; empty when there is none."""
     done = bounded(command, seconds=_SECONDS, limit=64 << 20)
     if done.fault:
         raise HostError(f"{COMPILER} {done.fault}", hint="try again on a machine with more memory or time")
