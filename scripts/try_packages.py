@@ -2,10 +2,14 @@
 """Ask pip and uv, in an image, what they would install for twenty popular packages, and print a table.
 
     scripts/try_packages.py IMAGE --pip pip.whl [--ca FILE] [PACKAGE …]
+    scripts/try_packages.py --lock FOLDER [--lock FOLDER …] [PACKAGE …]
 
 Nothing is installed (--dry-run). An install must leave every package of the image's constraints file as it is, or be refused
-with a reason. Exits with 1 where one would change such a package, or
-fails without naming one. A cell has the package's version and how many packages come with it, itself included.
+with a reason. Exits with 1 where one would change such a package, or fails without naming one. A cell has the package's
+version and how many packages come with it, itself included.
+
+With --lock no image is needed: uv resolves each package for the lock's Python, with the lock's packages as constraints. An
+index knows no `+cu126`, so a version counts without it.
 """
 
 import argparse
@@ -13,6 +17,8 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+import tomllib
 import uuid
 from pathlib import Path
 
@@ -63,34 +69,79 @@ def verdict(container: str, tool: str, package: str, held: dict[str, str]) -> tu
     return True, f"{new.get(normal(package), '-')} ({len(new)})" if new else "is there"
 
 
+def held_by(lock: Path) -> tuple[str, dict[str, str]]:
+    """Return the Python of a lock, and the version of each package that an image of it holds."""
+    python = json.loads((lock / "lock.json").read_text(encoding="utf-8"))["cell"]["python"]
+    files = [tomllib.loads((lock / f"pylock.{name}.toml").read_text(encoding="utf-8")) for name in ("torch", "env")]
+    return python, {normal(p["name"]): p["version"].partition("+")[0] for file in files for p in file["packages"]}
+
+
+def resolution(python: str, package: str, held: dict[str, str], constraints: Path) -> tuple[bool, str]:
+    """Return whether the package fits next to what is held, or is refused with the reason, and a cell of the table."""
+    command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", python]
+    command += ["--python-platform", "x86_64-manylinux_2_36", "--constraint", str(constraints), "-"]
+    done = subprocess.run(command, input=package, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = " ".join(done.stderr.split())
+        named = any(f"{name}=={version}" in why for name, version in held.items())
+        return named, f"{'refused' if named else 'failed'}: {why[-300:]}"
+    every = dict(line.split("==") for line in done.stdout.split() if "==" in line)
+    new = {name: version for name, version in every.items() if name not in held}
+    return True, f"{every[normal(package)]} ({len(new)})" if new else "is there"
+
+
+def of_locks(locks: list[Path], packages: list[str]) -> int:
+    """Print the table of the locks, and return the exit code."""
+    found = [held_by(lock) for lock in locks]
+    for number, (lock, (python, held)) in enumerate(zip(locks, found, strict=True), 1):
+        print(f"{number}: {lock.name}, Python {python}, {len(held)} packages are held", flush=True)
+    print(f"\n| package | {' | '.join(map(str, range(1, len(locks) + 1)))} |\n|{'---|' * (len(locks) + 1)}", flush=True)
+    good = 0
+    with tempfile.TemporaryDirectory() as place:
+        for number, (_, held) in enumerate(found):
+            lines = [f"{name}=={version}\n" for name, version in held.items()]
+            Path(place, str(number)).write_text("".join(lines), encoding="utf-8")
+        for package in packages:
+            cells = [resolution(py, package, held, Path(place, str(n))) for n, (py, held) in enumerate(found)]
+            good += all(right for right, _ in cells)
+            print(f"| {package} | {' | '.join(text.replace('|', '/') for _, text in cells)} |", flush=True)
+    print(f"\n{good} of {len(packages)} leave them as they are, or are refused with the reason.")
+    return 0 if good == len(packages) else 1
+
+
 def main() -> int:
     """Try each package, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image")
-    parser.add_argument("packages", nargs="*", default=POPULAR)
-    parser.add_argument("--pip", type=Path, required=True, help="a wheel of pip, which the image need not have")
+    parser.add_argument("words", nargs="*", metavar="IMAGE, PACKAGE …", help="the image, and the packages to ask for")
+    parser.add_argument("--lock", type=Path, action="append", help="a folder of a lock, in place of an image")
+    parser.add_argument("--pip", type=Path, help="a wheel of pip, which the image need not have")
     parser.add_argument("--ca", type=Path, help="certificates of the index")
     options = parser.parse_args()
+    if options.lock:
+        return of_locks(options.lock, options.words or list(POPULAR))
+    if not options.words or not options.pip:
+        parser.error("give an IMAGE and --pip, or --lock")
+    image, packages = options.words[0], options.words[1:] or POPULAR
     name = f"envbuild-try-{uuid.uuid4().hex[:8]}"
     flags = ["--rm", "--detach", "--network", "host", "--name", name, "-v", f"{options.pip.resolve()}:/try/pip.whl:ro"]
     if options.ca:
         flags += ["-v", f"{options.ca.resolve()}:/try/ca.crt:ro"]
         flags += [word for each in ("SSL_CERT_FILE", "PIP_CERT") for word in ("-e", f"{each}=/try/ca.crt")]
-    subprocess.run(["docker", "run", *flags, options.image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["docker", "run", *flags, image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL)
     try:
         lines = run(name, ["cat", CONSTRAINTS]).stdout.splitlines()
         held = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
         print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
         print("| package | pip | uv |\n|---|---|---|", flush=True)
         good = 0
-        for package in options.packages:
+        for package in packages:
             found = [verdict(name, tool, package, held) for tool in TOOLS]
             good += all(right for right, _ in found)
             print(f"| {package} | {' | '.join(text.replace('|', '/') for _, text in found)} |", flush=True)
     finally:
         subprocess.run(["docker", "rm", "--force", name], check=False, capture_output=True)
-    print(f"\n{good} of {len(options.packages)} leave them as they are, or are refused with the reason.")
-    return 0 if good == len(options.packages) else 1
+    print(f"\n{good} of {len(packages)} leave them as they are, or are refused with the reason.")
+    return 0 if good == len(packages) else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class Precompiled:
     """Precompiled headers of torch by the flags that they were made with.
 
     Args:
-        place: a folder of their own, which the caller removes.
+        place: an empty folder, which the caller removes.
         run: runs a compiler's command; returns its first error, empty when there is none.
 
     """
