@@ -36,7 +36,7 @@ def test_each_image_that_would_do_is_counted(words) -> None:
 
 
 def test_what_no_torch_includes_an_image_does() -> None:
-    """It said that nothing which is left includes cuDNN 9.17, and that this leaves an image."""
+    """cuDNN 9.17 is in two images, which were left, and nothing that was left was to include it."""
     step = next(text for text in why("--cudnn 9.17") if text.startswith("cudnn is there only"))
     assert "and no torch that is left does. That leaves base ngc-26.01 and ngc-25.12." in step
 
