@@ -106,6 +106,8 @@ class GpuFacts(Model):
     """Those of `names` that share a board or a chip with an Arm processor: their hosts are aarch64."""
     open_modules: Source | None = None
     """Where it is stated that the driver must be of NVIDIA's open kernel modules; None where either kind will do."""
+    open_modules_on: tuple[str, ...] = ()
+    """Those of `aarch64` that `open_modules` speaks of, where it is not every board."""
 
     @property
     def sms(self) -> tuple[str, ...]:

@@ -63,6 +63,11 @@ def test_a_board_that_a_gpu_does_not_have(words: str) -> None:
         answer(words)
 
 
+def test_grace_hopper_needs_the_open_kernel_modules_and_other_hopper_boards_do_not() -> None:
+    assert "GH200 needs the driver of NVIDIA's open kernel modules" in answer("--gpu gh200 --driver 580")
+    assert "open kernel modules" not in answer("--gpu h100 --driver 580")
+
+
 def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
     """Transformer Engine would need cuda-compat with this driver, and a cell that starts by itself comes first."""
     assert "left out   te: cells that have it rank lower with this driver; --te auto gives one" in answer(
