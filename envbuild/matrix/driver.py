@@ -125,11 +125,11 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="needs-compat",
             driver=driver,
             why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
-            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs, {_switch(matrix, cell)}{_modules(gpus, cell)}",
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs{_taken_for(cell, gpus)}, {_switch(matrix, cell)}{_modules(gpus, cell)}",
             source=release.source,
         )
     if branch in facts.compat_branches:
-        reason = f"cuda-compat supports branch {branch} on data-center GPUs only"
+        reason = f"cuda-compat supports branch {branch} on data-center GPUs and some NGC-ready RTX boards only"
     elif facts.compat_branches:
         reason = f"cuda-compat for {cuda} supports the branches {', '.join(facts.compat_branches)}, not {branch}"
     else:
@@ -262,9 +262,20 @@ def _modules(gpus: Sequence[Release], cell: Cell) -> str:
     )
 
 
+def _taken_for(cell: Cell, gpus: Sequence[Release]) -> str:
+    """Say that a GPU is taken for a data-center one where its architecture is on other boards, too, and no board is named."""
+    if cell.versions.get("board"):
+        return ""
+    several = [g.version for g in gpus if isinstance(g.facts, GpuFacts) and (g.facts.workstation or g.facts.geforce)]
+    return f" ({' and '.join(several)} is taken for one; --gpu BOARD says which it is)" if several else ""
+
+
 def _data_center(matrix: Matrix, cell: Cell) -> bool:
     # without a GPU nothing says that cuda-compat may be used
-    if cell.versions.get("board") == "geforce":
+    board = cell.versions.get("board")
+    if board in {"geforce", "workstation"}:
         return False
+    if board is not None:
+        return True  # the rules have refused what no data-center GPU is of
     gpus = _gpus(matrix, cell)
     return bool(gpus) and all(isinstance(gpu.facts, GpuFacts) and gpu.facts.data_center for gpu in gpus)

@@ -98,6 +98,8 @@ class GpuFacts(Model):
     data_center: bool = True
     geforce: tuple[str, ...] = ()
     """GeForce and TITAN boards, likewise; cuda-compat supports none of them, whatever its architecture."""
+    workstation: tuple[str, ...] = ()
+    """Those of `names` that are workstation boards, and what people write for them; cuda-compat supports some of them."""
     first_driver: str | None = None
     """The first driver branch that knows the architecture, e.g. 570."""
     last_driver: str | None = None
