@@ -106,6 +106,13 @@ def test_a_board_without_a_driver_changes_no_cell() -> None:
     assert "board" not in answer("--gpu h200").partition("driver ")[0]
 
 
+def test_what_is_known_of_aarch64_wheels_is_not_called_unknown() -> None:
+    """PyTorch's index has them for CUDA 12.8; what is in them is what no source says."""
+    with pytest.raises(NoCellError) as refused:
+        answer("--torch 2.8+cu128 --gpu gh200")
+    assert "PyTorch's own index has some for CUDA 12.8, whose kernels and libraries were not read" in str(refused.value)
+
+
 def test_grace_hopper_needs_the_open_kernel_modules_and_other_hopper_boards_do_not() -> None:
     assert "GH200 needs the driver of NVIDIA's open kernel modules" in answer("--gpu gh200 --driver 580")
     assert "open kernel modules" not in answer("--gpu h100 --driver 580")
