@@ -135,7 +135,12 @@ def _reasons(
         if release is None:
             continue
         axis = compiled.axes[i]
-        words = " and ".join(f"{pin.origin} {pin.spec}" for pin in pins.get(name, []))
+        # what another flag implies has that flag and its value as its origin: --gpu gh200
+        said = (
+            pin.origin if " " in pin.origin and pin.origin.startswith("-") else f"{pin.origin} {pin.spec}"
+            for pin in pins.get(name, [])
+        )
+        words = " and ".join(said)
         asked_for = f"asked for ({words}); " if words else ""
         together = [rule for rule in tested if name in rule.when and len(rule.when) > 1]
         fixers = [

@@ -106,6 +106,12 @@ def test_a_board_without_a_driver_changes_no_cell() -> None:
     assert "board" not in answer("--gpu h200").partition("driver ")[0]
 
 
+def test_what_a_board_implies_is_asked_for_by_its_name_once() -> None:
+    lines = [line.split() for line in answer("--gpu gh200 --driver 580").splitlines()]
+    assert ["board", "gh200", "asked", "for", "(--gpu", "gh200)"] in lines
+    assert ["arch", "aarch64", "asked", "for", "(--gpu", "gh200)"] in lines
+
+
 def test_what_is_known_of_aarch64_wheels_is_not_called_unknown() -> None:
     """PyTorch's index has them for CUDA 12.8; what is in them is what no source says."""
     with pytest.raises(NoCellError) as refused:
