@@ -136,11 +136,11 @@ def _reasons(
             continue
         axis = compiled.axes[i]
         # what another flag implies has that flag and its value as its origin: --gpu gh200
-        said = (
+        stated = (
             pin.origin if " " in pin.origin and pin.origin.startswith("-") else f"{pin.origin} {pin.spec}"
             for pin in pins.get(name, [])
         )
-        words = " and ".join(said)
+        words = " and ".join(stated)
         asked_for = f"asked for ({words}); " if words else ""
         together = [rule for rule in tested if name in rule.when and len(rule.when) > 1]
         fixers = [
