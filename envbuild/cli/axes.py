@@ -49,7 +49,7 @@ def _help(name: str, title: str, use: str) -> str:
         "gpu": "For example h100, a100 or sm_90; a100,h100,b200 for one image on all of them.",
         "driver": "`auto` uses this host's.",
         "arch": "x86_64 or aarch64; `--gpu gh200` implies aarch64. [default: x86_64]",
-        "board": "data-center or geforce; `--gpu rtx4090` implies geforce.",
+        "board": "data-center, workstation, geforce, or a board by name; `--gpu rtx4090` implies geforce.",
         "flavor": "runtime: without a CUDA compiler; devel: with it, for code that compiles kernels as it runs. "
         "[default: runtime, or the stack's]",
     }

@@ -36,7 +36,7 @@ class AxisGroup(Group):
         command = super().get_command(ctx, cmd_name)
         if command is not None or cmd_name not in axis_names():
             return command
-        from envbuild.cli.matrix import axis_command
+        from envbuild.cli.matrix_rows import axis_command
 
         return axis_command(cmd_name)
 

@@ -5,21 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import pin_options, request_from
-from envbuild.cli.complete import complete_axis, completing
+from envbuild.cli.complete import complete_axis
 from envbuild.cli.groups import AxisGroup
+from envbuild.cli.matrix_rows import cells, is_about
 from envbuild.cli.matrix_try import list_trials, try_pairs
 from envbuild.cli.output import emit, json_option, note, progress_options, show_notices, use_cache
 from envbuild.paths import data_dir
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from envbuild.matrix.model import Release, Rule
-
-_SHOWN = 400
-"""Characters of a release's relations in a listing; `--json` has all."""
+    from envbuild.matrix.model import Rule
 
 _folder_option = click.option(
     "--matrix",
@@ -43,6 +38,7 @@ def matrix(ctx: click.Context, as_json: bool) -> None:
         ctx.default_map = {ctx.invoked_subcommand: {"as_json": True}}
 
 
+matrix.add_command(cells)
 matrix.add_command(try_pairs)
 matrix.add_command(list_trials)
 
@@ -76,54 +72,6 @@ def _list(*, as_json: bool) -> None:
     emit(answer, as_json=as_json, human=human)
 
 
-def axis_command(name: str) -> click.Command:
-    @click.command(name, help=f"List the releases of {name}, all or those that SPEC matches.")
-    @click.argument("spec", required=False, shell_complete=completing(name))
-    @json_option
-    def axis(spec: str | None, as_json: bool) -> None:
-        from envbuild.matrix.load import load_matrix
-        from envbuild.solver.asked import matching
-
-        loaded = load_matrix()
-        listed = loaded.releases[name]
-        releases = listed if spec is None else matching(loaded, name, spec, f"envbuild matrix {name}")
-        rules = [rule for rule in loaded.rules if _names(rule, name)]
-        answer = {
-            "matrix": loaded.digest,
-            "axis": loaded.axes[name].model_dump(),
-            "releases": [r.model_dump(mode="json", by_alias=True, exclude_none=True) for r in releases],
-            "rules": [rule.id for rule in rules],
-        }
-        emit(answer, as_json=as_json, human=lambda: _releases(releases, rules, name))
-
-    return axis
-
-
-def _names(rule: "Rule", axis: str) -> bool:
-    parts = (rule.when, rule.needs, rule.with_, rule.without, rule.same, *rule.any_of)
-    return any(axis in part for part in parts)
-
-
-def _releases(releases: "Sequence[Release]", rules: "list[Rule]", name: str) -> str:
-    from envbuild.cli.show import table
-    from envbuild.matrix.text import spec_text
-
-    rows: list[tuple[str, ...]] = [("version", "date", "states", "source")]
-    for release in releases:
-        stated = [f"needs {axis} {spec_text(spec)}" for axis, spec in release.needs.items()]
-        stated += [f"{axis} {value}" for axis, value in release.fixes.items()]
-        if release.commit:
-            stated.append(f"commit {release.commit[:12]}")
-        if release.aliases:
-            stated.append(f"also {', '.join(release.aliases)}")
-        if release.asked:
-            stated.append("only when requested")
-        text = "; ".join(stated)
-        day = release.date.isoformat() if release.date else ""
-        rows.append((release.version, day, text if len(text) <= _SHOWN else text[:_SHOWN] + "…", release.source))
-    return f"{table(rows, indent='')}\n\n{count_of(len(rules), 'rule names', 'rules name')} {name}: `envbuild matrix rules --axis {name}`"
-
-
 @matrix.command()
 @click.option(
     "--axis",
@@ -153,7 +101,7 @@ def rules(axes: tuple[str, ...], topics: tuple[str, ...], as_json: bool) -> None
     found = [
         rule
         for rule in loaded.rules
-        if (not topics or rule.topic in topics) and all(_names(rule, axis) for axis in axes)
+        if (not topics or rule.topic in topics) and all(is_about(rule, axis) for axis in axes)
     ]
     answer = {
         "matrix": loaded.digest,
@@ -170,40 +118,6 @@ def _rule_lines(rule: "Rule") -> str:
     when, then = rule_text(rule)
     arrow = f"\n  {when} -> {then}" if then else f"\n  {when}"
     return f"{rule.id} ({rule.kind}, {rule.topic}): {rule.why}{arrow}\n  {rule.source}"
-
-
-@matrix.command()
-@click.argument("axes", nargs=-1, required=True, shell_complete=complete_axis)
-@click.option("--count", is_flag=True, help="Print only the number of combinations.")
-@pin_options
-@json_option
-@progress_options
-def cells(axes: tuple[str, ...], count: bool, as_json: bool, **flags: Any) -> None:
-    """List or count the combinations of versions of AXES that fit together.
-
-    The flags narrow the list: `envbuild matrix cells torch te --cuda 12.6 --gpu h100`.
-    """
-    from envbuild.cli.show import table
-    from envbuild.matrix.load import load_matrix
-    from envbuild.solver.enumerate import enumerate_cells
-
-    loaded = load_matrix()
-    axes = tuple(dict.fromkeys(axes))
-    found = list(enumerate_cells(loaded, axes, request_from(flags).pins))
-    place = {axis: {r.version: i for i, r in enumerate(loaded.releases[axis])} for axis in axes}
-    # what an open axis was asked to be is not among its releases; it is the same in every row then
-    found.sort(key=lambda cell: [place[axis].get(cell.get(axis, ""), -1) for axis in axes])
-    answer: dict[str, Any] = {"matrix": loaded.digest, "axes": list(axes), "count": len(found)}
-    if not count:
-        answer["cells"] = found
-
-    def human() -> str:
-        if count:
-            return str(len(found))
-        rows = [tuple(cell.get(axis, "-") for axis in axes) for cell in found]
-        return table([tuple(axes), *rows], indent="") + f"\n\n{count_of(len(found), 'combination')}"
-
-    emit(answer, as_json=as_json, human=human)
 
 
 @matrix.command()

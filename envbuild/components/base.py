@@ -210,6 +210,8 @@ class Component:
     """Whether NVIDIA's PyTorch images hold it, so that it is neither installed nor compiled there."""
     ran: ClassVar[bool] = True
     """Whether it is software that evidence of a run speaks of."""
+    tested_by_release: ClassVar[bool] = False
+    """Whether each release states the very versions that it was tested with, so that no patch of these is as good."""
     needs_commit: ClassVar[bool] = False
     """Whether every release but those in an image has a commit, since it comes from git alone."""
     runtime: ClassVar[tuple[str, ...]] = ()

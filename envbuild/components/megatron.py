@@ -24,6 +24,7 @@ class Megatron(Component):
     axis = "megatron"
     place = 50
     label = "mcore"
+    tested_by_release = True
     facts = MegatronFacts
     distributions = ("megatron-core",)
     upstream = Upstream(distribution="megatron-core", repository="https://github.com/NVIDIA/Megatron-LM.git")

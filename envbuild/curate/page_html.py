@@ -103,7 +103,7 @@ class _Shared:
 
 
 def _gpu_facts(gpu: Release) -> tuple[Any, ...]:
-    """Return a GPU's boards, its GeForce boards, those with an Arm host, and what its driver must be."""
+    """Return a GPU's boards, those that cuda-compat is not for, those with an Arm host, and what its driver must be."""
     facts = gpu.facts
     if not isinstance(facts, GpuFacts):
         return [], [], [], None
@@ -112,7 +112,7 @@ def _gpu_facts(gpu: Release) -> tuple[Any, ...]:
         "last": int(facts.last_driver) if facts.last_driver else None,
         "dataCenter": facts.data_center,
     }
-    return [*facts.names, *facts.geforce], list(facts.geforce), list(facts.aarch64), driver
+    return [*facts.names, *facts.geforce], [*facts.geforce, *facts.workstation], list(facts.aarch64), driver
 
 
 def _driver_facts(page: Page, cuda: str) -> dict[str, Any]:

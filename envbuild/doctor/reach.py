@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.errors import NoCellError
+from envbuild.errors import NoCellError, UsageError
 from envbuild.host import Gpu, HostFacts
 from envbuild.matrix.cell import ARCHITECTURE, DEBIAN_ARCH, X86_64, Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, GpuFacts, Release
 from envbuild.matrix.spec import version_key
+from envbuild.matrix.spelling import board_of
 from envbuild.solver.asked import read_request
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.search import solvable
@@ -103,10 +104,11 @@ def _judged(
         yield _one(matrix, host, name, pins, evidence, gpu=None, cpu=cpu)
         return
     # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
-    seen: set[tuple[str, bool]] = set()
+    seen: set[tuple[str, str | None]] = set()
     for gpu in host.gpus:
         release = gpu_release(matrix, gpu)
-        kind = (release.version if release else gpu.name, gpu.geforce)
+        board = "geforce" if gpu.geforce else board_of(release, gpu.name, matrix.releases["board"]) if release else None
+        kind = (release.version if release else gpu.name, board)
         if kind in seen:
             continue
         seen.add(kind)
@@ -118,8 +120,8 @@ def _judged(
             continue
         here = f"this machine's {gpu.name}"
         pinned = [*pins, Pin(axis="gpu", spec=release.version, origin=here)]
-        if gpu.geforce:
-            pinned.append(Pin(axis="board", spec="geforce", origin=here))
+        if board is not None:
+            pinned.append(Pin(axis="board", spec=board, origin=here))
         yield _one(matrix, host, name, tuple(pinned), evidence, gpu=release.version, cpu=False)
 
 
@@ -137,6 +139,8 @@ def _one(
         pins = (*pins, Pin(axis=ARCHITECTURE, spec=host.arch, origin="this machine"))
     try:
         cell = solve(matrix, Request(pins=pins), evidence).cell
+    except UsageError as error:  # what a stack asks for is no board of this machine
+        return Reach(name=name, gpu=gpu, runs=False, cell=None, verdict=None, why=error.what, source=None)
     except NoCellError as error:
         last = error.conflict.steps[-1] if error.conflict else None
         return Reach(

@@ -18,6 +18,8 @@ ARCHITECTURE = "arch"
 """The axis of the host's processor, where the matrix has one; a cell without it is of x86_64."""
 _X86_64 = "x86_64"
 UNKNOWN = "unknown"
+PLACE = ("gpu", ARCHITECTURE, "python", "mpi", "os")
+"""The axes of `place_of`: on what a run takes place."""
 
 
 def place_of(record: Evidence) -> dict[AxisName, str]:
@@ -37,7 +39,7 @@ def place_of(record: Evidence) -> dict[AxisName, str]:
 def place_wanted(versions: Mapping[AxisName, str]) -> dict[AxisName, str]:
     """Return the same of a cell: on what a run must take place to count for it."""
     defaults = {ARCHITECTURE: _X86_64}
-    return {axis: versions.get(axis, defaults.get(axis, NONE)) for axis in ("gpu", ARCHITECTURE, "python", "mpi", "os")}
+    return {axis: versions.get(axis, defaults.get(axis, NONE)) for axis in PLACE}
 
 
 def _text(value: object) -> str:

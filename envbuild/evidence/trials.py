@@ -9,7 +9,7 @@ import datetime as dt
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -191,7 +191,7 @@ class Tried(Frozen):
         return f"tried: {'; '.join(parts)}" + (f" ({wrong.first})" if wrong else "")
 
 
-def _same(axis: AxisName, tried: str, version: str) -> bool:
+def same_release(axis: AxisName, tried: str, version: str) -> bool:
     """Return whether a trial with `tried` speaks for `version`: of torch, one patch of a minor release for the others."""
     if axis != "torch":
         return tried == version.partition("+")[0]
@@ -236,6 +236,8 @@ class Ledger:
         self._by_axes: dict[frozenset[str], list[_Pair]] = {}
         for each in by_pair.values():
             self._by_axes.setdefault(frozenset(each[0]), []).append(each)
+        self._by_version: dict[frozenset[str], dict[str, list[_Pair]]] = {}
+        """The same by the version of the axis that comes first where torch is last."""
         self._lines: dict[frozenset[str], bytes] = {}
 
     @classmethod
@@ -257,9 +259,14 @@ class Ledger:
     def of(self, versions: Mapping[AxisName, str]) -> Tried | None:
         """Return what is known of two releases, as a cell states them; None where they were not tried."""
         # torch last: it alone takes more than a comparison
-        asked = sorted(versions.items(), key=lambda item: item[0] == "torch")
-        for known, kinds in self._of_axes(frozenset(versions)):
-            if all(_same(axis, known[axis], version) for axis, version in asked):
+        (axis, version), (other, wanted) = sorted(versions.items(), key=lambda item: (item[0] == "torch", item[0]))
+        axes = frozenset(versions)
+        if axes not in self._by_version:
+            by_version = self._by_version.setdefault(axes, {})
+            for each in self._of_axes(axes):
+                by_version.setdefault(each[0][axis], []).append(each)
+        for known, kinds in self._by_version[axes].get(version.partition("+")[0], ()):
+            if same_release(other, known[other], wanted):
                 trials = tuple(
                     Last(kind=kind, id=kinds[kind][0], verdict=kinds[kind][1], first=kinds[kind][2])
                     for kind in KINDS
@@ -269,6 +276,15 @@ class Ledger:
                 worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
                 return Tried(verdict=worst, trials=trials)
         return None
+
+    def passed_with(self, axis: AxisName, version: str) -> Iterator[tuple[AxisName, str]]:
+        """Yield the releases, axis and version, whose trials with this one all passed."""
+        for axes in sorted({*self._by_axes, *self._lines}, key=sorted):
+            if axis not in axes:
+                continue
+            for known, kinds in self._of_axes(axes):
+                if same_release(axis, known[axis], version) and all(kind[1] == "passed" for kind in kinds.values()):
+                    yield next((other, tried) for other, tried in known.items() if other != axis)
 
 
 class History(Ledger):

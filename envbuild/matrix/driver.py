@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from envbuild.components.torch import TorchFacts
 from envbuild.errors import UsageError
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import X86_64, Cell
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import BaseFacts, CudaFacts, GpuFacts, Release
@@ -104,7 +104,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
         return DriverVerdict(
             verdict="full",
             driver=driver,
-            why=f"CUDA {toolkit} has every feature from driver {full}{_modules(gpus)}",
+            why=f"CUDA {toolkit} has every feature from driver {full}{_modules(gpus, cell)}",
             source=release.source,
         )
     if facts.driver_minor is not None and found >= Version(facts.driver_minor):
@@ -114,7 +114,7 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="minor-version",
             driver=driver,
             why=f"every CUDA {major} runs from driver {facts.driver_minor} by minor-version compatibility; {missing}: "
-            f"newer driver features and the driver's own PTX compiler are missing{_modules(gpus)}",
+            f"newer driver features and the driver's own PTX compiler are missing{_modules(gpus, cell)}",
             source=release.source,
         )
     floor = facts.driver_minor or full
@@ -125,11 +125,11 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
             verdict="needs-compat",
             driver=driver,
             why=f"below {floor}, and driver branch {branch} runs CUDA {cuda} with the package "
-            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs, {_switch(matrix, cell)}{_modules(gpus)}",
+            f"cuda-compat-{cuda.replace('.', '-')} on data-center GPUs{_taken_for(cell, gpus)}, {_switch(matrix, cell)}{_modules(gpus, cell)}",
             source=release.source,
         )
     if branch in facts.compat_branches:
-        reason = f"cuda-compat supports branch {branch} on data-center GPUs only"
+        reason = f"cuda-compat supports branch {branch} on data-center GPUs and some NGC-ready RTX boards only"
     elif facts.compat_branches:
         reason = f"cuda-compat for {cuda} supports the branches {', '.join(facts.compat_branches)}, not {branch}"
     else:
@@ -250,17 +250,32 @@ def _unknown(gpu: Release, found: "Version") -> str | None:
     return None
 
 
-def _modules(gpus: Sequence[Release]) -> str:
+def _modules(gpus: Sequence[Release], cell: Cell) -> str:
+    """Name the GPUs, or the boards with an Arm processor where the cell is for one, that the open kernel modules alone drive."""
     return "".join(
-        f"; {gpu.version} needs the driver of NVIDIA's open kernel modules ({gpu.facts.open_modules})"
+        f"; {' and '.join(gpu.facts.open_modules_on) or gpu.version} needs the driver of NVIDIA's open kernel modules "
+        f"({gpu.facts.open_modules})"
         for gpu in gpus
-        if isinstance(gpu.facts, GpuFacts) and gpu.facts.open_modules
+        if isinstance(gpu.facts, GpuFacts)
+        and gpu.facts.open_modules
+        and (not gpu.facts.open_modules_on or cell.arch != X86_64)
     )
+
+
+def _taken_for(cell: Cell, gpus: Sequence[Release]) -> str:
+    """Say that a GPU is taken for a data-center one where its architecture is on other boards, too, and no board is named."""
+    if cell.versions.get("board"):
+        return ""
+    several = [g.version for g in gpus if isinstance(g.facts, GpuFacts) and (g.facts.workstation or g.facts.geforce)]
+    return f" ({' and '.join(several)} is taken for one; --gpu BOARD says which it is)" if several else ""
 
 
 def _data_center(matrix: Matrix, cell: Cell) -> bool:
     # without a GPU nothing says that cuda-compat may be used
-    if cell.versions.get("board") == "geforce":
+    board = cell.versions.get("board")
+    if board in {"geforce", "workstation"}:
         return False
+    if board is not None:
+        return True  # the rules have refused what no data-center GPU is of
     gpus = _gpus(matrix, cell)
     return bool(gpus) and all(isinstance(gpu.facts, GpuFacts) and gpu.facts.data_center for gpu in gpus)

@@ -98,6 +98,8 @@ class GpuFacts(Model):
     data_center: bool = True
     geforce: tuple[str, ...] = ()
     """GeForce and TITAN boards, likewise; cuda-compat supports none of them, whatever its architecture."""
+    workstation: tuple[str, ...] = ()
+    """Those of `names` that are workstation boards, and what people write for them; cuda-compat supports some of them."""
     first_driver: str | None = None
     """The first driver branch that knows the architecture, e.g. 570."""
     last_driver: str | None = None
@@ -106,6 +108,8 @@ class GpuFacts(Model):
     """Those of `names` that share a board or a chip with an Arm processor: their hosts are aarch64."""
     open_modules: Source | None = None
     """Where it is stated that the driver must be of NVIDIA's open kernel modules; None where either kind will do."""
+    open_modules_on: tuple[str, ...] = ()
+    """Those of `aarch64` that `open_modules` speaks of, where it is not every board."""
 
     @property
     def sms(self) -> tuple[str, ...]:

@@ -47,6 +47,41 @@ def is_geforce(release: Release, text: str) -> bool:
     return isinstance(facts, GpuFacts) and board_key(text) in {board_key(name) for name in facts.geforce}
 
 
+_SERVER = pattern(r"server", re.IGNORECASE)
+
+
+def is_workstation(release: Release, text: str) -> bool:
+    """Return whether `text` names a workstation board of this architecture; an edition for servers is none."""
+    facts = release.facts
+    if not isinstance(facts, GpuFacts) or _SERVER.search(text):
+        return False
+    return board_key(text) in {board_key(name) for name in facts.workstation}
+
+
+def board_of(release: Release, text: str, boards: Sequence[Release]) -> str | None:
+    """Return the release of the axis board that the name of a board says; None where it says none.
+
+    Args:
+        release: the architecture.
+        text: what a person or the driver calls the board.
+        boards: the releases of the axis board.
+
+    """
+    if is_geforce(release, text):
+        return "geforce"
+    if is_workstation(release, text):
+        return "workstation"
+    if not is_data_center(release, text):
+        return None
+    key = re.sub(r"nvidia|[\s_-]+", "", text.casefold())
+    for board in boards:
+        if key in {re.sub(r"[\s_-]+", "", name.casefold()) for name in (board.version, *board.aliases)}:
+            return board.version
+    facts = release.facts
+    other_boards = isinstance(facts, GpuFacts) and (facts.workstation or facts.geforce)
+    return "data-center" if other_boards and facts.data_center else None
+
+
 def has_arm_host(release: Release, text: str) -> bool:
     """Return whether `text`, which names a release of the axis gpu, names a board with an Arm processor of its host.
 

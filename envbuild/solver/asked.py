@@ -8,7 +8,7 @@ from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
-from envbuild.matrix.spelling import has_arm_host, is_data_center, is_geforce, spellings
+from envbuild.matrix.spelling import board_of, has_arm_host, is_data_center, is_geforce, spellings
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.util.frozen import Frozen, replace
 
@@ -158,8 +158,11 @@ def _with_board(matrix: Matrix, request: Request) -> Request:
         return request
     stated = [pin for pin in request.pins if pin.axis == "board" and not is_open_pin(pin)]
     for pin, board in ((pin, board) for pin in gpus for board in stated):
-        other = {"data-center": is_geforce, "geforce": is_data_center}.get(board.spec)
-        if other and any(other(release, piece) for release in matrix.releases[GPU] for piece in pieces(pin.spec)):
+        if any(
+            _is_other(matrix, release, piece, board.spec)
+            for release in matrix.releases[GPU]
+            for piece in pieces(pin.spec)
+        ):
             raise UsageError(
                 f"{pin.spec} is no {board.spec} board, which {board.origin} asks for",
                 where=pin.origin,
@@ -167,12 +170,32 @@ def _with_board(matrix: Matrix, request: Request) -> Request:
             )
     if any(pin.axis == "board" for pin in request.pins):
         return request
-    named = [
-        Pin(axis="board", spec="geforce", origin=f"{pin.origin} {pin.spec}")
-        for pin in gpus
-        if any(is_geforce(release, piece) for release in matrix.releases[GPU] for piece in pieces(pin.spec))
-    ]
+    with_driver = any(pin.axis == "driver" for pin in request.pins)
+    named = []
+    for pin in gpus:
+        boards = {
+            found
+            for release in matrix.releases[GPU]
+            for piece in pieces(pin.spec)
+            if (found := board_of(release, piece, matrix.releases["board"]))
+        }
+        # of a fleet, what rules something out counts; a board by itself matters only to a driver
+        ruled_out = [each for each in ("geforce", "workstation") if each in boards]
+        only = [*boards] if len(boards) == 1 and not names_fleet(pin.spec) else []
+        kind = next(iter([*ruled_out, *only]), None)
+        if kind and matrix.has("board", kind) and (with_driver or kind == "geforce"):
+            named.append(Pin(axis="board", spec=kind, origin=f"{pin.origin} {pin.spec}"))
     return replace(request, pins=(*request.pins, *named)) if named else request
+
+
+def _is_other(matrix: Matrix, release: Release, text: str, board: str) -> bool:
+    """Return whether `text` names a board that is no `board`; a workstation board may be one that NVIDIA supports as data-center."""
+    if board == "data-center":
+        return is_geforce(release, text)
+    named = board_of(release, text, matrix.releases["board"])
+    if board in {"geforce", "workstation"}:
+        return named != board and (is_data_center(release, text) or is_geforce(release, text))
+    return named is not None and named not in {board, "data-center"}
 
 
 def _spelled(compiled: Clauses, pin: Pin) -> Pin:

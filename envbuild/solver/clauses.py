@@ -19,6 +19,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Axis, AxisName, Release, Rule, Spec
 from envbuild.matrix.spec import matches, version_key
 from envbuild.solver.masks import AxisMasks
+from envbuild.solver.season import with_later_patches
 from envbuild.util.frozen import Frozen, replace
 
 UNUSED = 1
@@ -94,6 +95,14 @@ class Clauses(Frozen):
     def touched(self, axis: int, spec: Spec) -> int:
         """Return the releases of `axis` that a rule about `spec` applies to; a fleet where it is about one of its GPUs."""
         return self._masks[axis].touched(spec)
+
+    def tested_with(self, rule: Rule) -> Iterator[tuple[int, int]]:
+        """Yield per axis of a tested-with rule the releases that it counts for: those that it names, and later patches of them."""
+        exact = any(name in COMPONENTS and COMPONENTS[name].tested_by_release for name in rule.when)
+        for name, spec in rule.when.items():
+            axis = self.number[name]
+            mask = self.mask(axis, spec)
+            yield axis, mask if exact or not self.axes[axis].dated else with_later_patches(self.values[axis], mask)
 
     def pinned(self, axis: int, text: str) -> int:
         """Return the releases of `axis` that a pin of `text` leaves: those of that name, else those that it matches.
@@ -353,15 +362,10 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
                 guards.setdefault(axis, {})[value] = len(clauses)
                 cause = Cause(kind="asked", axis=compiler.names[axis], releases=(release,))
                 clauses.append(Clause(((axis, compiler.full[axis] & ~(1 << value)),), cause))
-    tested = []
     for rule in matrix.rules:
         if rule.kind != "tested-with":
             clauses += compiler.rule(rule)
-            continue
-        literals = tuple((compiler.number[n], compiler.mask(n, spec)) for n, spec in rule.when.items())
-        if all(mask for _, mask in literals):
-            tested.append(TestedTogether(literals=literals))
-    return Clauses(
+    made = Clauses(
         matrix=matrix,
         names=compiler.names,
         number=compiler.number,
@@ -371,7 +375,14 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
         full=compiler.full,
         real=compiler.real,
         clauses=tuple(clauses),
-        tested=tuple(tested),
+        tested=(),
         guards=guards,
         _masks=compiler.masks,
     )
+    tested = []
+    for rule in matrix.rules:
+        if rule.kind == "tested-with":
+            literals = tuple(made.tested_with(rule))
+            if all(mask for _, mask in literals):
+                tested.append(TestedTogether(literals=literals))
+    return replace(made, tested=tuple(tested))

@@ -4,7 +4,7 @@ A conflict is minimal twice over: without any one of its pins a cell exists, and
 derivation falls apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,18 +123,37 @@ def _minimal_pins(
 def _possible(asked: ReadRequest, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
     """Leave out of `domains` what no cell has whatever is asked, so that no step need speak of it.
 
-    Except where nothing of a pin would remain: then that is the thing to report. So is a release that is taken only when
-    it is named, where that one would do.
+    Except where nothing of a pin would remain: then that is the thing to report. So are the releases that are taken only
+    when they are named, where one of them would do: each that would, for a step names what is left.
     """
     anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})
     if (by_name := any_cell(compiled.unguarded, [*domains])) is not None:
         compiled = compiled.without_guards(
-            {axis: 1 << by_name[axis] for axis, held in compiled.guards.items() if by_name[axis] in held}
+            {
+                axis: _that_would_do(compiled.unguarded, domains, axis, held)
+                for axis, held in compiled.guards.items()
+                if by_name[axis] in held
+            }
         )
     if propagate(compiled, anything) is not None:
         return domains
     possible = [domain & mask for domain, mask in zip(domains, anything, strict=True)]
     return possible if all(possible) else domains
+
+
+def _that_would_do(compiled: Clauses, domains: Sequence[int], axis: int, among: Iterable[int]) -> int:
+    """Return those of some releases of an axis, as a mask, that a cell within `domains` has."""
+    left = [*domains]
+    if propagate(compiled, left) is not None:
+        return 0
+    found = 0
+    for value in among:
+        if left[axis] >> value & 1:
+            trial = [*left]
+            trial[axis] = 1 << value
+            if any_cell(compiled, trial) is not None:
+                found |= 1 << value
+    return found
 
 
 _LONG = 24

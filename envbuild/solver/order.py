@@ -7,7 +7,7 @@ The order, each step deciding only among the cells that the steps before leave e
 2. proof of the highest rank (`proof.RANKS`) for the axes that the request left open: run on this GPU, run elsewhere,
    tried without a GPU, run in part; within each, an image that ran before an environment on a host;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
-   together (pairs, so that ten rules that say the same count once);
+   together (pairs, so that ten rules that say the same count once); it counts for later patches of what it names, too;
 4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every
    patch of a minor release is of the month of its last one (`season`);
 5. tags: the fewest releases that are a commit without a tag;

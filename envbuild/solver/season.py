@@ -6,10 +6,14 @@ month later would make a cell worse, so that the patches of one minor release sh
 
 import datetime as dt
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import version_key
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 _FIRST_DAY = 10_000_000
 """A post-release of eight digits is a day (25.09.post20251222): a commit without a tag."""
@@ -47,6 +51,25 @@ def months_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) 
                 last[line] = max(month, last.get(line, month))
         kept[key] = tuple(last[_line(r)] if r is not None and r.date is not None else None for r in values)
     return kept[key]
+
+
+def with_later_patches(values: Sequence[Release | None], mask: int) -> int:
+    """Return `mask` with the later patches of each release in it, of the same build: 2.9.1+cu128 of 2.9.0+cu128.
+
+    What was tested with a release counts for the fixes of it that came later.
+    """
+    first: dict[tuple[object, str], Version] = {}
+    known = [None if release is None else version_key(release.version) for release in values]
+    for value, (release, version) in enumerate(zip(values, known, strict=True)):
+        if release is not None and version is not None and mask >> value & 1:
+            build = _line(release), version.local or ""
+            first[build] = min(version, first.get(build, version))
+    for value, (release, version) in enumerate(zip(values, known, strict=True)):
+        if release is not None and version is not None:
+            tested = first.get((_line(release), version.local or ""))
+            if tested is not None and tested < version:
+                mask |= 1 << value
+    return mask
 
 
 def untagged_of(matrix: Matrix, axis: AxisName, values: Sequence[Release | None]) -> Sequence[bool]:

@@ -141,6 +141,11 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _some(sources: Sequence[str]) -> str:
+    more = len(sources) - 3
+    return "; ".join([*sources[:3], *([f"and {more} more"] if more > 0 else [])])
+
+
 def _releases_in(compiled: Clauses, axis: int, mask: int) -> list[Release]:
     found = [r for i in bits(mask) if (r := compiled.values[axis][i]) is not None]
     return found if compiled.axes[axis].scheme == "pep440" else found[::-1]
@@ -168,8 +173,13 @@ def _step(
             )
     elif first.kind == "derived":
         givers = [n for n in axes if n != first.axis]
+        others = [name for name in givers if name not in narrowed]
+        if givers and len(others) < len(givers):  # what is left of a giver includes it
+            that = f", and no {' or '.join(others)} that is left does" if others else ""
+        else:
+            that = ", and nothing that is left does"
         text = (
-            f"{first.axis} is there only when something else includes it ({', '.join(givers)}), and nothing that is left does."
+            f"{first.axis} is there only when something else includes it ({', '.join(givers)}){that}."
             if givers
             else f"Nothing includes {first.axis}."
         )
@@ -177,8 +187,11 @@ def _step(
     elif first.kind == "asked":
         releases = [r for cause in causes for r in cause.releases]
         text = f"{first.axis} {_versions(releases)} {'is' if len(releases) == 1 else 'are'} used only when requested by name"
-        text += f" (--{first.axis} {releases[0].version})." if len(releases) == 1 else "."
-        rule, source = "release", "; ".join(dict.fromkeys(r.note or r.source for r in releases))
+        text += f" (--{first.axis} {releases[0].version}{'' if len(releases) == 1 else ' names the first'})."
+        if len(releases) == 1:
+            rule, source = "release", releases[0].note or releases[0].source
+        else:
+            rule, source = "release", _some(list(dict.fromkeys(r.source for r in releases)))
     else:
         own = compiled.number[first.axis]
         if first.kind in {"needs", "fixes"} and (own in touched or (len(batch) > 1 and not touched)):

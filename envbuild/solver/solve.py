@@ -8,6 +8,7 @@ from envbuild.errors import NoCellError
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Release, Rule
+from envbuild.matrix.text import spec_text
 from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
 from envbuild.solver.order import Score, best_values, month_of, score_of
@@ -134,7 +135,12 @@ def _reasons(
         if release is None:
             continue
         axis = compiled.axes[i]
-        words = " and ".join(f"{pin.origin} {pin.spec}" for pin in pins.get(name, []))
+        # what another flag implies has that flag and its value as its origin: --gpu gh200
+        stated = (
+            pin.origin if " " in pin.origin and pin.origin.startswith("-") else f"{pin.origin} {pin.spec}"
+            for pin in pins.get(name, [])
+        )
+        words = " and ".join(stated)
         asked_for = f"asked for ({words}); " if words else ""
         together = [rule for rule in tested if name in rule.when and len(rule.when) > 1]
         fixers = [
@@ -154,6 +160,8 @@ def _reasons(
                 {f"{n} {r.version}" for rule in together for n in rule.when if n != name and (r := chosen[n])}
             )
             reason = f"tested together with {', '.join(others)} ({together[0].id})"
+        elif asked.request.prefer == "proven" and (earlier := _tested_before(compiled, values, i, tested)):
+            reason = earlier
         elif release.date is None and axis.dated:
             reason = "the best that the rules allow"
         elif axis.dated and asked.request.prefer == "proven":
@@ -164,6 +172,18 @@ def _reasons(
             reason = "the newest that fits"
         result[name] = asked_for + reason
     return result
+
+
+def _tested_before(compiled: Clauses, values: Sequence[int], axis: int, tested: Sequence[Rule]) -> str | None:
+    """Say which versions were tested together that the cell has later patches of, where a rule counts for these."""
+    name = compiled.names[axis]
+    for rule in compiled.matrix.rules:
+        if rule.kind != "tested-with" or name not in rule.when or len(rule.when) < 2 or rule in tested:
+            continue
+        if all(mask >> values[number] & 1 for number, mask in compiled.tested_with(rule)):
+            named = ", ".join(f"{n} {spec_text(rule.when[n])}" for n in sorted(rule.when))
+            return f"tested together in earlier patches: {named} ({rule.id})"
+    return None
 
 
 def _by_date(compiled: Clauses, values: Sequence[int], domains: Sequence[int], axis: int) -> str:

@@ -84,6 +84,23 @@ class Naive:
             cell[axis] is not None and cell[axis] in self.versions(axis, spec) for axis, spec in rule.when.items()
         )
 
+    def counts(self, cell, rule):
+        """A tested-with rule counts for later patches of what it names, too, but where it names a release of Megatron."""
+        if "megatron" in rule.when:
+            return self.applies(cell, rule)
+        return all(self.is_patch(axis, cell[axis], self.versions(axis, spec)) for axis, spec in rule.when.items())
+
+    def is_patch(self, axis, version, tested):
+        if version is None or version in tested:
+            return version is not None
+        if not self.matrix.axes[axis].dated or not (mine := version_key(version)):
+            return False
+        alike = {r.version for r in self.undated_patches(axis, self.release(axis, version))}
+        return any(
+            (other := version_key(each)) and each in alike and other.local == mine.local and other < mine
+            for each in tested
+        )
+
     def rule_holds(self, cell, rule):
         if rule.kind == "tested-with" or not self.applies(cell, rule):
             return True
@@ -252,6 +269,9 @@ class Naive:
         return floor is not None and version_key(cell["driver"]) < version_key(floor)
 
     def patches(self, axis, release):
+        return [r for r in self.undated_patches(axis, release) if r.date]
+
+    def undated_patches(self, axis, release):
         """The releases of one minor, a release that is no final one by itself."""
 
         def key(r):
@@ -260,13 +280,13 @@ class Naive:
                 return r.version
             return version.release[0], (*version.release, 0)[1]
 
-        return [r for r in self.matrix.releases[axis] if r.date and key(r) == key(release)]
+        return [r for r in self.matrix.releases[axis] if key(r) == key(release)]
 
     def _fixed_score(self, cell):
         axes = self.matrix.axes
         pairs = set()
         for rule in self.matrix.rules:
-            if rule.kind == "tested-with" and self.applies(cell, rule):
+            if rule.kind == "tested-with" and self.counts(cell, rule):
                 counted = [a for a in rule.when if axes[a].use not in {"derived", "host"}]
                 pairs |= {frozenset(pair) for pair in itertools.combinations(counted, 2)}
         with_date = sum(any(axes[a].dated for a in pair) for pair in pairs)

@@ -267,3 +267,12 @@ def test_the_cells_named_are_those_that_image_would_build() -> None:
     assert found.cell == wanted.id
     (plain,) = [r for r in cuda_reach(matrix, ENGINE.facts()) if r.name == "CUDA 13.0"]
     assert plain.cell != wanted.id
+
+
+def test_a_stack_for_another_board_does_not_run_here() -> None:
+    """A stack that names a data-center GPU, on a machine with a workstation board."""
+    query = next(command for command in H200.commands if "--query-gpu" in str(command))
+    workstation = H200.but(commands={query: "NVIDIA RTX 6000 Ada Generation, 49140, 8.9\n"})
+    (reach,) = stack_reach(load_matrix(), workstation.facts(), {"a stack": {"gpu": "l40s"}})
+    assert not reach.runs
+    assert "l40s is no workstation board" in reach.why

@@ -294,7 +294,8 @@ def test_the_driver_rules_of_gpus_and_the_facts_that_verdicts_rest_on_say_the_sa
         assert (facts.last_driver is not None) == any(spec.startswith("<") for spec in stated), release.version
         if facts.last_driver:
             assert f"<{int(facts.last_driver) + 1}" in stated
-        assert bool(facts.open_modules) == (version_key(facts.sm) >= version_key("100")), release.version
+        everywhere = facts.open_modules and not facts.open_modules_on
+        assert bool(everywhere) == (version_key(facts.sm) >= version_key("100")), release.version
 
 
 @pytest.mark.parametrize(
@@ -302,6 +303,7 @@ def test_the_driver_rules_of_gpus_and_the_facts_that_verdicts_rest_on_say_the_sa
     [
         ("--gpu b200", "550.54.15", "refused", "570"),
         ("--gpu b200", "570.172.08", "full", "open kernel modules"),
+        ("--gpu gh200", "580.95.05", "full", "GH200 needs the driver of NVIDIA's open kernel modules"),
         ("--gpu v100", "590.44.01", "refused", "580 is the last"),
         ("--gpu h100 --cuda 12.6", "515.65.01", "refused", "520"),
         ("--cuda cpu", "535.54.03", "full", "no driver"),

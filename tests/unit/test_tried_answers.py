@@ -24,6 +24,17 @@ def answer(words: str) -> str:
         ("--base ngc-25.03 --megatron 0.19.0", "mcore-ngc-0.16"),
         ("--apex 23.05 --python 3.12", "apex-pip-python"),
         ("--driver 390", "driver-floor-11"),
+        ("--base ngc-25.01 --gpu v100", "ngc-gpu-25"),
+        ("--base ngc-25.03 --gpu v100", "ngc-gpu-25"),
+        ("--base ngc-24.12 --gpu b200", "ngc-gpu-24"),
+        ("--gpu h200 --driver 535", "driver-board-h200"),
+        ("--gpu gh200 --driver 525", "driver-board-gh200"),
+        ("--gpu l40s --driver 525", "driver-board-l40s"),
+        ("--gpu rtx-pro-6000-server --driver 570", "driver-board-rtx-pro-6000-server"),
+        ("--gpu a4000 --driver 535 --cuda 13.0", "driver-workstation-13"),
+        ("--gpu a4000,h100 --driver 535 --cuda 13.0", "driver-workstation-13"),
+        ("--gpu rtxpro6000 --driver 575 --cuda 13.0", "driver-compat-sm120"),
+        ("--gpu sm_120 --driver 575 --cuda 13.0", "driver-compat-sm120"),
         ("--driver 440.33", "driver-floor-11"),
     ],
 )
@@ -44,6 +55,17 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
         ("--driver 390 --cuda cpu", r"^cpu-"),
         ("--cuda cpu --driver auto", r"^cpu-"),
         ("--driver R535", r"^cu12"),
+        ("--base ngc-24.12 --gpu v100", "^cu126-.*-sm70-"),
+        ("--base ngc-25.01 --gpu b200", "^cu128-.*-sm100-"),
+        ("--base ngc-24.12 --flash-attn auto", "-fa2"),
+        ("--base ngc-25.03 --flash-attn auto", "-fa2"),
+        ("--gpu h200 --driver 550", "-sm90-"),
+        ("--gpu sm_90 --driver 535", "-sm90-"),
+        ("--gpu rtxpro6000 --driver 570", "^cu128-.*-sm120-"),
+        ("--gpu rtx-pro-6000-server --driver 575 --cuda 13.0", "^cu130-.*-sm120-"),
+        ("--gpu a4000 --driver 535", "^cu12.*-sm86-"),
+        ("--gpu a4000 --driver 535 --cuda 13.0 --board data-center", "^cu130-.*-sm86-"),
+        ("--gpu a40 --driver 535 --cuda 13.0", "^cu130-.*-sm86-"),
         ("--torch 2.8+cu128", r"cu128-.*-torch2\.8\.0-"),
         ("--torch 2.13+cpu", r"^cpu-.*torch2\.13"),
         ("--gpu A10G", "-sm86-"),
@@ -56,11 +78,50 @@ def test_what_runs_is_not_refused(words: str, cell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--gpu rtx4090 --board data-center", "--gpu h100 --board geforce", "--gpu h100,rtx4090 --board geforce"]
+    "words",
+    [
+        "--gpu rtx4090 --board data-center",
+        "--gpu h100 --board geforce",
+        "--gpu h100,rtx4090 --board geforce",
+        "--gpu h100 --board workstation",
+        "--gpu rtx4090 --board workstation",
+        "--gpu l40s --board h200",
+        "--gpu rtx4090 --board l40s",
+    ],
 )
 def test_a_board_that_a_gpu_does_not_have(words: str) -> None:
     with pytest.raises(UsageError, match="board, which --board asks for"):
         answer(words)
+
+
+def test_the_verdict_says_what_an_architecture_is_taken_for() -> None:
+    taken = "sm_86 is taken for one; --gpu BOARD says which it is"
+    assert taken in answer("--gpu sm_86 --driver 535 --cuda 13.0")
+    assert taken not in answer("--gpu a40 --driver 535 --cuda 13.0")
+
+
+def test_a_board_without_a_driver_changes_no_cell() -> None:
+    same = {answer(f"--gpu {gpu}").partition("\n")[0] for gpu in ("h100", "h200", "sm_90")}
+    assert len(same) == 1
+    assert "board" not in answer("--gpu h200").partition("driver ")[0]
+
+
+def test_what_a_board_implies_is_asked_for_by_its_name_once() -> None:
+    lines = [line.split() for line in answer("--gpu gh200 --driver 580").splitlines()]
+    assert ["board", "gh200", "asked", "for", "(--gpu", "gh200)"] in lines
+    assert ["arch", "aarch64", "asked", "for", "(--gpu", "gh200)"] in lines
+
+
+def test_what_is_known_of_aarch64_wheels_is_not_called_unknown() -> None:
+    """PyTorch's index has them for CUDA 12.8; what is in them is what no source says."""
+    with pytest.raises(NoCellError) as refused:
+        answer("--torch 2.8+cu128 --gpu gh200")
+    assert "PyTorch's own index has some for CUDA 12.8, whose kernels and libraries were not read" in str(refused.value)
+
+
+def test_grace_hopper_needs_the_open_kernel_modules_and_other_hopper_boards_do_not() -> None:
+    assert "GH200 needs the driver of NVIDIA's open kernel modules" in answer("--gpu gh200 --driver 580")
+    assert "open kernel modules" not in answer("--gpu h100 --driver 580")
 
 
 def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:

@@ -62,7 +62,8 @@ def test_the_gpus_of_a_torch_are_those_that_its_kernels_run_on(matrix):
         cuda = matrix.release("cuda", torch.needs["cuda"])
         gpus = [gpu for gpu in matrix.releases["gpu"] if gpu.version not in of_arm]
         found = {gpu.version for gpu in gpus if runs_on(torch.facts.archs, gpu.facts.sm)}
-        rules = {gpu.version for gpu in gpus if permitted(matrix, "gpu-arch-torch", torch=torch, cuda=cuda, gpu=gpu)}
+        of = {"torch": torch, "cuda": cuda, "base": matrix.release("base", "debian12-root")}
+        rules = {gpu.version for gpu in gpus if permitted(matrix, "gpu-arch-torch", **of, gpu=gpu)}
         assert found == rules, torch.version
 
 
