@@ -21,6 +21,7 @@ _TAKES = {
     "kind": ("kubernetes",),
     "image": RUNS,
     "digest": RUNS,
+    "name": ("sbatch", "kubernetes"),
     "nodes": ("sbatch", "kubernetes"),
     "gpus_per_node": ("sbatch", "kubernetes"),
     "rdma": ("kubernetes",),
@@ -31,6 +32,17 @@ _TAKES = {
 _DST = r"(?P<target>/[^:\x00-\x1f\x7f]*)(?P<mode>:ro|:rw)?"
 _MOUNT = re.compile(rf"(?P<source>/[^:\x00-\x1f\x7f]*):{_DST}")
 _CLAIM = re.compile(rf"(?P<source>[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?):{_DST}")
+_NAMES = {
+    "kubernetes": (
+        re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"),
+        "write lower-case letters, digits and -, a letter first: at most 40 characters, as operators add to it",
+    ),
+    "sbatch": (
+        re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+        "write letters, digits, ., _ and -, at most 64 characters",
+    ),
+}
+"""Names of jobs. A JobSet's pods are NAME-node-0-99999-abcde, a label of RFC 1035, which has at most 63 characters."""
 _GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
 
@@ -60,6 +72,9 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--gpus-per-node", type=click.IntRange(0, 64), help="sbatch, kubernetes: GPUs of each node. [default: 8]"
+        ),
+        click.option(
+            "--name", metavar="NAME", help="sbatch, kubernetes: name of the job. [default: the stack's or the cell's]"
         ),
         click.option("--nodes", type=click.IntRange(1, 100_000), help="sbatch, kubernetes: nodes. [default: 2]"),
         click.option(
@@ -135,6 +150,7 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
     return Cluster(
         image=image,
         digest=digest,
+        name=_name(given["name"], form),
         nodes=given["nodes"] or 2,
         gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
         command=given["command"] or (),
@@ -150,6 +166,16 @@ def _require_words(text: str, where: str) -> None:
         raise UsageError(
             f"{shown(text)!r} has a character that no script can show", where=where, hint="put such a text into a file"
         )
+
+
+def _name(text: str | None, form: str) -> str | None:
+    if text is None:
+        return None
+    names, hint = _NAMES[form]
+    if names.fullmatch(text) is None:
+        where = "Kubernetes" if form == "kubernetes" else "Slurm"
+        raise UsageError(f"{shown(text)!r} is no name of a job of {where}", where="--name", hint=hint)
+    return text
 
 
 def _file(named: str | None, runtime: str) -> str | None:

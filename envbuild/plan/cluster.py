@@ -32,6 +32,8 @@ class Cluster:
     image: str
     """Its name in a registry or an engine, or the path of a file."""
     digest: str | None = None
+    name: str | None = None
+    """Of the job; that of the stack or the cell by default."""
     nodes: int = 2
     gpus: int = 8
     """Per node; 0 for a cell without CUDA."""
@@ -77,6 +79,11 @@ def name_of(plan: Plan) -> str:
     """Return a name for a job of the plan: a label of RFC 1123, at most 40 characters."""
     stated = plan.stack.name if plan.stack else plan.cell.id.rpartition("-")[2]
     return f"envbuild-{re.sub('[^a-z0-9]+', '-', stated.lower())}"[:40].rstrip("-")
+
+
+def name_of_job(plan: Plan, cluster: Cluster) -> str:
+    """Return the name of a job: two jobs of one plan need two, which only their user can give."""
+    return cluster.name or name_of(plan)
 
 
 def lock_of(plan: Plan) -> str:

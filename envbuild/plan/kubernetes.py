@@ -15,6 +15,7 @@ from envbuild.plan.cluster import (
     check_words,
     for_torchrun,
     name_of,
+    name_of_job,
     require_gpus,
     text_of,
 )
@@ -68,10 +69,10 @@ def manifest(matrix: Matrix, plan: Plan, cluster: Cluster, kind: Kind) -> str:
         ) from error
 
 
-def _meta(plan: Plan) -> dict[str, Any]:
+def _meta(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": name_of(plan), "app.kubernetes.io/managed-by": "envbuild"}
     noted = {name: value for name, value in plan.labels.items() if name.startswith("io.envbuild.")}
-    return {"name": name_of(plan), "labels": labels, "annotations": noted}
+    return {"name": name_of_job(plan, cluster), "labels": labels, "annotations": noted}
 
 
 def _words(*words: str) -> list[str]:
@@ -147,7 +148,7 @@ def _started(plan: Plan, cluster: Cluster, command: list[str]) -> dict[str, Any]
 
 
 def _jobset(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
-    name = name_of(plan)
+    name = name_of_job(plan, cluster)
     flags = (
         f"--nnodes={cluster.nodes} --nproc-per-node={cluster.gpus or 1} "
         f'--node-rank="$JOB_COMPLETION_INDEX" --master-addr={name}-node-0-0.{name} --master-port={MASTER_PORT} '
@@ -158,7 +159,9 @@ def _jobset(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
     }
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(plan), "spec": spec}]
+    return [
+        {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(plan, cluster), "spec": spec}
+    ]
 
 
 def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
@@ -170,7 +173,10 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     runtime = {
         "apiVersion": version,
         "kind": "TrainingRuntime",
-        "metadata": {**_meta(plan), "labels": {**_meta(plan)["labels"], "trainer.kubeflow.org/framework": "torch"}},
+        "metadata": {
+            **_meta(plan, cluster),
+            "labels": {**_meta(plan, cluster)["labels"], "trainer.kubeflow.org/framework": "torch"},
+        },
         "spec": {
             "mlPolicy": {"numNodes": cluster.nodes, "torch": {}},
             "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
@@ -178,10 +184,14 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     }
     trainer: dict[str, Any] = {"numNodes": cluster.nodes, "numProcPerNode": cluster.gpus or 1}
     spec = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name_of(plan)},
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "TrainingRuntime",
+            "name": name_of_job(plan, cluster),
+        },
         "trainer": trainer,
     }
-    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": _meta(plan), "spec": spec}]
+    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": _meta(plan, cluster), "spec": spec}]
 
 
 def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
@@ -211,7 +221,7 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
             },
         },
     }
-    return [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _meta(plan), "spec": spec}]
+    return [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _meta(plan, cluster), "spec": spec}]
 
 
 def _mpirun(mpi: str, plan: Plan, cluster: Cluster) -> str:

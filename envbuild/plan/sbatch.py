@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from envbuild.errors import UsageError
 from envbuild.matrix.load import Matrix
-from envbuild.plan.cluster import Cluster, Shared, check_words, name_of, require_gpus, text_of
+from envbuild.plan.cluster import Cluster, Shared, check_words, name_of_job, require_gpus, text_of
 from envbuild.plan.dockerfile import rendered
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
@@ -31,7 +31,7 @@ def batch_script(matrix: Matrix, plan: Plan, cluster: Cluster, runtime: Runtime)
         plan=plan,
         cluster=cluster,
         runtime=runtime,
-        name=name_of(plan),
+        name=name_of_job(plan, cluster),
         image=cluster.reference if runtime == "docker" else cluster.image,
         workdir=plan.workdir if plan.stack else "",
         lock=lock,
