@@ -25,6 +25,8 @@ _TAKES = {
     "nodes": ("sbatch", "kubernetes"),
     "gpus_per_node": ("sbatch", "kubernetes"),
     "rdma": ("kubernetes",),
+    "cpus": ("kubernetes",),
+    "memory": ("kubernetes",),
     "mounts": ("sbatch",),
     "claims": ("kubernetes",),
     "command": ("sbatch", "kubernetes"),
@@ -43,6 +45,9 @@ _NAMES = {
     ),
 }
 """Names of jobs. A JobSet's pods are NAME-node-0-99999-abcde, a label of RFC 1035, which has at most 63 characters."""
+_CPUS = re.compile(r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?|[1-9][0-9]{0,8}m")
+# Without a unit it would be bytes, and with m thousandths of them: Kubernetes takes both, and nobody means them.
+_MEMORY = re.compile(r"(?=.*[1-9])[0-9]{1,15}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])")
 _GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
 
@@ -55,6 +60,12 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--rdma",
             metavar="RESOURCE[=N]",
             help="kubernetes: ask for InfiniBand adapters by this resource, such as rdma/rdma_shared_device_a.",
+        ),
+        click.option(
+            "--cpus", metavar="N", help="kubernetes: ask for so many cores on each node, such as 64 or 1500m."
+        ),
+        click.option(
+            "--memory", metavar="SIZE", help="kubernetes: ask for so much memory on each node, such as 512Gi."
         ),
         click.option(
             "--mount",
@@ -155,6 +166,8 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
         command=given["command"] or (),
         rdma=_rdma(given["rdma"]),
+        cpus=_quantity(given["cpus"], _CPUS, "--cpus", "cores, such as 64, 1.5 or 1500m"),
+        memory=_quantity(given["memory"], _MEMORY, "--memory", "a number with its unit, such as 512Gi or 500G"),
         shared=tuple(_mount(text) for text in given["mounts"] or ()),
         claims=tuple(_claim(text) for text in given["claims"] or ()),
     )
@@ -252,6 +265,12 @@ def _known_digest(asked: "ResolvedRequest", plan: "Plan") -> str | None:
             hint="give --digest, which `envbuild image … --json` prints",
         )
     return next(iter(expected.records))
+
+
+def _quantity(text: str | None, form: "re.Pattern[str]", where: str, hint: str) -> str | None:
+    if text is not None and form.fullmatch(text) is None:
+        raise UsageError(f"{shown(text)!r} is no quantity of Kubernetes", where=where, hint=f"write {hint}")
+    return text
 
 
 def _rdma(text: str | None) -> tuple[str, int] | None:

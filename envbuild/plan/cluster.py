@@ -41,6 +41,10 @@ class Cluster:
     """The training script or program with its arguments; without one, an all-reduce over all ranks."""
     rdma: tuple[str, int] | None = None
     """The resource by which Kubernetes gives InfiniBand adapters, and how many of them."""
+    cpus: str | None = None
+    """Cores of each node's container, as a quantity of Kubernetes."""
+    memory: str | None = None
+    """Its memory, as such a quantity."""
     shared: tuple[Shared, ...] = ()
     """Folders that a batch job of Slurm mounts next to that of `sbatch`."""
     claims: tuple[Shared, ...] = ()

@@ -27,6 +27,8 @@ Kind = Literal["jobset", "trainjob", "mpijob"]
 KINDS: tuple[Kind, ...] = ("jobset", "trainjob", "mpijob")
 
 _GPU = "nvidia.com/gpu"
+# What mpirun alone takes; a quota counts the launcher's container, too.
+_LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 _READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi\n"
 _LIMITS = 'ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || :\n'
 _SSHD = """mkdir -p /run/sshd
@@ -84,13 +86,24 @@ def _script(text: str, *words: str) -> list[str]:
     return _words("sh", "-c", text, "sh", *words)
 
 
+def _asked(cluster: Cluster) -> dict[str, str]:
+    """Return the cores and the memory that are asked for."""
+    return {name: value for name, value in (("cpu", cluster.cpus), ("memory", cluster.memory)) if value}
+
+
+def _resources(given: Mapping[str, int | str]) -> dict[str, Any]:
+    """Return the field of a container; limits equal requests, as GPUs need it, and a pod of them is evicted last."""
+    return {"resources": {"requests": dict(given), "limits": dict(given)}} if given else {}
+
+
 def _container(cluster: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "image": cluster.reference, "command": command, **more}
-    given = {_GPU: cluster.gpus} if cluster.gpus else {}
+    given: dict[str, int | str] = dict(_asked(cluster))
+    if cluster.gpus:
+        given[_GPU] = cluster.gpus
     if cluster.rdma:
         given[cluster.rdma[0]] = cluster.rdma[1]
-    if given:
-        made["resources"] = {"requests": dict(given), "limits": dict(given)}
+    made |= _resources(given)
     if cluster.rdma:
         # Registering memory with an adapter locks it; a pod has no field for the limit. For a user other than root the
         # right does nothing: there the node's runtime sets the limit.
@@ -206,6 +219,7 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
             {"name": "OMPI_ALLOW_RUN_AS_ROOT", "value": "1"},
             {"name": "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "value": "1"},
         ],
+        **_resources({name: _LAUNCHER[name] for name in _asked(cluster)}),
     }
     worker = _container(cluster, "worker", _script(_READ_COMPAT + _LIMITS + _SSHD), workingDir=plan.workdir)
     spec = {

@@ -1,7 +1,7 @@
-"""Flags of the formats for clusters: the job's name."""
+"""Flags of the formats for clusters: the job's name, cores and memory."""
 
 import pytest
-from test_cluster_formats import IMAGE, LOCK, STACK, objects, render
+from test_cluster_formats import IMAGE, LOCK, STACK, objects, pods, render
 
 from envbuild.errors import UsageError
 
@@ -52,3 +52,59 @@ def test_the_longest_name_leaves_room_for_what_operators_add():
 
 def test_a_devcontainer_has_no_job_to_name():
     assert "--name" in str(render(*LOCK, "--format", "devcontainer", "--name", "a", code=UsageError.exit_code))
+
+
+def containers(found):
+    """Return the containers of objects by their names."""
+    return {
+        each["name"]: each
+        for item in found
+        for pod in pods(item)
+        for each in [*pod.get("initContainers", ()), *pod["containers"]]
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "names"),
+    [
+        ("jobset", LOCK, {"driver-check", "node"}),
+        ("trainjob", LOCK, {"driver-check", "node"}),
+        ("mpijob", STACK, {"driver-check", "worker", "launcher"}),
+    ],
+)
+def test_every_container_asks_for_cores_and_memory(kind, flags, names):
+    """A quota of a namespace refuses a pod one container of which states none."""
+    found = containers(objects(*flags, *IMAGE, "--kind", kind, "--cpus", "64", "--memory", "512Gi"))
+    assert found.keys() == names
+    for name, container in found.items():
+        resources = container["resources"]
+        assert resources["requests"] == resources["limits"]
+        own = {"cpu": "1", "memory": "2Gi"}
+        asked = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": 8}
+        assert resources["limits"] == (own if name == "launcher" else asked)
+    one = containers(objects(*flags, *IMAGE, "--kind", kind, "--memory", "1.5Ti"))
+    assert all("cpu" not in each["resources"]["limits"] for each in one.values())
+    none = containers(objects(*flags, *IMAGE, "--kind", kind))
+    assert "resources" not in none.get("launcher", {})
+    assert none["driver-check"]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--cpus", value) for value in ("0", "0.0", "0m", "-1", "1.5m", "64Gi", "all", "1e3", "1.0001", "\u0661")),
+        *(("--memory", value) for value in ("512", "0Gi", "512m", "512GB", "512 Gi", "Gi", "1Ei", "-1Gi", "\u0661Gi")),
+    ],
+)
+def test_what_is_no_quantity_is_refused(flag, value):
+    error = render(*LOCK, *IMAGE, "--format", "kubernetes", flag, value, code=UsageError.exit_code)
+    assert "is no quantity" in str(error)
+    assert error.where == flag
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--cpus", "1.5"), ("--cpus", "1500m"), ("--memory", "500G")])
+def test_a_quantity_is_written_as_it_was_given(flag, value):
+    node = containers(objects(*LOCK, *IMAGE, flag, value))["node"]
+    assert node["resources"]["requests"][{"--cpus": "cpu", "--memory": "memory"}[flag]] == value
+    error = render(*LOCK, "--format", "sbatch", flag, value, code=UsageError.exit_code)
+    assert "does not read it" in str(error)
