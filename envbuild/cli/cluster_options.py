@@ -141,7 +141,7 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         LockError: Kubernetes needs the image's digest, and none is known.
 
     """
-    from envbuild.plan.cluster import Cluster, uses_gpus
+    from envbuild.plan.cluster import Cluster, require_module, uses_gpus
 
     runtime = given["runtime"] or "apptainer"
     digest = parse_digest(given["digest"])
@@ -157,6 +157,7 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
             digest = _known_digest(asked, plan)
     for word in given["command"] or ():
         _require_words(word, "COMMAND")
+    require_module(given["command"] or ())
     gpus = given["gpus_per_node"]
     return Cluster(
         image=image,

@@ -64,9 +64,22 @@ def _is_pythons(word: str) -> bool:
     return word == "-m" or word.endswith(".py")
 
 
+def require_module(program: Sequence[str]) -> None:
+    """Raise UsageError for `-m` without a module after it."""
+    if program and program[0] == "-m" and (len(program) == 1 or program[1].startswith("-")):
+        raise UsageError("-m names no module", where="-- -m", hint="write -- -m MODULE [ARGS]")
+
+
 def for_torchrun(program: Sequence[str]) -> list[str]:
     """Return a program and its arguments as torchrun takes them."""
     return list(program) if _is_pythons(program[0]) else ["--no-python", *program]
+
+
+def for_deepspeed(program: Sequence[str]) -> list[str]:
+    """Return a program and its arguments as DeepSpeed's launcher takes them."""
+    if program[0] == "-m":
+        return ["--module", *program[1:]]
+    return list(program) if _is_pythons(program[0]) else ["--no_python", *program]
 
 
 def by_itself(program: Sequence[str]) -> list[str]:

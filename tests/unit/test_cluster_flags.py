@@ -108,3 +108,16 @@ def test_a_quantity_is_written_as_it_was_given(flag, value):
     assert node["resources"]["requests"][{"--cpus": "cpu", "--memory": "memory"}[flag]] == value
     error = render(*LOCK, "--format", "sbatch", flag, value, code=UsageError.exit_code)
     assert "does not read it" in str(error)
+
+
+@pytest.mark.parametrize(("kind", "flags"), [("jobset", LOCK), ("trainjob", LOCK), ("mpijob", STACK)])
+def test_a_module_is_pythons_in_every_kind(kind, flags):
+    found = containers(objects(*flags, *IMAGE, "--kind", kind, "--", "-m", "pkg.train", "--lr", "1"))
+    command = found["launcher" if kind == "mpijob" else "node"]["command"]
+    assert command[3:] == ["sh", *(["python3"] if kind == "mpijob" else []), "-m", "pkg.train", "--lr", "1"]
+
+
+@pytest.mark.parametrize("form", [("sbatch",), ("kubernetes", *IMAGE)])
+def test_no_module_is_refused(form):
+    error = render(*LOCK, "--format", *form, "--", "-m", code=UsageError.exit_code)
+    assert "-m names no module" in str(error)

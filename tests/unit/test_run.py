@@ -340,6 +340,25 @@ def test_a_script_that_is_no_python_runs_by_itself(launcher: str, flag: str) -> 
     assert words(steps[-1].command)[-1] == "./train.sh"
 
 
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("torchrun", ["--master-port=29500", "-m", "pkg.train", "--lr", "1"]),
+        ("srun", ["--master-port=29500", "-m", "pkg.train", "--lr", "1"]),
+        ("deepspeed", ["29500", "--module", "pkg.train", "--lr", "1"]),  # its own -m would be the program's
+        ("mpirun", ["sh", "python3", "-m", "pkg.train", "--lr", "1"]),
+    ],
+)
+def test_a_module_runs_with_every_launcher(launcher: str, expected: list[str]) -> None:
+    asked = job(launcher, script=("-m", "pkg.train", "--lr", "1"))
+    line = words(plan_launch(asked, H200.facts(), SETTINGS)[0].steps[-1].command)
+    found = shlex.split(next(each for each in line if "exec torchrun" in each)) if launcher == "srun" else line
+    assert found[-len(expected) :] == expected
+    for script in (("-m",), ("-m", "--lr")):
+        with pytest.raises(UsageError, match="names no module"):
+            plan_launch(job(launcher, script=script), H200.facts(), SETTINGS)
+
+
 def test_the_set_up_is_a_shell_script_whatever_the_values(tmp_path: Path) -> None:
     values = {"TOKEN": "a b'c\"$(touch never)\n`touch never`"}
     node = Node(name="192.0.2.1", slots=8)
