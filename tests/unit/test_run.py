@@ -433,3 +433,22 @@ def test_an_option_of_the_command_is_not_taken_for_ours(capsys: pytest.CaptureFi
         main(["run", "img", "--no-such-flag"])
     assert left.value.code == 2
     assert "no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("on_h200")
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "mpirun", "deepspeed"])
+@pytest.mark.parametrize("flag", ["--ssh-port", "--ssh-key"])
+def test_a_flag_of_logins_is_refused_where_there_are_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, launcher: str, flag: str
+) -> None:
+    file = hostfile(tmp_path, "192.0.2.1\n192.0.2.2\n")
+    value = "2222" if flag == "--ssh-port" else str(file)
+    line = ["launch", "img", "--hostfile", str(file), "--launcher", launcher, flag, value, "--dry-run", "--", "t.py"]
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    says = capsys.readouterr()
+    if launcher in {"mpirun", "deepspeed"}:
+        assert left.value.code == 0
+    else:
+        assert left.value.code == UsageError.exit_code
+        assert f"--launcher {launcher} does not read it\n  where: {flag}\n" in says.err
