@@ -124,8 +124,13 @@ def _pod(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[str, A
         "initContainers": [_container(cluster, "driver-check", check)],
         "containers": [dict(container)],
         "volumes": _volumes(cluster),
-        "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if cluster.gpus else [],
+        **_tolerations(cluster),
     }
+
+
+def _tolerations(cluster: Cluster) -> dict[str, Any]:
+    """Return the field of a pod by which it may run on a node that is kept for GPUs."""
+    return {"tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if cluster.gpus else []}
 
 
 def _volumes(cluster: Cluster) -> list[dict[str, Any]]:
@@ -221,6 +226,8 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         ],
         **_resources({name: _LAUNCHER[name] for name in _asked(cluster)}),
     }
+    # Where all nodes are kept for GPUs it would stay pending; what adds a toleration by itself does so where GPUs are asked for.
+    starter = {"restartPolicy": "Never", "containers": [launcher], **_tolerations(cluster)}
     worker = _container(cluster, "worker", _script(_READ_COMPAT + _LIMITS + _SSHD), workingDir=plan.workdir)
     spec = {
         "slotsPerWorker": cluster.gpus or 1,
@@ -228,7 +235,7 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         "launcherCreationPolicy": "WaitForWorkersReady",
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
-            "Launcher": {"replicas": 1, "template": {"spec": {"restartPolicy": "Never", "containers": [launcher]}}},
+            "Launcher": {"replicas": 1, "template": {"spec": starter}},
             "Worker": {
                 "replicas": cluster.nodes,
                 "template": {"spec": _pod(matrix, plan, cluster, worker)},

@@ -121,3 +121,14 @@ def test_a_module_is_pythons_in_every_kind(kind, flags):
 def test_no_module_is_refused(form):
     error = render(*LOCK, "--format", *form, "--", "-m", code=UsageError.exit_code)
     assert "-m names no module" in str(error)
+
+
+@pytest.mark.parametrize(("kind", "flags"), [("jobset", LOCK), ("trainjob", LOCK), ("mpijob", STACK)])
+def test_every_pod_may_run_on_a_node_that_is_kept_for_gpus(kind, flags):
+    """Also an MPIJob's launcher, which has no GPU: a cluster may have no other nodes."""
+    found = [pod for each in objects(*flags, *IMAGE, "--kind", kind) for pod in pods(each)]
+    assert len(found) == (2 if kind == "mpijob" else 1)
+    for pod in found:
+        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    (cpu,) = pods(objects("--cuda", "cpu", "--unlocked", *IMAGE))
+    assert "tolerations" not in cpu
