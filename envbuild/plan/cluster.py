@@ -13,6 +13,17 @@ from envbuild.plan.plan import Plan
 MASTER_PORT = 29500
 """Where ranks meet inside a cluster's own network; torchrun's default."""
 
+FOR_ENROOT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+)
+"""Variables of a job that enroot reads on its node, or Slurm gives the job there: pyxis hands the rest of a job's
+environment to the container, too, where the image does not set it."""
+FOR_ENROOTS_HOOKS = ("ENROOT_", "NVIDIA_", "MELLANOX_")
+"""Starts of the names that enroot and its hooks read as they make a container."""
+OF_THE_NODE = tuple(name for name in FOR_ENROOT if name.startswith("XDG_"))
+"""Those that name folders of the node, of which a container has none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
