@@ -1,5 +1,5 @@
-"""What of a job's environment reaches a container of pyxis: the lines as bash runs them, with an `srun` that exports what
-it is told, as Slurm does, and a container that gets all of that, as pyxis does."""
+"""What of a job's environment reaches a container of pyxis: the lines as bash runs them, with an `srun` that exports the
+names of --export, as Slurm does, and a container that gets all of that, as pyxis does."""
 
 import os
 import subprocess
