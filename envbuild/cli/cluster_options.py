@@ -197,6 +197,14 @@ def _file(named: str | None, runtime: str) -> str | None:
     if named is None:
         return None
     _require_words(named, "--image")
+    other = {"apptainer": (".sqsh", ".tar"), "pyxis": (".sif", ".tar")}[runtime]
+    if named.endswith(other):
+        takes = {"apptainer": "a .sif or a sandbox", "pyxis": "a .sqsh, which `enroot import` makes"}[runtime]
+        raise UsageError(
+            f"{shown(named)!r} is no image for {runtime}",
+            where="--image",
+            hint=f"it takes {takes}; --runtime chooses another",
+        )
     if runtime == "apptainer" and not named.endswith(".sif") and not named.startswith(("/", "./", "../", "~/")):
         what = "names an engine's image" if "/" in named else "is no file"
         raise UsageError(

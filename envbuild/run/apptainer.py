@@ -130,12 +130,11 @@ def shared_place(reference: str) -> str:
 
     """
     path = Path(reference).expanduser().absolute()
-    if unpacked.kind_of(path) not in {"sif", "sandbox"}:
-        raise UsageError(
-            f"{shown(str(path))} is no .sif and no sandbox",
-            where=shown(reference),
-            hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
-        )
+    kind = unpacked.kind_of(path)
+    if kind not in {"sif", "sandbox"}:
+        what = f"is an OCI {kind}, which each host would have to unpack" if kind else "is no .sif and no sandbox"
+        hint = "make a .sif in a folder that every host sees: envbuild image … --output FILE.sif"
+        raise unpacked.no_image(path, reference, what=what, hint=hint)
     return str(path)
 
 
@@ -185,8 +184,8 @@ class ApptainerRuntime:
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
         """Return the `apptainer run` line; see `Runtime.line`. Its home and /tmp are folders of the cache, and stay."""
         del terminal  # Apptainer takes the one that is there
-        apptainer.program()
         image = self.look_up(container.image)
+        apptainer.program()
         folder = self.settings.cache_dir / "apptainer"
         _make(folder)
         flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)

@@ -267,6 +267,8 @@ KUBERNETES = ("--format", "kubernetes", "--image", "r.example.org/x:y", "--diges
         (["--image", "a\nb.sif"], "no script can show"),
         (["--image", "envbuild:tag"], "is no file"),
         (["--image", "registry.example.org/x:y"], "names an engine's image"),
+        (["--image", "./te.sqsh"], "is no image for apptainer"),
+        (["--runtime", "pyxis", "--image", "te.sif"], "is no image for pyxis"),
         (["--mount", "data:/data"], "is no mount"),
         (["--mount", "/data:/data:rx"], "is no mount"),
         (["--mount", "/da\tta:/data"], "is no mount"),
