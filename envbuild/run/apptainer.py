@@ -5,7 +5,6 @@ the run where a guest is made. Its image is read-only. Root gives up every right
 """
 
 import contextlib
-import csv
 import io
 import os
 import platform
@@ -26,6 +25,7 @@ from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.run.container import Container, Mount, device_flags, gpus_and_access, wants_infiniband
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
+from envbuild.util import quote
 from envbuild.util.names import shown
 from envbuild.util.processes import ProcessResult, Stream, bounded, streamed
 from envbuild.util.scratch import scratch
@@ -44,16 +44,17 @@ _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory",
 
 
 def bind_flags(mount: Mount) -> list[str]:
-    """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes."""
-    fields = [
-        "type=bind",
-        f"source={mount.source}",
-        f"destination={mount.target}",
-        *(["ro"] if mount.read_only else []),
-    ]
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(fields)
-    return ["--mount", out.getvalue()]
+    """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes.
+
+    Raises:
+        UsageError: a path holds a line break or another control character.
+
+    """
+    try:
+        fields = quote.csv_fields(type="bind", source=str(mount.source), destination=mount.target)
+    except ValueError as error:
+        raise UsageError(str(error), where="--mount", hint="rename it, or mount a folder above it") from None
+    return ["--mount", f"{fields},ro" if mount.read_only else fields]
 
 
 def _variables(container: Container) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Images that are files or folders: what names one, what is checked as it is read, and the lines that Apptainer gets."""
 
+import csv
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.pipeline.output import check_output
-from envbuild.run.apptainer import ApptainerRuntime, container_flags, shared_place
+from envbuild.run.apptainer import ApptainerRuntime, bind_flags, container_flags, shared_place
 from envbuild.run.container import Container, Mount, parse_image
 from envbuild.run.docker import DockerRuntime
 from envbuild.run.launch import Job, Node, plan_launch
@@ -510,3 +511,12 @@ def test_what_no_host_of_a_launch_can_run_says_what_it_is(tmp_path, name, says):
         shared_place(str(tmp_path / name))
     assert caught.value.what.endswith(says)
     assert "make a .sif" in caught.value.hint
+
+
+def test_a_mount_of_apptainer_is_one_record_of_csv():
+    (_, text) = bind_flags(Mount(source=Path('/a,b "c"'), target="/d", read_only=True))
+    assert next(csv.reader([text])) == ["type=bind", 'source=/a,b "c"', "destination=/d", "ro"]
+    assert bind_flags(Mount(source=Path("/a"), target="/d")) == ["--mount", "type=bind,source=/a,destination=/d"]
+    with pytest.raises(UsageError, match="line break") as caught:
+        bind_flags(Mount(source=Path("/a\nb"), target="/d"))
+    assert caught.value.where == "--mount"
