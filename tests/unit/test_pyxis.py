@@ -18,7 +18,10 @@ SRUN = """\
 names=ALL
 for word; do case $word in --export=*) names=${word#*=} ;; esac; done
 while [ "${1#-}" != "$1" ]; do shift; done
-if [ "$names" = ALL ]; then names=$(compgen -e); else names="${names//,/ } $(compgen -e | grep ^SLURM_)"; fi
+case ,$names, in
+*,ALL,*) names=$(compgen -e) ;;
+*) names="${names//,/ } $(compgen -e | grep ^SLURM_)" ;;
+esac
 own=()
 for name in $names; do if [ -n "${!name+set}" ]; then own+=("$name=${!name}"); fi; done
 env -0 -i "${own[@]}" > "${0%/*}/task"
@@ -77,9 +80,10 @@ def test_a_batch_script_hands_a_container_what_the_other_runtimes_do(tmp_path, j
     assert "PYTHONPATH" not in container
 
 
-def test_a_launch_hands_a_container_its_own_variables_alone(tmp_path, job):
+def test_a_launch_hands_a_container_its_own_variables_alone(tmp_path, job, monkeypatch):
     container = Container(image="/shared/te.sqsh", environment=("A=1", "XDG_DATA_HOME=/data"))
     asked = Job(nodes=(Node(name="node1", slots=0),), launcher="srun", container=container, script=("t.py",), name="j")
+    monkeypatch.setenv("NVIDIA_A,ALL", "a name that the list of srun reads as two")
     (step,) = plan_launch(asked, BARE.facts(), Settings(cache_dir=Path("/nowhere")))[0].steps
     subprocess.run(step.command, env=srun_environment(asked, lambda: job), check=True, cwd=tmp_path)
     found = seen(tmp_path / "container")

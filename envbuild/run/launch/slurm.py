@@ -250,7 +250,7 @@ def _pyxis_flags(job: Job) -> list[str]:
         return ":".join((*both, *(["ro"] if mount.read_only else [])))
 
     # pyxis hands on what srun exports, beyond --container-env
-    hooks = sorted(name for name in os.environ if name.startswith(FOR_ENROOTS_HOOKS))
+    hooks = sorted(name for name in os.environ if name.startswith(FOR_ENROOTS_HOOKS) and name.isidentifier())
     exported = dict.fromkeys((*FOR_ENROOT, *hooks, *_handed(job)))
     flags = [f"--export={','.join(exported)}", f"--container-image={place}"]
     flags += ["--no-container-mount-home", "--no-container-entrypoint"]
