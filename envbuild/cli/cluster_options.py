@@ -21,9 +21,12 @@ _TAKES = {
     "kind": ("kubernetes",),
     "image": RUNS,
     "digest": RUNS,
+    "name": ("sbatch", "kubernetes"),
     "nodes": ("sbatch", "kubernetes"),
     "gpus_per_node": ("sbatch", "kubernetes"),
     "rdma": ("kubernetes",),
+    "cpus": ("kubernetes",),
+    "memory": ("kubernetes",),
     "mounts": ("sbatch",),
     "claims": ("kubernetes",),
     "command": ("sbatch", "kubernetes"),
@@ -31,6 +34,20 @@ _TAKES = {
 _DST = r"(?P<target>/[^:\x00-\x1f\x7f]*)(?P<mode>:ro|:rw)?"
 _MOUNT = re.compile(rf"(?P<source>/[^:\x00-\x1f\x7f]*):{_DST}")
 _CLAIM = re.compile(rf"(?P<source>[a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?):{_DST}")
+_NAMES = {
+    "kubernetes": (
+        re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"),
+        "write lower-case letters, digits and -, a letter first: at most 40 characters, as operators add to it",
+    ),
+    "sbatch": (
+        re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+        "write letters, digits, ., _ and -, at most 64 characters",
+    ),
+}
+"""Names of jobs. A JobSet's pods are NAME-node-0-99999-abcde, a label of RFC 1035, which has at most 63 characters."""
+_CPUS = re.compile(r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?|[1-9][0-9]{0,8}m")
+# Without a unit it would be bytes, and with m thousandths of them: Kubernetes takes both, and nobody means them.
+_MEMORY = re.compile(r"(?=.*[1-9])[0-9]{1,15}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])")
 _GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")
 
@@ -43,6 +60,12 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--rdma",
             metavar="RESOURCE[=N]",
             help="kubernetes: ask for InfiniBand adapters by this resource, such as rdma/rdma_shared_device_a.",
+        ),
+        click.option(
+            "--cpus", metavar="N", help="kubernetes: ask for so many cores on each node, such as 64 or 1500m."
+        ),
+        click.option(
+            "--memory", metavar="SIZE", help="kubernetes: ask for so much memory on each node, such as 512Gi."
         ),
         click.option(
             "--mount",
@@ -60,6 +83,9 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--gpus-per-node", type=click.IntRange(0, 64), help="sbatch, kubernetes: GPUs of each node. [default: 8]"
+        ),
+        click.option(
+            "--name", metavar="NAME", help="sbatch, kubernetes: name of the job. [default: the stack's or the cell's]"
         ),
         click.option("--nodes", type=click.IntRange(1, 100_000), help="sbatch, kubernetes: nodes. [default: 2]"),
         click.option(
@@ -115,7 +141,7 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
         LockError: Kubernetes needs the image's digest, and none is known.
 
     """
-    from envbuild.plan.cluster import Cluster, uses_gpus
+    from envbuild.plan.cluster import Cluster, require_module, uses_gpus
 
     runtime = given["runtime"] or "apptainer"
     digest = parse_digest(given["digest"])
@@ -131,14 +157,18 @@ def cluster_from(asked: "ResolvedRequest", plan: "Plan", form: str, given: Mappi
             digest = _known_digest(asked, plan)
     for word in given["command"] or ():
         _require_words(word, "COMMAND")
+    require_module(given["command"] or ())
     gpus = given["gpus_per_node"]
     return Cluster(
         image=image,
         digest=digest,
+        name=_name(given["name"], form),
         nodes=given["nodes"] or 2,
         gpus=(8 if uses_gpus(plan) else 0) if gpus is None else gpus,
         command=given["command"] or (),
         rdma=_rdma(given["rdma"]),
+        cpus=_quantity(given["cpus"], _CPUS, "--cpus", "cores, such as 64, 1.5 or 1500m"),
+        memory=_quantity(given["memory"], _MEMORY, "--memory", "a number with its unit, such as 512Gi or 500G"),
         shared=tuple(_mount(text) for text in given["mounts"] or ()),
         claims=tuple(_claim(text) for text in given["claims"] or ()),
     )
@@ -152,11 +182,29 @@ def _require_words(text: str, where: str) -> None:
         )
 
 
+def _name(text: str | None, form: str) -> str | None:
+    if text is None:
+        return None
+    names, hint = _NAMES[form]
+    if names.fullmatch(text) is None:
+        where = "Kubernetes" if form == "kubernetes" else "Slurm"
+        raise UsageError(f"{shown(text)!r} is no name of a job of {where}", where="--name", hint=hint)
+    return text
+
+
 def _file(named: str | None, runtime: str) -> str | None:
     """Return the file or folder that `--image` names for Apptainer or pyxis, which run none of an engine's images."""
     if named is None:
         return None
     _require_words(named, "--image")
+    other = {"apptainer": (".sqsh", ".tar"), "pyxis": (".sif", ".tar")}[runtime]
+    if named.endswith(other):
+        takes = {"apptainer": "a .sif or a sandbox", "pyxis": "a .sqsh, which `enroot import` makes"}[runtime]
+        raise UsageError(
+            f"{shown(named)!r} is no image for {runtime}",
+            where="--image",
+            hint=f"it takes {takes}; --runtime chooses another",
+        )
     if runtime == "apptainer" and not named.endswith(".sif") and not named.startswith(("/", "./", "../", "~/")):
         what = "names an engine's image" if "/" in named else "is no file"
         raise UsageError(
@@ -226,6 +274,12 @@ def _known_digest(asked: "ResolvedRequest", plan: "Plan") -> str | None:
             hint="give --digest, which `envbuild image … --json` prints",
         )
     return next(iter(expected.records))
+
+
+def _quantity(text: str | None, form: "re.Pattern[str]", where: str, hint: str) -> str | None:
+    if text is not None and form.fullmatch(text) is None:
+        raise UsageError(f"{shown(text)!r} is no quantity of Kubernetes", where=where, hint=f"write {hint}")
+    return text
 
 
 def _rdma(text: str | None) -> tuple[str, int] | None:

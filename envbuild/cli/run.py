@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from envbuild.cli.output import emit, json_option, note, show_notices
+from envbuild.errors import UsageError
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
@@ -128,9 +129,17 @@ class LaunchRequest(ContainerRequest):
     script: tuple[str, ...]
     hostfile: Path
     launcher: Literal["torchrun", "mpirun", "deepspeed", "srun"]
-    ssh_port: int
+    ssh_port: int | None
     master_port: int
     ssh_key: Path | None
+
+    def require_read(self) -> None:
+        """Raise UsageError where a flag is given that the launcher does not read: torchrun and srun need no login."""
+        given = {"--ssh-port": self.ssh_port, "--ssh-key": self.ssh_key}
+        for flag, value in given.items():
+            if value is not None and self.launcher in {"torchrun", "srun"}:
+                hint = "leave it out; it goes with --launcher mpirun or --launcher deepspeed"
+                raise UsageError(f"--launcher {self.launcher} does not read it", where=flag, hint=hint)
 
 
 @click.command
@@ -191,10 +200,8 @@ def run(**options: Any) -> None:
 )
 @click.option(
     "--ssh-port",
-    default=53412,
-    show_default=True,
     type=click.IntRange(1, 65535),
-    help="Use this port for the sshd in the containers.",
+    help="mpirun, deepspeed: use this port for the sshd in the containers. [default: 53412]",
 )
 @click.option(
     "--master-port",
@@ -206,7 +213,7 @@ def run(**options: Any) -> None:
 @click.option(
     "--ssh-key",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Use this private key for logins between the containers. [default: a new one for each job]",
+    help="mpirun, deepspeed: log in between the containers with this private key. [default: a new one for each job]",
 )
 @container_options
 def launch(**options: Any) -> int:
@@ -221,11 +228,12 @@ def launch(**options: Any) -> int:
     """
     from envbuild.host import facts
     from envbuild.run.container import shown
-    from envbuild.run.launch import Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
+    from envbuild.run.launch import SSH_PORT, Job, is_local, new_job_name, plan_launch, read_hostfile, run_launch
     from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
 
     asked = LaunchRequest(**options)
+    asked.require_read()
     settings = show_notices(load_settings())
     host = facts(settings)
     slurm = asked.launcher == "srun"
@@ -237,7 +245,7 @@ def launch(**options: Any) -> int:
         container=asked.container(),
         script=asked.script,
         name=new_job_name(),
-        ssh_port=asked.ssh_port,
+        ssh_port=asked.ssh_port or SSH_PORT,
         master_port=asked.master_port,
         ssh_key=asked.ssh_key,
     )

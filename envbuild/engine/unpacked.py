@@ -28,7 +28,7 @@ Kind = Literal["archive", "layout", "sif", "sandbox"]
 _FORMS = "name an OCI archive (FILE.oci.tar), an OCI layout, a .sif or a sandbox"
 _SIF: Kind = "sif"
 _ARCHIVE: Kind = "archive"
-_ENDS = (".tar", ".sif")
+_ENDS = (".tar", ".sif", ".sqsh")
 _LABEL_LIMIT = 1 << 20
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -36,8 +36,8 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 def is_path(text: str) -> bool:
     """Whether an argument names a file or a folder, and not an image of the engine.
 
-    A name in the engine starts with no dot, no slash and no tilde, and ends with no slash. One may end with `.tar` or
-    `.sif`: then the file must be there.
+    A name in the engine starts with no dot, no slash and no tilde, and ends with no slash. One may end with `.tar`,
+    `.sif` or `.sqsh`: then the file must be there.
     """
     if text.startswith(("/", "./", "../", "~/")) or text in {".", ".."} or text.endswith("/"):
         return True
@@ -57,6 +57,23 @@ def kind_of(path: Path) -> Kind | None:
         return "sandbox" if (path / ".singularity.d").is_dir() else None
     except (OSError, ValueError):
         return None
+
+
+def no_image(path: Path, reference: str, *, what: str = "holds no image", hint: str = _FORMS) -> UsageError:
+    """Return the error for a path at which there is no image that Apptainer can run.
+
+    Args:
+        path: the place that was looked at.
+        reference: the path as it was written.
+        what: what is wrong with what is there.
+        hint: what to name instead.
+
+    """
+    if path.suffix == ".sqsh":
+        what, hint = "is an image of enroot", f"start it with `launch --launcher srun`, by pyxis; or {hint}"
+    elif not path.exists():
+        what = "does not exist"
+    return UsageError(f"{shown(str(path))} {what}", where=shown(reference), hint=hint)
 
 
 def look_up(settings: Settings, reference: str, *, note: Callable[[str], None] = lambda _: None) -> Image:
@@ -81,8 +98,7 @@ def look_up(settings: Settings, reference: str, *, note: Callable[[str], None] =
             apptainer.program()
             return _labelled(reference, path, kind)
         case None:
-            what = "holds no image" if path.exists() else "does not exist"
-            raise UsageError(f"{shown(str(path))} {what}", where=shown(reference), hint=_FORMS)
+            raise no_image(path, reference)
 
 
 def open_image(path: Path, kind: Kind) -> Archive:

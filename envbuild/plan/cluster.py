@@ -13,6 +13,17 @@ from envbuild.plan.plan import Plan
 MASTER_PORT = 29500
 """Where ranks meet inside a cluster's own network; torchrun's default."""
 
+FOR_ENROOT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+)
+"""Variables of a job that enroot reads on its node, or Slurm gives the job there: pyxis hands the rest of a job's
+environment to the container, too, where the image does not set it."""
+FOR_ENROOTS_HOOKS = ("ENROOT_", "NVIDIA_", "MELLANOX_")
+"""Starts of the names that enroot and its hooks read as they make a container."""
+OF_THE_NODE = tuple(name for name in FOR_ENROOT if name.startswith("XDG_"))
+"""Those that name folders of the node, of which a container has none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
@@ -32,6 +43,8 @@ class Cluster:
     image: str
     """Its name in a registry or an engine, or the path of a file."""
     digest: str | None = None
+    name: str | None = None
+    """Of the job; that of the stack or the cell by default."""
     nodes: int = 2
     gpus: int = 8
     """Per node; 0 for a cell without CUDA."""
@@ -39,6 +52,10 @@ class Cluster:
     """The training script or program with its arguments; without one, an all-reduce over all ranks."""
     rdma: tuple[str, int] | None = None
     """The resource by which Kubernetes gives InfiniBand adapters, and how many of them."""
+    cpus: str | None = None
+    """Cores of each node's container, as a quantity of Kubernetes."""
+    memory: str | None = None
+    """Its memory, as such a quantity."""
     shared: tuple[Shared, ...] = ()
     """Folders that a batch job of Slurm mounts next to that of `sbatch`."""
     claims: tuple[Shared, ...] = ()
@@ -58,9 +75,22 @@ def _is_pythons(word: str) -> bool:
     return word == "-m" or word.endswith(".py")
 
 
+def require_module(program: Sequence[str]) -> None:
+    """Raise UsageError for `-m` without a module after it."""
+    if program and program[0] == "-m" and (len(program) == 1 or program[1].startswith("-")):
+        raise UsageError("-m names no module", where="-- -m", hint="write -- -m MODULE [ARGS]")
+
+
 def for_torchrun(program: Sequence[str]) -> list[str]:
     """Return a program and its arguments as torchrun takes them."""
     return list(program) if _is_pythons(program[0]) else ["--no-python", *program]
+
+
+def for_deepspeed(program: Sequence[str]) -> list[str]:
+    """Return a program and its arguments as DeepSpeed's launcher takes them."""
+    if program[0] == "-m":
+        return ["--module", *program[1:]]
+    return list(program) if _is_pythons(program[0]) else ["--no_python", *program]
 
 
 def by_itself(program: Sequence[str]) -> list[str]:
@@ -77,6 +107,11 @@ def name_of(plan: Plan) -> str:
     """Return a name for a job of the plan: a label of RFC 1123, at most 40 characters."""
     stated = plan.stack.name if plan.stack else plan.cell.id.rpartition("-")[2]
     return f"envbuild-{re.sub('[^a-z0-9]+', '-', stated.lower())}"[:40].rstrip("-")
+
+
+def name_of_job(plan: Plan, cluster: Cluster) -> str:
+    """Return the name of a job: two jobs of one plan need two, which only their user can give."""
+    return cluster.name or name_of(plan)
 
 
 def lock_of(plan: Plan) -> str:

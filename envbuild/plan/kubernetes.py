@@ -15,6 +15,7 @@ from envbuild.plan.cluster import (
     check_words,
     for_torchrun,
     name_of,
+    name_of_job,
     require_gpus,
     text_of,
 )
@@ -26,6 +27,8 @@ Kind = Literal["jobset", "trainjob", "mpijob"]
 KINDS: tuple[Kind, ...] = ("jobset", "trainjob", "mpijob")
 
 _GPU = "nvidia.com/gpu"
+# What mpirun alone takes; a quota counts the launcher's container, too.
+_LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 _READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi\n"
 _LIMITS = 'ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || :\n'
 _SSHD = """mkdir -p /run/sshd
@@ -68,10 +71,10 @@ def manifest(matrix: Matrix, plan: Plan, cluster: Cluster, kind: Kind) -> str:
         ) from error
 
 
-def _meta(plan: Plan) -> dict[str, Any]:
+def _meta(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": name_of(plan), "app.kubernetes.io/managed-by": "envbuild"}
     noted = {name: value for name, value in plan.labels.items() if name.startswith("io.envbuild.")}
-    return {"name": name_of(plan), "labels": labels, "annotations": noted}
+    return {"name": name_of_job(plan, cluster), "labels": labels, "annotations": noted}
 
 
 def _words(*words: str) -> list[str]:
@@ -83,13 +86,24 @@ def _script(text: str, *words: str) -> list[str]:
     return _words("sh", "-c", text, "sh", *words)
 
 
+def _asked(cluster: Cluster) -> dict[str, str]:
+    """Return the cores and the memory that are asked for."""
+    return {name: value for name, value in (("cpu", cluster.cpus), ("memory", cluster.memory)) if value}
+
+
+def _resources(given: Mapping[str, int | str]) -> dict[str, Any]:
+    """Return the field of a container; limits equal requests, as GPUs need it, and a pod of them is evicted last."""
+    return {"resources": {"requests": dict(given), "limits": dict(given)}} if given else {}
+
+
 def _container(cluster: Cluster, name: str, command: list[str], **more: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "image": cluster.reference, "command": command, **more}
-    given = {_GPU: cluster.gpus} if cluster.gpus else {}
+    given: dict[str, int | str] = dict(_asked(cluster))
+    if cluster.gpus:
+        given[_GPU] = cluster.gpus
     if cluster.rdma:
         given[cluster.rdma[0]] = cluster.rdma[1]
-    if given:
-        made["resources"] = {"requests": dict(given), "limits": dict(given)}
+    made |= _resources(given)
     if cluster.rdma:
         # Registering memory with an adapter locks it; a pod has no field for the limit. For a user other than root the
         # right does nothing: there the node's runtime sets the limit.
@@ -110,8 +124,13 @@ def _pod(matrix: Matrix, plan: Plan, cluster: Cluster, container: Mapping[str, A
         "initContainers": [_container(cluster, "driver-check", check)],
         "containers": [dict(container)],
         "volumes": _volumes(cluster),
-        "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if cluster.gpus else [],
+        **_tolerations(cluster),
     }
+
+
+def _tolerations(cluster: Cluster) -> dict[str, Any]:
+    """Return the field of a pod by which it may run on a node that is kept for GPUs."""
+    return {"tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}] if cluster.gpus else []}
 
 
 def _volumes(cluster: Cluster) -> list[dict[str, Any]]:
@@ -147,7 +166,7 @@ def _started(plan: Plan, cluster: Cluster, command: list[str]) -> dict[str, Any]
 
 
 def _jobset(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
-    name = name_of(plan)
+    name = name_of_job(plan, cluster)
     flags = (
         f"--nnodes={cluster.nodes} --nproc-per-node={cluster.gpus or 1} "
         f'--node-rank="$JOB_COMPLETION_INDEX" --master-addr={name}-node-0-0.{name} --master-port={MASTER_PORT} '
@@ -158,7 +177,9 @@ def _jobset(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
     }
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(plan), "spec": spec}]
+    return [
+        {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(plan, cluster), "spec": spec}
+    ]
 
 
 def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
@@ -170,7 +191,10 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     runtime = {
         "apiVersion": version,
         "kind": "TrainingRuntime",
-        "metadata": {**_meta(plan), "labels": {**_meta(plan)["labels"], "trainer.kubeflow.org/framework": "torch"}},
+        "metadata": {
+            **_meta(plan, cluster),
+            "labels": {**_meta(plan, cluster)["labels"], "trainer.kubeflow.org/framework": "torch"},
+        },
         "spec": {
             "mlPolicy": {"numNodes": cluster.nodes, "torch": {}},
             "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
@@ -178,10 +202,14 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     }
     trainer: dict[str, Any] = {"numNodes": cluster.nodes, "numProcPerNode": cluster.gpus or 1}
     spec = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name_of(plan)},
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "TrainingRuntime",
+            "name": name_of_job(plan, cluster),
+        },
         "trainer": trainer,
     }
-    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": _meta(plan), "spec": spec}]
+    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": _meta(plan, cluster), "spec": spec}]
 
 
 def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
@@ -196,7 +224,10 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
             {"name": "OMPI_ALLOW_RUN_AS_ROOT", "value": "1"},
             {"name": "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "value": "1"},
         ],
+        **_resources({name: _LAUNCHER[name] for name in _asked(cluster)}),
     }
+    # Where all nodes are kept for GPUs it would stay pending; what adds a toleration by itself does so where GPUs are asked for.
+    starter = {"restartPolicy": "Never", "containers": [launcher], **_tolerations(cluster)}
     worker = _container(cluster, "worker", _script(_READ_COMPAT + _LIMITS + _SSHD), workingDir=plan.workdir)
     spec = {
         "slotsPerWorker": cluster.gpus or 1,
@@ -204,14 +235,14 @@ def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
         "launcherCreationPolicy": "WaitForWorkersReady",
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
-            "Launcher": {"replicas": 1, "template": {"spec": {"restartPolicy": "Never", "containers": [launcher]}}},
+            "Launcher": {"replicas": 1, "template": {"spec": starter}},
             "Worker": {
                 "replicas": cluster.nodes,
                 "template": {"spec": _pod(matrix, plan, cluster, worker)},
             },
         },
     }
-    return [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _meta(plan), "spec": spec}]
+    return [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _meta(plan, cluster), "spec": spec}]
 
 
 def _mpirun(mpi: str, plan: Plan, cluster: Cluster) -> str:

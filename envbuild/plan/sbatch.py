@@ -6,7 +6,17 @@ from markupsafe import Markup
 
 from envbuild.errors import UsageError
 from envbuild.matrix.load import Matrix
-from envbuild.plan.cluster import Cluster, Shared, check_words, name_of, require_gpus, text_of
+from envbuild.plan.cluster import (
+    FOR_ENROOT,
+    FOR_ENROOTS_HOOKS,
+    OF_THE_NODE,
+    Cluster,
+    Shared,
+    check_words,
+    name_of_job,
+    require_gpus,
+    text_of,
+)
 from envbuild.plan.dockerfile import rendered
 from envbuild.plan.plan import Plan
 from envbuild.util import quote
@@ -31,13 +41,16 @@ def batch_script(matrix: Matrix, plan: Plan, cluster: Cluster, runtime: Runtime)
         plan=plan,
         cluster=cluster,
         runtime=runtime,
-        name=name_of(plan),
+        name=name_of_job(plan, cluster),
         image=cluster.reference if runtime == "docker" else cluster.image,
         workdir=plan.workdir if plan.stack else "",
         lock=lock,
         floor=floor,
         cuda=cuda,
         mounts=_pyxis_mounts(cluster) if runtime == "pyxis" else [_mount(each, runtime) for each in cluster.shared],
+        for_enroot=FOR_ENROOT,
+        for_enroots_hooks=FOR_ENROOTS_HOOKS,
+        of_the_node=OF_THE_NODE,
         texts={name: text_of(name) for name in _TEXTS},
         sh=lambda value: Markup(quote.shell(value)),  # noqa: S704
     )

@@ -5,7 +5,6 @@ the run where a guest is made. Its image is read-only. Root gives up every right
 """
 
 import contextlib
-import csv
 import io
 import os
 import platform
@@ -26,6 +25,7 @@ from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.run.container import Container, Mount, device_flags, gpus_and_access, wants_infiniband
 from envbuild.run.runtime import Guest, Line, Note
 from envbuild.settings import Settings
+from envbuild.util import quote
 from envbuild.util.names import shown
 from envbuild.util.processes import ProcessResult, Stream, bounded, streamed
 from envbuild.util.scratch import scratch
@@ -44,16 +44,17 @@ _NO_PROGRAM = re.compile(r"executable file not found|no such file or directory",
 
 
 def bind_flags(mount: Mount) -> list[str]:
-    """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes."""
-    fields = [
-        "type=bind",
-        f"source={mount.source}",
-        f"destination={mount.target}",
-        *(["ro"] if mount.read_only else []),
-    ]
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(fields)
-    return ["--mount", out.getvalue()]
+    """Return the flag of a mount; `--mount` reads CSV, so a comma in a path needs quotes.
+
+    Raises:
+        UsageError: a path holds a line break or another control character.
+
+    """
+    try:
+        fields = quote.csv_fields(type="bind", source=str(mount.source), destination=mount.target)
+    except ValueError as error:
+        raise UsageError(str(error), where="--mount", hint="rename it, or mount a folder above it") from None
+    return ["--mount", f"{fields},ro" if mount.read_only else fields]
 
 
 def _variables(container: Container) -> dict[str, str]:
@@ -130,12 +131,11 @@ def shared_place(reference: str) -> str:
 
     """
     path = Path(reference).expanduser().absolute()
-    if unpacked.kind_of(path) not in {"sif", "sandbox"}:
-        raise UsageError(
-            f"{shown(str(path))} is no .sif and no sandbox",
-            where=shown(reference),
-            hint="make one in a folder that every host sees: envbuild image … --output FILE.sif",
-        )
+    kind = unpacked.kind_of(path)
+    if kind not in {"sif", "sandbox"}:
+        what = f"is an OCI {kind}, which each host would have to unpack" if kind else "is no .sif and no sandbox"
+        hint = "make a .sif in a folder that every host sees: envbuild image … --output FILE.sif"
+        raise unpacked.no_image(path, reference, what=what, hint=hint)
     return str(path)
 
 
@@ -185,8 +185,8 @@ class ApptainerRuntime:
     def line(self, host: HostFacts, container: Container, command: Sequence[str], *, terminal: bool) -> Line:
         """Return the `apptainer run` line; see `Runtime.line`. Its home and /tmp are folders of the cache, and stay."""
         del terminal  # Apptainer takes the one that is there
-        apptainer.program()
         image = self.look_up(container.image)
+        apptainer.program()
         folder = self.settings.cache_dir / "apptainer"
         _make(folder)
         flags, variables, notes = container_flags(host, container, folder=folder, choice=self.settings.gpu_access)

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
-_GPUS = re.compile(r"auto|all|none|(0|[1-9][0-9]{0,5})(,(0|[1-9][0-9]{0,5}))*")
+_GPUS = re.compile(r"(0|[1-9][0-9]{0,5})(,(0|[1-9][0-9]{0,5}))*")
 _USER = re.compile(r"([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31})(:([0-9]{1,10}|[a-z_][a-z0-9_-]{0,31}))?")
 _LARGEST_ID = 2**32 - 2
 
@@ -152,20 +152,15 @@ def _fixes(host: HostFacts, *areas: str, choice: Choice = "auto") -> str | None:
     return "; ".join(fixes) or None
 
 
-def require_names_gpus(gpus: Access, *, words: str = "all, none, auto") -> None:
-    """Raise UsageError where `gpus` is neither `auto`, `all`, `none` nor numbers; whether there are so many is not asked.
-
-    Args:
-        gpus: what was asked for.
-        words: those that the hint names.
-
-    """
+def require_names_gpus(gpus: Access, *, words: Sequence[str] = ("all", "none", "auto")) -> None:
+    """Raise UsageError where `gpus` is neither one of `words` nor numbers; whether there are so many is not asked."""
 
     def names(text: str) -> bool:
         numbers = text.split(",")
-        return _GPUS.fullmatch(text) is not None and len(set(numbers)) == len(numbers)
+        return text in words or (_GPUS.fullmatch(text) is not None and len(set(numbers)) == len(numbers))
 
-    _checked(gpus, names, "names no GPUs", where="--gpus", hint=f"write {words}, or numbers, each once: 0,1")
+    hint = f"write {', '.join(words)}, or numbers, each once: 0,1"
+    _checked(gpus, names, "names no GPUs", where="--gpus", hint=hint)
 
 
 def wanted_gpus(host: HostFacts, gpus: Access) -> str | None:

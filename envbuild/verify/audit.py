@@ -5,6 +5,7 @@ other runs a probe in the image's own Python, which alone can say what imports; 
 taken for what the first look cannot see.
 """
 
+import shlex
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from envbuild.paths import data_dir
 from envbuild.run.runtime import Runtime, runtime_for
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import TarError
+from envbuild.util.names import shown
 from envbuild.util.text import count_of
 from envbuild.verify.binaries.files import Files
 from envbuild.verify.binaries.image import binary_checks, reader
@@ -52,7 +54,7 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
         note: called with what takes its time.
 
     Raises:
-        HostError: no engine, or no such image; with `deep`, an index that cannot be reached.
+        HostError: no engine, or no such image; it is for another processor; with `deep`, an index that cannot be reached.
         AuditError: the image has no Python, or no expectation: it was not made by envbuild. Or it says what cannot be read.
         LockError: with `deep`, no index has a locked wheel.
 
@@ -65,12 +67,13 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
             where=image,
             hint="no image of envbuild has one",
         )
+    runtime.require_runnable(found)
     facts = _probe(runtime, found)
     if facts["expected"] is None:
         raise AuditError(
             "the image does not list what must be in it",
             where=f"{image}: /{CARRIED}/expected.json",
-            hint="`envbuild audit` reads only images that envbuild built",
+            hint=_to_do(found),
         )
     note("reading the image's files")
     tree, binaries = _tree(runtime, found)
@@ -100,10 +103,18 @@ def audit(settings: Settings, image: str, *, deep: bool = False, note: Callable[
     return Audit(image=image, digest=found.digest, checks=checks, facts=facts)
 
 
+def _to_do(image: Image) -> str:
+    """Return what to do about an image that gives no answer, by whether it says that envbuild built it."""
+    if any(name.startswith("io.envbuild.") for name in image.labels):
+        look = f"envbuild run {shlex.quote(image.reference)} -- python -V"
+        return f"its labels say that envbuild built it: see `{shown(look)}`, and pull or build it again"
+    return "it has no label of envbuild, and `envbuild audit` reads only images that envbuild built"
+
+
 def _probe(runtime: Runtime, image: Image) -> dict[str, Any]:
     probe = (data_dir("dockerfiles") / "recipe" / "image-probe").read_bytes()
     word = uuid.uuid4().hex
-    hint = "`envbuild audit` reads only images that envbuild built"
+    hint = _to_do(image)
     # The image's own entry point has no say: it would run instead.
     ran = runtime.confined(
         "audit",
@@ -117,10 +128,8 @@ def _probe(runtime: Runtime, image: Image) -> dict[str, Any]:
     if ran.fault:
         raise AuditError(f"the image's Python {ran.fault}", where=image.reference, hint=hint)
     if ran.code:
-        last = last_line(ran)
-        raise AuditError(
-            "the image's Python does not run" + (f": {last}" if last else ""), where=image.reference, hint=hint
-        )
+        what = f"the image's Python does not run: {last_line(ran) or 'it printed nothing'} (exit code {ran.code})"
+        raise AuditError(what, where=image.reference, hint=hint)
     try:
         return read_probe(ran.out, word)
     except ValueError as error:

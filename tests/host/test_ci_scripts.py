@@ -46,7 +46,7 @@ def github(tmp_path):
 
 
 def call(script, *words, **environment):
-    command = [sys.executable, str(SCRIPTS / script)] if script.endswith(".py") else [str(SCRIPTS / script)]
+    command = [sys.executable, str(SCRIPTS / script)] if str(script).endswith(".py") else [str(SCRIPTS / script)]
     env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     return subprocess.run([*command, *words], capture_output=True, text=True, env=env, check=False, timeout=300)
 
@@ -508,6 +508,67 @@ def test_without_a_token_and_a_registry_the_command_runs_as_it_is(variables):
     environment = {"REGISTRY_TOKEN": "", "ENVBUILD_REGISTRY": "", "DOCKER_CONFIG": "/before"} | variables
     done = call("with-login", "bash", "-c", 'echo "$DOCKER_CONFIG:${REGISTRY_TOKEN-unset}"', **environment)
     assert done.stdout == "/before:unset\n"
+
+
+# -- catalog, site ----------------------------------------------------------------------------------------------------
+
+ENVBUILD = f"""#!/bin/bash
+if [ "$1" = catalog ]; then cat "$CATALOG"; exit "$CODE"; fi
+if [ "$CODE" != 0 ]; then mkdir -p "$3"; echo "$*" > "$3/index.html"; exit; fi
+PYTHONPATH={ROOT} exec {sys.executable} -m envbuild "$@"
+"""
+ENTRY = {
+    "id": "cu126-py312-torch2.8.0-te2.6.0-sm90-0c1a2b3c", "cell": {"cuda": "12.6", "torch": "2.8.0", "te": "2.6.0"},
+    "image": "sha256:" + "ab" * 32, "platform": "linux/amd64", "size": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A tree with the scripts of the site, a `make` that builds no docs, and an envbuild whose registry is a file.
+
+    Where that fails with $CODE, the page is the command line.
+    """
+    (tmp_path / "scripts" / "ci").mkdir(parents=True)
+    for name in ("catalog", "site"):
+        shutil.copy(SCRIPTS / name, tmp_path / "scripts" / "ci" / name)
+    for path, text in {".venv/bin/envbuild": ENVBUILD, "bin/make": "#!/bin/sh\nmkdir -p build/site\n"}.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+        (tmp_path / path).chmod(0o755)
+    (tmp_path / "answer.json").write_text(json.dumps({"registry": "ghcr.io/acme/envbuild", "entries": [ENTRY]}))
+    return tmp_path
+
+
+def site(tree, **environment):
+    """Run both scripts from elsewhere; return the text of the page and what they wrote."""
+    env = {
+        "CATALOG": str(tree / "answer.json"),
+        "CODE": "0",
+        "ENVBUILD_REGISTRY": "ghcr.io/acme/envbuild",
+    } | environment
+    env["PATH"] = f"{tree / 'bin'}:{os.environ['PATH']}"
+    ran = ""
+    for name in ("catalog", "site"):
+        done = call(tree / "scripts" / "ci" / name, str(tree / "build" / "catalog.json"), **env)
+        assert done.returncode == 0, done.stderr
+        ran += done.stdout
+    return (tree / "build" / "site" / "matrix" / "index.html").read_text(), ran
+
+
+def test_the_site_shows_what_the_catalogue_lists(tree):
+    assert ENTRY["image"] in site(tree)[0]
+    # what an earlier run left is of another day
+    page, says = site(tree, CODE="4")
+    assert page == "matrix page build/site/matrix\n"
+    assert "::warning::the catalogue could not be read (exit code 4)" in says
+    assert sorted(path.name for path in (tree / "build").iterdir()) == ["site"]
+
+
+def test_the_site_is_built_without_a_registry(tree):
+    page, says = site(tree, ENVBUILD_REGISTRY="", CODE="8")
+    assert page == "matrix page build/site/matrix\n"
+    assert "::warning::" not in says
 
 
 # -- prepare-runner, on-debian, release -------------------------------------------------------------------------------

@@ -2,10 +2,16 @@
 
 import os
 import runpy
+from dataclasses import dataclass
 
 import pytest
 
+from envbuild.engine.image import Image
+from envbuild.errors import AuditError, HostError
 from envbuild.paths import data_dir
+from envbuild.settings import Settings
+from envbuild.util.processes import bounded
+from envbuild.verify import audit as audits
 from envbuild.verify.judge import judge
 
 PIP, TOOLKIT = "/opt/venv/lib/python3.10/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12", "/usr/local/cuda-12.6/"
@@ -94,3 +100,56 @@ def test_a_locked_distribution_is_the_environments_own_at_its_version():
         "six is 1.16.0, the lock says 1.17.0"
         in verdicts(distributions={"six": "1.16.0"}, distributions_of_base=["six"])["packages"][1]
     )
+
+
+@dataclass
+class Here:
+    """A runtime whose containers are processes of this machine, which run `script` whatever they are asked to run."""
+
+    script: str
+    image: Image
+
+    def look_up(self, reference, note):
+        del reference, note
+        return self.image
+
+    def require_runnable(self, image):
+        if image.platform == "linux/other":
+            raise HostError("the image is for linux/other")
+
+    def confined(self, purpose, image, command, *, entrypoint, seconds, limit, stdin=b""):
+        del purpose, image, entrypoint
+        return bounded(["sh", "-c", self.script, *command], seconds=seconds, limit=limit, stdin=stdin)
+
+
+def failure(tmp_path, monkeypatch, script, *, platform="", **labels):
+    image = Image(
+        reference="mine:1", id="sha256:" + "a" * 64, digest="sha256:" + "a" * 64, size=1, labels=labels, volumes=(),
+        environment=(), repo_digests=(), platform=platform,
+    )  # fmt: skip
+    monkeypatch.setattr(audits, "runtime_for", lambda *_: Here(script, image))
+    with pytest.raises((AuditError, HostError)) as caught:
+        audits.audit(Settings(cache_dir=tmp_path), "mine:1")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'exec: \"python\": not found' >&2; exit 127", 'does not run: exec: "python": not found (exit code 127)'),
+        ("exit 139", "does not run: it printed nothing (exit code 139)"),
+        ("echo no answer", "cannot be read"),
+    ],
+)
+def test_an_image_that_does_not_start_says_what_it_printed_and_what_to_do(tmp_path, monkeypatch, script, says):
+    ours = failure(tmp_path, monkeypatch, script, **{"io.envbuild.cell": "cpu"})
+    assert says in ours.what
+    assert "envbuild run mine:1 -- python -V" in ours.hint
+    assert "only images that envbuild built" not in ours.hint  # envbuild built it
+    other = failure(tmp_path, monkeypatch, script, maintainer="somebody")
+    assert says in other.what
+    assert "it has no label of envbuild" in other.hint
+
+
+def test_an_image_for_another_processor_is_not_started(tmp_path, monkeypatch):
+    assert failure(tmp_path, monkeypatch, "exit 1", platform="linux/other").what == "the image is for linux/other"

@@ -106,7 +106,9 @@ def test_a_batch_script_does_not_start_without_gpus(tmp_path):
     assert "no GPU" in ran.stderr
 
 
-@pytest.mark.parametrize("command", [("train.py", "--lr", "1"), ("sh", "-c", "echo 'a b' $HOME; exit 3")])
+@pytest.mark.parametrize(
+    "command", [("train.py", "--lr", "1"), ("-m", "pkg.train", "--lr", "1"), ("sh", "-c", "echo 'a b' $HOME; exit 3")]
+)
 def test_the_task_of_a_job_reaches_torchrun_with_its_words(tmp_path, command):
     """The script as bash runs it, with programs of Slurm and pyxis that run what they are given here."""
     script = tmp_path / "job"
@@ -125,7 +127,7 @@ def test_the_task_of_a_job_reaches_torchrun_with_its_words(tmp_path, command):
     }  # fmt: skip
     ran = subprocess.run(["bash", str(script), *command], capture_output=True, text=True, env=environment, check=True)
     expected = ["--nnodes=2", "--nproc-per-node=1", "--node-rank=1", "--master-addr=node1", "--master-port=22345"]
-    assert ran.stdout.splitlines() == [*expected, *([] if command[0].endswith(".py") else ["--no-python"]), *command]
+    assert ran.stdout.splitlines() == [*expected, *(["--no-python"] if command[0] == "sh" else []), *command]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,8 @@ KUBERNETES = ("--format", "kubernetes", "--image", "r.example.org/x:y", "--diges
         (["--image", "a\nb.sif"], "no script can show"),
         (["--image", "envbuild:tag"], "is no file"),
         (["--image", "registry.example.org/x:y"], "names an engine's image"),
+        (["--image", "./te.sqsh"], "is no image for apptainer"),
+        (["--runtime", "pyxis", "--image", "te.sif"], "is no image for pyxis"),
         (["--mount", "data:/data"], "is no mount"),
         (["--mount", "/data:/data:rx"], "is no mount"),
         (["--mount", "/da\tta:/data"], "is no mount"),

@@ -340,6 +340,25 @@ def test_a_script_that_is_no_python_runs_by_itself(launcher: str, flag: str) -> 
     assert words(steps[-1].command)[-1] == "./train.sh"
 
 
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("torchrun", ["--master-port=29500", "-m", "pkg.train", "--lr", "1"]),
+        ("srun", ["--master-port=29500", "-m", "pkg.train", "--lr", "1"]),
+        ("deepspeed", ["29500", "--module", "pkg.train", "--lr", "1"]),  # its own -m would be the program's
+        ("mpirun", ["sh", "python3", "-m", "pkg.train", "--lr", "1"]),
+    ],
+)
+def test_a_module_runs_with_every_launcher(launcher: str, expected: list[str]) -> None:
+    asked = job(launcher, script=("-m", "pkg.train", "--lr", "1"))
+    line = words(plan_launch(asked, H200.facts(), SETTINGS)[0].steps[-1].command)
+    found = shlex.split(next(each for each in line if "exec torchrun" in each)) if launcher == "srun" else line
+    assert found[-len(expected) :] == expected
+    for script in (("-m",), ("-m", "--lr")):
+        with pytest.raises(UsageError, match="names no module"):
+            plan_launch(job(launcher, script=script), H200.facts(), SETTINGS)
+
+
 def test_the_set_up_is_a_shell_script_whatever_the_values(tmp_path: Path) -> None:
     values = {"TOKEN": "a b'c\"$(touch never)\n`touch never`"}
     node = Node(name="192.0.2.1", slots=8)
@@ -414,3 +433,22 @@ def test_an_option_of_the_command_is_not_taken_for_ours(capsys: pytest.CaptureFi
         main(["run", "img", "--no-such-flag"])
     assert left.value.code == 2
     assert "no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("on_h200")
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "mpirun", "deepspeed"])
+@pytest.mark.parametrize("flag", ["--ssh-port", "--ssh-key"])
+def test_a_flag_of_logins_is_refused_where_there_are_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, launcher: str, flag: str
+) -> None:
+    file = hostfile(tmp_path, "192.0.2.1\n192.0.2.2\n")
+    value = "2222" if flag == "--ssh-port" else str(file)
+    line = ["launch", "img", "--hostfile", str(file), "--launcher", launcher, flag, value, "--dry-run", "--", "t.py"]
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    says = capsys.readouterr()
+    if launcher in {"mpirun", "deepspeed"}:
+        assert left.value.code == 0
+    else:
+        assert left.value.code == UsageError.exit_code
+        assert f"--launcher {launcher} does not read it\n  where: {flag}\n" in says.err

@@ -17,8 +17,8 @@ from envbuild.verify.start import Call, in_container
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["x", "--gpus", "none"], "none names no GPUs of the run"),
-        (["x", "--gpus", "auto"], "auto names no GPUs of the run"),
+        (["x", "--gpus", "none"], "'none' names no GPUs"),
+        (["x", "--gpus", "auto"], "'auto' names no GPUs"),
         (["x", "--gpus", "first"], "names no GPUs"),
         (["x", "--gpus", "0;1"], "names no GPUs"),
         (["x", "--gpus", "0,0"], "names no GPUs"),

@@ -1,5 +1,6 @@
 """Images that are files or folders: what names one, what is checked as it is read, and the lines that Apptainer gets."""
 
+import csv
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.pipeline.output import check_output
-from envbuild.run.apptainer import ApptainerRuntime, container_flags
+from envbuild.run.apptainer import ApptainerRuntime, bind_flags, container_flags, shared_place
 from envbuild.run.container import Container, Mount, parse_image
 from envbuild.run.docker import DockerRuntime
 from envbuild.run.launch import Job, Node, plan_launch
@@ -443,7 +444,7 @@ def test_a_launch_that_apptainer_cannot_make_is_refused(
     sif.touch()
     with pytest.raises(UsageError, match="root's sshd needs rights that root gives up in Apptainer"):
         plan_launch(job(sif, "mpirun"), H200.facts(), Settings(cache_dir=tmp_path))
-    with pytest.raises(UsageError, match=r"no \.sif and no sandbox"):
+    with pytest.raises(UsageError, match="is an OCI archive"):
         plan_launch(job(named(layout), "torchrun"), H200.facts(), Settings(cache_dir=tmp_path))
 
 
@@ -480,3 +481,42 @@ def test_a_bare_name_that_the_engine_does_not_know_gets_a_hint_where_a_sandbox_o
         guest.look_up(settings, "mine")
     assert hinted.value.what == error.what
     assert hinted.value.hint == "`./mine` names the sandbox that lies here; without ./ it is a name in the engine"
+
+
+def test_a_file_of_enroot_is_named_as_one_and_what_runs_it(tmp_path, monkeypatch):
+    (tmp_path / "te.sqsh").write_bytes(b"hsqs")
+    monkeypatch.chdir(tmp_path)
+    assert is_path("te.sqsh")  # and no image of the engine
+    assert not is_path("gone.sqsh")
+    with pytest.raises(UsageError, match="is an image of enroot") as caught:
+        look_up(Settings(cache_dir=tmp_path), "te.sqsh")
+    assert "launch --launcher srun" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("te.sqsh", "te.sqsh is an image of enroot"),
+        ("gone.sif", "gone.sif does not exist"),
+        ("te.tar", "te.tar is an OCI archive, which each host would have to unpack"),
+        ("te.img", "te.img is no .sif and no sandbox"),
+        ("folder", "folder is no .sif and no sandbox"),
+    ],
+)
+def test_what_no_host_of_a_launch_can_run_says_what_it_is(tmp_path, name, says):
+    for file in ("te.sqsh", "te.tar", "te.img"):
+        (tmp_path / file).touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError) as caught:
+        shared_place(str(tmp_path / name))
+    assert caught.value.what.endswith(says)
+    assert "make a .sif" in caught.value.hint
+
+
+def test_a_mount_of_apptainer_is_one_record_of_csv():
+    (_, text) = bind_flags(Mount(source=Path('/a,b "c"'), target="/d", read_only=True))
+    assert next(csv.reader([text])) == ["type=bind", 'source=/a,b "c"', "destination=/d", "ro"]
+    assert bind_flags(Mount(source=Path("/a"), target="/d")) == ["--mount", "type=bind,source=/a,destination=/d"]
+    with pytest.raises(UsageError, match="line break") as caught:
+        bind_flags(Mount(source=Path("/a\nb"), target="/d"))
+    assert caught.value.where == "--mount"

@@ -34,6 +34,7 @@ WRITES = {
     ("verify.yml", "publish"): {"packages": "write", "id-token": "write"},
     ("verify.yml", "evidence"): {"contents": "write", "pull-requests": "write"},
     ("update.yml", "matrix"): {"contents": "write", "pull-requests": "write"},
+    ("pages.yml", "build"): {"packages": "read"},
     ("pages.yml", "publish"): {"pages": "write", "id-token": "write"},
     ("release.yml", "publish"): {"id-token": "write"},
 }

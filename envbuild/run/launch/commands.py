@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
-from envbuild.plan.cluster import by_itself, for_torchrun
+from envbuild.plan.cluster import by_itself, for_deepspeed, for_torchrun, require_module
 from envbuild.run.launch.beats import LOST_SECONDS
 from envbuild.run.launch.containers import containers_of
 from envbuild.run.launch.hosts import is_local
@@ -119,8 +119,7 @@ def _deepspeed(job: Job) -> list[str]:
         job.master,
         "--master_port",
         str(job.master_port),
-        *([] if job.script[0].endswith(".py") else ["--no_python"]),
-        *job.script,
+        *for_deepspeed(job.script),
     ]
 
 
@@ -128,10 +127,11 @@ def plan_launch(job: Job, host: HostFacts, settings: Settings) -> tuple[LaunchPl
     """Return the commands of the launch, and notes for the user. Starts nothing.
 
     Raises:
-        UsageError: the launcher cannot run this hostfile.
+        UsageError: the launcher cannot run this hostfile, or the program names no module.
         HostError: the containers ask for something that is missing on this machine; the other hosts are assumed to be like it.
 
     """
+    require_module(job.script)
     if job.launcher != "deepspeed" and len({node.slots for node in job.nodes}) > 1:
         raise UsageError(
             f"{job.launcher} starts the same number of processes on every host, but the hostfile has different slots",

@@ -25,7 +25,8 @@ class Job:
     launcher: Launcher
     container: Container
     script: tuple[str, ...]
-    """The training script and its arguments; a `.py` runs with the image's Python, anything else by itself."""
+    """The training script and its arguments; a `.py`, or `-m` and a module, runs with the image's Python,
+    anything else by itself."""
     name: str
     """Of the containers."""
     ssh_port: int = SSH_PORT

@@ -3,6 +3,7 @@
 Nothing of the machine that launches counts: a login node has no GPU, and often no runtime either.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 
 from envbuild.engine.unpacked import is_path
 from envbuild.errors import UsageError
+from envbuild.plan.cluster import FOR_ENROOT, FOR_ENROOTS_HOOKS, OF_THE_NODE
 from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
 from envbuild.run.container import READ_COMPAT, Mount, require_names_gpus
 from envbuild.run.launch.containers import require_docker
@@ -131,7 +133,8 @@ exec 3<> <(:)
 """
 
 # Slurm gives the container all GPUs of the step: CUDA counts those that are named, and has them as 0, 1 …
-_PYXIS = """inside=$1
+_PYXIS = f"""inside=$1
+unset {" ".join(OF_THE_NODE)}
 case $asked in
 none | auto | all) ;;
 *) export CUDA_VISIBLE_DEVICES="$seen" CUDA_DEVICE_ORDER=PCI_BUS_ID ;;
@@ -160,7 +163,7 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
         # without --ntasks, the number of an allocation (SLURM_NTASKS) counts
         "srun", f"--nodes={len(names)}", f"--ntasks={len(names)}", "--ntasks-per-node=1", f"--nodelist={','.join(names)}",
         # one task has all cores of its node, and not one of them; a login node's limits stay there
-        "--cpu-bind=none", "--propagate=NONE", "--export=ALL", "--kill-on-bad-exit=1",
+        "--cpu-bind=none", "--propagate=NONE", "--kill-on-bad-exit=1",
     ]  # fmt: skip
     asked = job.container
     runtime, inside = _runtime(asked.image), _inside(job, torchrun)
@@ -171,7 +174,7 @@ def srun_line(job: Job, settings: Settings, torchrun: Sequence[str]) -> list[str
     if runtime == "pyxis":
         return [*line, *_pyxis_flags(job), "sh", "-c", _NODE + _PYXIS, "sh", *node, inside]
     text, words = _apptainer(job, inside) if runtime == "apptainer" else _docker(job, settings, inside)
-    return [*line, "bash", "-c", _NODE + text, "bash", *node, *words]
+    return [*line, "--export=ALL", "bash", "-c", _NODE + text, "bash", *node, *words]
 
 
 def _runtime(image: str) -> Literal["docker", "apptainer", "pyxis"]:
@@ -246,7 +249,11 @@ def _pyxis_flags(job: Job) -> list[str]:
             )  # fmt: skip
         return ":".join((*both, *(["ro"] if mount.read_only else [])))
 
-    flags = [f"--container-image={place}", "--no-container-mount-home"]
+    # pyxis hands on what srun exports, beyond --container-env
+    hooks = sorted(name for name in os.environ if name.startswith(FOR_ENROOTS_HOOKS) and name.isidentifier())
+    exported = dict.fromkeys((*FOR_ENROOT, *hooks, *_handed(job)))
+    flags = [f"--export={','.join(exported)}", f"--container-image={place}"]
+    flags += ["--no-container-mount-home", "--no-container-entrypoint"]
     if asked.mounts:
         flags.append("--container-mounts=" + ",".join(map(written, asked.mounts)))
     if asked.workdir:
