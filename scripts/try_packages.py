@@ -20,6 +20,8 @@ import sys
 import tempfile
 import tomllib
 import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 POPULAR = (
@@ -55,7 +57,7 @@ def changes(container: str, tool: str, done: subprocess.CompletedProcess[str]) -
     return {normal(name): version for name, version in lines}
 
 
-def verdict(container: str, tool: str, package: str, held: dict[str, str]) -> tuple[bool, str]:
+def verdict(container: str, tool: str, held: dict[str, str], package: str) -> tuple[bool, str]:
     """Return whether an install of the package goes as it should, and a cell of the table."""
     done = run(container, [*TOOLS[tool], package])
     if done.returncode:
@@ -69,6 +71,17 @@ def verdict(container: str, tool: str, package: str, held: dict[str, str]) -> tu
     return True, f"{new.get(normal(package), '-')} ({len(new)})" if new else "is there"
 
 
+def tabulate(packages: Sequence[str], ways: Sequence[Callable[[str], tuple[bool, str]]]) -> int:
+    """Try each package in each way, print the rows and their sum, and return the exit code."""
+    good = 0
+    for package in packages:
+        cells = [way(package) for way in ways]
+        good += all(right for right, _ in cells)
+        print(f"| {package} | {' | '.join(text.replace('|', '/') for _, text in cells)} |", flush=True)
+    print(f"\n{good} of {len(packages)} leave them as they are, or are refused with the reason.")
+    return 0 if good == len(packages) else 1
+
+
 def held_by(lock: Path) -> tuple[str, dict[str, str]]:
     """Return the Python of a lock, and the version of each package that an image of it holds."""
     python = json.loads((lock / "lock.json").read_text(encoding="utf-8"))["cell"]["python"]
@@ -76,7 +89,7 @@ def held_by(lock: Path) -> tuple[str, dict[str, str]]:
     return python, {normal(p["name"]): p["version"].partition("+")[0] for file in files for p in file["packages"]}
 
 
-def resolution(python: str, package: str, held: dict[str, str], constraints: Path) -> tuple[bool, str]:
+def resolution(python: str, held: dict[str, str], constraints: Path, package: str) -> tuple[bool, str]:
     """Return whether the package fits next to what is held, or is refused with the reason, and a cell of the table."""
     command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", python]
     command += ["--python-platform", "x86_64-manylinux_2_36", "--constraint", str(constraints), "-"]
@@ -96,17 +109,13 @@ def of_locks(locks: list[Path], packages: list[str]) -> int:
     for number, (lock, (python, held)) in enumerate(zip(locks, found, strict=True), 1):
         print(f"{number}: {lock.name}, Python {python}, {len(held)} packages are held", flush=True)
     print(f"\n| package | {' | '.join(map(str, range(1, len(locks) + 1)))} |\n|{'---|' * (len(locks) + 1)}", flush=True)
-    good = 0
     with tempfile.TemporaryDirectory() as place:
-        for number, (_, held) in enumerate(found):
-            lines = [f"{name}=={version}\n" for name, version in held.items()]
-            Path(place, str(number)).write_text("".join(lines), encoding="utf-8")
-        for package in packages:
-            cells = [resolution(py, package, held, Path(place, str(n))) for n, (py, held) in enumerate(found)]
-            good += all(right for right, _ in cells)
-            print(f"| {package} | {' | '.join(text.replace('|', '/') for _, text in cells)} |", flush=True)
-    print(f"\n{good} of {len(packages)} leave them as they are, or are refused with the reason.")
-    return 0 if good == len(packages) else 1
+        ways = []
+        for number, (python, held) in enumerate(found):
+            constraints = Path(place, str(number))
+            constraints.write_text("".join(f"{name}=={version}\n" for name, version in held.items()), encoding="utf-8")
+            ways.append(partial(resolution, python, held, constraints))
+        return tabulate(packages, ways)
 
 
 def main() -> int:
@@ -133,15 +142,9 @@ def main() -> int:
         held = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
         print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
         print("| package | pip | uv |\n|---|---|---|", flush=True)
-        good = 0
-        for package in packages:
-            found = [verdict(name, tool, package, held) for tool in TOOLS]
-            good += all(right for right, _ in found)
-            print(f"| {package} | {' | '.join(text.replace('|', '/') for _, text in found)} |", flush=True)
+        return tabulate(packages, [partial(verdict, name, tool, held) for tool in TOOLS])
     finally:
         subprocess.run(["docker", "rm", "--force", name], check=False, capture_output=True)
-    print(f"\n{good} of {len(packages)} leave them as they are, or are refused with the reason.")
-    return 0 if good == len(packages) else 1
 
 
 if __name__ == "__main__":

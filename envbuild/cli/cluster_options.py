@@ -46,7 +46,7 @@ _NAMES = {
 }
 """Names of jobs. A JobSet's pods are NAME-node-0-99999-abcde, a label of RFC 1035, which has at most 63 characters."""
 _CPUS = re.compile(r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3})?|[1-9][0-9]{0,8}m")
-# Without a unit it would be bytes, and with m thousandths of them: Kubernetes takes both, and nobody means them.
+# The unit must be written: Kubernetes reads 512 as bytes and 512m as thousandths of a byte.
 _MEMORY = re.compile(r"(?=.*[1-9])[0-9]{1,15}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])")
 _GPUS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu")
 _RESOURCE = re.compile(r"([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:=([1-9]\d{0,2}))?")

@@ -9,14 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from envbuild.components import COMPONENTS, SOFTWARE
 from envbuild.evidence.records import Evidence
-from envbuild.matrix.cell import NONE
+from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 
-ARCHITECTURE = "arch"
-"""The axis of the host's processor, where the matrix has one; a cell without it is of x86_64."""
-_X86_64 = "x86_64"
 UNKNOWN = "unknown"
 PLACE = ("gpu", ARCHITECTURE, "python", "mpi", "os")
 """The axes of `place_of`: on what a run takes place."""
@@ -38,7 +35,7 @@ def place_of(record: Evidence) -> dict[AxisName, str]:
 
 def place_wanted(versions: Mapping[AxisName, str]) -> dict[AxisName, str]:
     """Return the same of a cell: on what a run must take place to count for it."""
-    defaults = {ARCHITECTURE: _X86_64}
+    defaults = {ARCHITECTURE: X86_64}
     return {axis: versions.get(axis, defaults.get(axis, NONE)) for axis in PLACE}
 
 

@@ -58,6 +58,11 @@ def is_workstation(release: Release, text: str) -> bool:
     return board_key(text) in {board_key(name) for name in facts.workstation}
 
 
+def _whole(name: str) -> str:
+    """Return the name of a board without NVIDIA's own and separators: every other word counts, unlike in `board_key`."""
+    return re.sub(r"nvidia|[\s_-]+", "", name.casefold())
+
+
 def board_of(release: Release, text: str, boards: Sequence[Release]) -> str | None:
     """Return the release of the axis board that the name of a board says; None where it says none.
 
@@ -73,9 +78,8 @@ def board_of(release: Release, text: str, boards: Sequence[Release]) -> str | No
         return "workstation"
     if not is_data_center(release, text):
         return None
-    key = re.sub(r"nvidia|[\s_-]+", "", text.casefold())
     for board in boards:
-        if key in {re.sub(r"[\s_-]+", "", name.casefold()) for name in (board.version, *board.aliases)}:
+        if _whole(text) in map(_whole, (board.version, *board.aliases)):
             return board.version
     facts = release.facts
     other_boards = isinstance(facts, GpuFacts) and (facts.workstation or facts.geforce)

@@ -188,13 +188,11 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     container = _started(plan, cluster, _torchrun(cluster, ""))
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     job = {"metadata": {"labels": step}, "spec": _node_job(matrix, plan, cluster, container)}
+    meta = _meta(plan, cluster)
     runtime = {
         "apiVersion": version,
         "kind": "TrainingRuntime",
-        "metadata": {
-            **_meta(plan, cluster),
-            "labels": {**_meta(plan, cluster)["labels"], "trainer.kubeflow.org/framework": "torch"},
-        },
+        "metadata": {**meta, "labels": {**meta["labels"], "trainer.kubeflow.org/framework": "torch"}},
         "spec": {
             "mlPolicy": {"numNodes": cluster.nodes, "torch": {}},
             "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
@@ -202,14 +200,10 @@ def _trainjob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:
     }
     trainer: dict[str, Any] = {"numNodes": cluster.nodes, "numProcPerNode": cluster.gpus or 1}
     spec = {
-        "runtimeRef": {
-            "apiGroup": "trainer.kubeflow.org",
-            "kind": "TrainingRuntime",
-            "name": name_of_job(plan, cluster),
-        },
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": meta["name"]},
         "trainer": trainer,
     }
-    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": _meta(plan, cluster), "spec": spec}]
+    return [runtime, {"apiVersion": version, "kind": "TrainJob", "metadata": meta, "spec": spec}]
 
 
 def _mpijob(matrix: Matrix, plan: Plan, cluster: Cluster) -> list[Any]:

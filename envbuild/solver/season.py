@@ -58,17 +58,18 @@ def with_later_patches(values: Sequence[Release | None], mask: int) -> int:
 
     What was tested with a release counts for the fixes of it that came later.
     """
+    known = [
+        (value, (_line(release), version.local or ""), version)
+        for value, release in enumerate(values)
+        if release is not None and (version := version_key(release.version)) is not None
+    ]
     first: dict[tuple[object, str], Version] = {}
-    known = [None if release is None else version_key(release.version) for release in values]
-    for value, (release, version) in enumerate(zip(values, known, strict=True)):
-        if release is not None and version is not None and mask >> value & 1:
-            build = _line(release), version.local or ""
+    for value, build, version in known:
+        if mask >> value & 1:
             first[build] = min(version, first.get(build, version))
-    for value, (release, version) in enumerate(zip(values, known, strict=True)):
-        if release is not None and version is not None:
-            tested = first.get((_line(release), version.local or ""))
-            if tested is not None and tested < version:
-                mask |= 1 << value
+    for value, build, version in known:
+        if build in first and first[build] < version:
+            mask |= 1 << value
     return mask
 
 

@@ -236,22 +236,24 @@ def test_files_that_do_not_pass_together_are_checked_alone(texts, runs, failing,
     commands = []
     run = sources.compile_with
     monkeypatch.setattr(sources, "compile_with", lambda command: commands.append(command) or run(command))
-    kept = Precompiled(tmp_path, sources.compile_with)
-    for again in range(2):  # a second component of the same flags finds torch's headers ready
-        failed = sources._check_units(units, ["-std=c++17", f"-isystem{tmp_path}"], [], tmp_path, kept)
-        assert [each.partition(":")[0] for each in failed] == list(failing)
-        assert len(commands) == runs + again * (runs - 1)
+    with Precompiled(sources.compile_with) as kept:
+        for again in range(2):  # a second component of the same flags finds torch's headers ready
+            failed = sources._check_units(units, ["-std=c++17", f"-isystem{tmp_path}"], [], tmp_path, kept)
+            assert [each.partition(":")[0] for each in failed] == list(failing)
+            assert len(commands) == runs + again * (runs - 1)
 
 
 def test_few_precompiled_headers_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(precompiled, "_MOST", 2)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/extension.h").write_text("#pragma once\n")
-    kept = Precompiled(tmp_path, sources.compile_with)
-    for name in "ABAC":
-        assert kept.flags("g++", [f"-I{tmp_path}", f"-D{name}"])
-    assert len(list(tmp_path.rglob("*.gch"))) == 2
-    assert not kept.flags("g++", ["-std=c++17"])  # no torch there: nothing is included
+    with Precompiled(sources.compile_with) as kept:
+        for name in "ABAC":
+            _, folder, *_ = kept.flags("g++", [f"-I{tmp_path}", f"-D{name}"])
+        place = Path(folder).parent
+        assert len(list(place.rglob("*.gch"))) == 2
+        assert not kept.flags("g++", ["-std=c++17"])  # no torch there: nothing is included
+    assert not place.exists()
 
 
 GLOBAL = "__attribute__((global))"

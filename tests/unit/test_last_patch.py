@@ -3,14 +3,7 @@
 import re
 
 import pytest
-from click.testing import CliRunner
-
-from envbuild.cli.program import cli
-
-
-def answer(words: str) -> str:
-    done = CliRunner().invoke(cli, ["resolve", *words.split()], standalone_mode=False, catch_exceptions=False)
-    return done.stdout
+from asking import resolved
 
 
 @pytest.mark.parametrize(
@@ -34,10 +27,10 @@ def answer(words: str) -> str:
     ],
 )
 def test_the_last_patch_that_nothing_speaks_against(words, cell) -> None:
-    assert re.search(cell, answer(words).partition("\n")[0])
+    assert re.search(cell, resolved(words).partition("\n")[0])
 
 
 def test_the_reason_names_the_patches_that_were_tested() -> None:
-    line = next(line for line in answer("--torch 2.9").splitlines() if line.startswith("  te "))
+    line = next(line for line in resolved("--torch 2.9").splitlines() if line.startswith("  te "))
     assert "tested together in earlier patches: cuda 12.8, te 2.9, torch 2.9.0 (mcore-0.15.3-lock)" in line
-    assert "tested together with te" not in answer("--torch 2.9")
+    assert "tested together with te" not in resolved("--torch 2.9")

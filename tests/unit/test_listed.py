@@ -3,20 +3,15 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from asking import stdout_of
 
-from envbuild.cli.program import cli
 from envbuild.evidence.refs import committed_evidence
 
 RAN = {"torch": "2.11.0+cu130", "te": "2.12.0"}
 
 
-def ask(words: str) -> str:
-    return CliRunner().invoke(cli, words.split(), standalone_mode=False, catch_exceptions=False).stdout
-
-
 def rows(words: str) -> list[dict]:
-    answer = json.loads(ask(f"matrix {words} --json"))
+    answer = json.loads(stdout_of(f"matrix {words} --json"))
     return answer.get("cells") or answer["releases"]
 
 
@@ -54,7 +49,7 @@ def test_a_row_says_what_resolve_says() -> None:
     order = ["stated", "tried", "run-elsewhere", "run-on-this-gpu"]
     for row in rows("cells cuda torch te --torch 2.11.0+cu130 --gpu h100")[-6:]:
         pins = " ".join(f"--{axis} {row[axis]}" for axis in ("cuda", "torch", "te"))
-        cell = json.loads(ask(f"resolve {pins} --gpu h100 --json"))["standing"]["claim"]
+        cell = json.loads(stdout_of(f"resolve {pins} --gpu h100 --json"))["standing"]["claim"]
         assert order.index(row["standing"]["claim"]) >= order.index(cell)
         assert (row["te"] == RAN["te"]) == (cell == "run-on-this-gpu")
 
@@ -67,15 +62,18 @@ def test_a_row_names_the_gpu_and_the_record() -> None:
 
 
 def test_the_tables_have_the_word() -> None:
-    head, line, *_ = ask("matrix te 2.12").splitlines()
+    head, line, *_ = stdout_of("matrix te 2.12").splitlines()
     assert head.split()[:3] == ["version", "date", "proof"]
     assert "run on this GPU (sm_90)" in line
-    assert ask("matrix cells te --te 2.12").splitlines()[:2] == ["te      proof", "2.12.0  run on this GPU (sm_90)"]
+    assert stdout_of("matrix cells te --te 2.12").splitlines()[:2] == [
+        "te      proof",
+        "2.12.0  run on this GPU (sm_90)",
+    ]
 
 
 def test_an_axis_that_no_run_speaks_of_has_no_word() -> None:
     assert {row["standing"] for row in rows("driver 580")} == {None}
-    assert "proof" not in ask("matrix driver 580").splitlines()[0]
+    assert "proof" not in stdout_of("matrix driver 580").splitlines()[0]
 
 
 def test_a_run_of_some_tests_alone_gives_no_word() -> None:

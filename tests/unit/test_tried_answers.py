@@ -3,15 +3,9 @@
 import re
 
 import pytest
-from click.testing import CliRunner
+from asking import resolved
 
-from envbuild.cli.program import cli
 from envbuild.errors import NoCellError, UsageError
-
-
-def answer(words: str) -> str:
-    done = CliRunner().invoke(cli, ["resolve", *words.split()], standalone_mode=False, catch_exceptions=False)
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,7 @@ def answer(words: str) -> str:
 )
 def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
     with pytest.raises(NoCellError) as refused:
-        answer(words)
+        resolved(words)
     assert rule in str(refused.value)
 
 
@@ -74,7 +68,7 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
     ],
 )
 def test_what_runs_is_not_refused(words: str, cell: str) -> None:
-    assert re.search(cell, answer(words).partition("\n")[0])
+    assert re.search(cell, resolved(words).partition("\n")[0])
 
 
 @pytest.mark.parametrize(
@@ -91,23 +85,23 @@ def test_what_runs_is_not_refused(words: str, cell: str) -> None:
 )
 def test_a_board_that_a_gpu_does_not_have(words: str) -> None:
     with pytest.raises(UsageError, match="board, which --board asks for"):
-        answer(words)
+        resolved(words)
 
 
 def test_the_verdict_says_what_an_architecture_is_taken_for() -> None:
     taken = "sm_86 is taken for one; --gpu BOARD says which it is"
-    assert taken in answer("--gpu sm_86 --driver 535 --cuda 13.0")
-    assert taken not in answer("--gpu a40 --driver 535 --cuda 13.0")
+    assert taken in resolved("--gpu sm_86 --driver 535 --cuda 13.0")
+    assert taken not in resolved("--gpu a40 --driver 535 --cuda 13.0")
 
 
 def test_a_board_without_a_driver_changes_no_cell() -> None:
-    same = {answer(f"--gpu {gpu}").partition("\n")[0] for gpu in ("h100", "h200", "sm_90")}
+    same = {resolved(f"--gpu {gpu}").partition("\n")[0] for gpu in ("h100", "h200", "sm_90")}
     assert len(same) == 1
-    assert "board" not in answer("--gpu h200").partition("driver ")[0]
+    assert "board" not in resolved("--gpu h200").partition("driver ")[0]
 
 
 def test_what_a_board_implies_is_asked_for_by_its_name_once() -> None:
-    lines = [line.split() for line in answer("--gpu gh200 --driver 580").splitlines()]
+    lines = [line.split() for line in resolved("--gpu gh200 --driver 580").splitlines()]
     assert ["board", "gh200", "asked", "for", "(--gpu", "gh200)"] in lines
     assert ["arch", "aarch64", "asked", "for", "(--gpu", "gh200)"] in lines
 
@@ -115,18 +109,18 @@ def test_what_a_board_implies_is_asked_for_by_its_name_once() -> None:
 def test_what_is_known_of_aarch64_wheels_is_not_called_unknown() -> None:
     """PyTorch's index has them for CUDA 12.8; what is in them is what no source says."""
     with pytest.raises(NoCellError) as refused:
-        answer("--torch 2.8+cu128 --gpu gh200")
+        resolved("--torch 2.8+cu128 --gpu gh200")
     assert "PyTorch's own index has some for CUDA 12.8, whose kernels and libraries were not read" in str(refused.value)
 
 
 def test_grace_hopper_needs_the_open_kernel_modules_and_other_hopper_boards_do_not() -> None:
-    assert "GH200 needs the driver of NVIDIA's open kernel modules" in answer("--gpu gh200 --driver 580")
-    assert "open kernel modules" not in answer("--gpu h100 --driver 580")
+    assert "GH200 needs the driver of NVIDIA's open kernel modules" in resolved("--gpu gh200 --driver 580")
+    assert "open kernel modules" not in resolved("--gpu h100 --driver 580")
 
 
 def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
     """Transformer Engine would need cuda-compat with this driver, and a cell that starts by itself comes first."""
-    assert "left out   te: cells that have it rank lower with this driver; --te auto gives one" in answer(
+    assert "left out   te: cells that have it rank lower with this driver; --te auto gives one" in resolved(
         "--gpu a100 --driver 470"
     )
-    assert re.search(r"^cu1\d\d-.*-te[12]\.", answer("--gpu a100 --driver 470 --te auto"))
+    assert re.search(r"^cu1\d\d-.*-te[12]\.", resolved("--gpu a100 --driver 470 --te auto"))

@@ -3,9 +3,8 @@
 import re
 
 import pytest
-from click.testing import CliRunner
+from asking import resolved
 
-from envbuild.cli.program import cli
 from envbuild.errors import NoCellError
 from envbuild.matrix.cell import Pin
 from envbuild.matrix.load import load_matrix
@@ -14,7 +13,7 @@ from envbuild.solver.enumerate import enumerate_cells
 
 def why(words: str) -> list[str]:
     with pytest.raises(NoCellError) as refused:
-        CliRunner().invoke(cli, ["resolve", *words.split()], standalone_mode=False, catch_exceptions=False)
+        resolved(words)
     assert refused.value.conflict is not None
     return [step.text for step in refused.value.conflict.steps]
 
@@ -43,5 +42,5 @@ def test_what_no_torch_includes_an_image_does() -> None:
 
 def test_many_sources_are_counted() -> None:
     with pytest.raises(NoCellError) as refused:
-        CliRunner().invoke(cli, ["resolve", "--te", "ngc"], standalone_mode=False, catch_exceptions=False)
+        resolved("--te ngc")
     assert re.search(r"\(NGC:pytorch:\S+; NGC:pytorch:\S+; NGC:pytorch:\S+; and \d+ more\)", str(refused.value))

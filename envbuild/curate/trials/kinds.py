@@ -19,7 +19,7 @@ from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, rea
 from envbuild.curate.trials.pairs import Pair
 from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.curate.trials.resolution import Resolved, requirements_for, resolved
-from envbuild.curate.trials.sources import SourcesFound, cuda_tools, include_folders, try_sources
+from envbuild.curate.trials.sources import SourcesFound, compile_with, cuda_tools, include_folders, try_sources
 from envbuild.curate.trials.subject import TORCH, Subject, fits_cuda
 from envbuild.evidence.trials import Kind, Verdict
 from envbuild.lock.index import IndexFile
@@ -59,8 +59,8 @@ class Ways:
         self.files = files
         self.jobs = jobs
         self.cpp_only = cpp_only
-        self.precompiled: Precompiled | None = None
-        """Where torch's precompiled headers are, as long as pairs are tried."""
+        self.precompiled = Precompiled(compile_with)
+        """Torch's precompiled headers; sources are tried within its `with` block."""
         self._consumer: tuple[Subject, Consumer] | None = None
         self._libraries: dict[tuple[str, ...], Library] = {}
 
@@ -208,7 +208,7 @@ class Ways:
     def _compiled(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
         sources = COMPONENTS[component.axis].host_sources
         found = self.set_of(requirements, pythons)
-        if sources is None or self.precompiled is None:
+        if sources is None:
             return None
         if found is None:
             return Result(verdict="undecided", first="no Python gets a set of packages")

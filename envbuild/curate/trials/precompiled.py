@@ -4,7 +4,11 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
+
+from envbuild.util.scratch import scratch
 
 _HEADER = "torch_of_a_trial.h"
 _INCLUDED = "#include <torch/extension.h>\n"
@@ -13,17 +17,25 @@ _MOST = 16
 
 
 class Precompiled:
-    """Precompiled headers of torch by the flags that they were made with.
+    """Precompiled headers of torch by the flags that they were made with; they are gone when its `with` block ends.
 
     Args:
-        place: an empty folder, which the caller removes.
         run: runs a compiler's command; returns its first error, empty when there is none.
 
     """
 
-    def __init__(self, place: Path, run: Callable[[Sequence[str]], str]) -> None:
-        self._place, self._run = place, run
+    def __init__(self, run: Callable[[Sequence[str]], str]) -> None:
+        self._run = run
+        self._folders = ExitStack()
         self._made: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        self._place = self._folders.enter_context(scratch("precompiled"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folders.close()
+        self._made.clear()
 
     def flags(self, compiler: str, flags: Sequence[str]) -> tuple[str, ...]:
         """Return the flags that take the header, which is made where it is missing.

@@ -15,9 +15,8 @@ from envbuild.curate.trials.cuda import clang_version
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.kinds import Result, Ways, usual
 from envbuild.curate.trials.pairs import Pair
-from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.curate.trials.resolution import requirements_for, set_refused_by
-from envbuild.curate.trials.sources import compile_with, compiler_version
+from envbuild.curate.trials.sources import compiler_version
 from envbuild.curate.trials.subject import TORCH, Subject, cuda_major, find
 from envbuild.curate.wheels import Distribution, python_tags
 from envbuild.errors import LockError
@@ -26,7 +25,6 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.settings import Settings
 from envbuild.util.names import shown
-from envbuild.util.scratch import scratch
 
 METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 2}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
@@ -103,8 +101,7 @@ class Runner:
 
         """
         outcome = Outcome(pairs=len(pairs), held=sum(bool(pair.pythons) for pair in pairs))
-        with scratch("precompiled") as place:
-            self.ways.precompiled = Precompiled(place, compile_with)
+        with self.ways.precompiled:
             for number, pair in enumerate(pairs, 1):
                 results = self._pair(pair, kinds, outcome)
                 note(f"[{number}/{len(pairs)}] {pair}: {results}")

@@ -138,21 +138,18 @@ def _check_units(
     """Return the first error of each C++ file that fails, of three at most."""
     ready = precompiled.flags(COMPILER, flags) if units else ()
     failed: list[str] = []
-    groups = [list(units)]
+    groups = [units] if units else []
     while groups and len(failed) < _ENOUGH:
         group = groups.pop()
-        if len(group) > 1:
-            # Where they do not pass as one translation unit, two may define the same name: each half by itself.
-            if not _pass_together(group, [*ready, *flags, *own]):
-                middle = len(group) // 2
-                groups += [group[middle:], group[:middle]]
-            continue
-        for unit in group:
-            error = _check(unit, [*ready, *flags, *own])
+        if len(group) == 1:
+            error = _check(group[0], [*ready, *flags, *own])
             if error and ready:  # a unit is compiled alone: what a precompiled header defines must not decide
-                error = _check(unit, [*flags, *own])
+                error = _check(group[0], [*flags, *own])
             if error:
-                failed.append(shown(f"{unit.relative_to(folder)}: {error}", 500))
+                failed.append(shown(f"{group[0].relative_to(folder)}: {error}", 500))
+        elif not _pass_together(group, [*ready, *flags, *own]):
+            middle = len(group) // 2  # two may define the same name: each half by itself
+            groups += [group[middle:], group[:middle]]
     return failed
 
 
@@ -173,7 +170,7 @@ def _check(unit: Path, flags: Sequence[str]) -> str:
 
 
 def compile_with(command: Sequence[str]) -> str:
-    """Run a compiler; return the first error of the compiler; empty when there is none."""
+    """Run a compiler; return its first error, empty when there is none."""
     done = bounded(command, seconds=_SECONDS, limit=64 << 20)
     if done.fault:
         raise HostError(f"{COMPILER} {done.fault}", hint="try again on a machine with more memory or time")
