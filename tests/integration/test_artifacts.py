@@ -92,3 +92,19 @@ def test_a_manifest_by_digest_is_of_its_repository(repo, registry):
     assert repo.manifest(own.digest).descriptor.mediaType == MANIFEST
     with Repository(f"{registry}/team/{secrets.token_hex(4)}") as other:
         assert other.manifest(own.digest) is None
+
+
+def test_the_same_blob_pushed_at_once_by_several(registry):
+    """The registry writes a blob's link again for each, and refuses a manifest that it looks at meanwhile."""
+    name = f"{registry}/team/{secrets.token_hex(4)}"
+
+    def one(number):
+        with Repository(name) as own:
+            for turn in range(10):
+                blob = own.push_blob(f"turn {turn}".encode(), "text/plain")
+                own.push_artifact(artifact_of(TYPE, [blob]), tag=f"of-{number}-{turn}")
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    with Repository(name) as own:
+        assert all(own.manifest(f"of-{number}-{turn}") for number in range(4) for turn in range(10))

@@ -282,6 +282,28 @@ def test_a_refused_push_says_so():
         repo.push_artifact(ARTIFACT, tag="latest")
 
 
+@pytest.mark.parametrize(("refusals", "stored"), [(2, True), (99, False)])
+def test_a_manifest_whose_blobs_are_unknown_for_a_moment_is_sent_again(refusals, stored, monkeypatch):
+    monkeypatch.setattr("envbuild.registry.repository._PAUSES_S", (0.0, 0.0, 0.0))
+    bodies = []
+
+    def answer(fault, number):
+        body = fault.body()
+        if fault.method == "HEAD":
+            fault.send(status=200)
+        else:
+            bodies.append(body)
+            fault.send(status=400 if len(bodies) <= refusals else 201, reason="Bad Request")
+
+    with repository(answer) as (repo, _):
+        if stored:
+            repo.push_artifact(ARTIFACT, tag="latest")
+        else:
+            with pytest.raises(HostError, match="answered 400 Bad Request"):
+                repo.push_artifact(ARTIFACT, tag="latest")
+    assert bodies == [ARTIFACT.body()] * (3 if stored else 4)
+
+
 def test_a_login_is_asked_for_once_and_what_it_may_do(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     scopes, logins = [], []
