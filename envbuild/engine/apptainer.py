@@ -15,6 +15,7 @@ from envbuild.util.below import open_below, remove_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import last_text
 from envbuild.util.processes import bounded, followed
+from envbuild.util.text import plain
 
 LABEL = "io.envbuild.image"
 """Label of a sandbox or .sif: which OCI image it was made from, as JSON."""
@@ -39,7 +40,6 @@ _JSON_LIMIT = 4 << 20
 _LOOK_S = 60.0
 _FILE_SYSTEM = re.compile(rb"\|(\d{1,15})-\d{1,15}\s*\|FS \(([^)\n]{0,80})\)")
 _KEPT_LINES = 50
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 OWN_FAILURE = 255
 """Apptainer's exit code where it starts nothing. A program in the container can end with it, too."""
 _FATAL = re.compile(r"^FATAL\s*:(.*)$", re.MULTILINE)
@@ -158,7 +158,7 @@ def last_words(output: str) -> str:
 
 def fatal(output: str) -> str | None:
     """Return what Apptainer's own failure says, a line that begins with FATAL; None where it printed none."""
-    found = _FATAL.search(_COLOUR.sub("", output))
+    found = _FATAL.search(plain(output))
     return found[1].strip() if found else None
 
 

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from envbuild.engine.details import Amount, Details
 from envbuild.settings import redact
 from envbuild.util.names import shown
+from envbuild.util.text import plain
 
 _STAGE = re.compile(r"^\[(?P<stage>[a-z][a-z0-9-]*)(?: +(?P<step>\d{1,6})/(?P<of>\d{1,6}))?\] (?P<what>.*)$", re.DOTALL)
 # What buildx hands to the builder: the folder of a context.
@@ -35,8 +36,6 @@ _NOISE = re.compile(r"^(?:Get|Hit|Ign|Selecting|Preparing|Unpacking|Setting up|P
 # for. BuildKit refuses at the very end: the image is complete then, and has its name.
 _STORED = 'exporter option "rewrite-timestamp" conflicts with "unpack"'
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
 # Bytes of a line after which no more are waited for.
 _LONG = 4096
 
@@ -54,7 +53,7 @@ def _clean(line: str) -> str:
     line = line.rstrip()[:_LINE]
     if "@" in line:
         line = redact(line)
-    return line if line.isprintable() else "\t".join(shown(part, _LINE) for part in _COLOUR.sub("", line).split("\t"))
+    return line if line.isprintable() else "\t".join(shown(part, _LINE) for part in plain(line).split("\t"))
 
 
 def _dicts(event: dict[str, Any], key: str) -> list[dict[str, Any]]:

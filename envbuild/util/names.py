@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from envbuild.util.model import AfterValidator, Field
 from envbuild.util.patterns import pattern as lazy
+from envbuild.util.text import plain
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -200,5 +201,5 @@ def checked(kind: Any, value: object) -> str:
 
 def last_text(output: str) -> str:
     """Return the last line with text that a program printed, fit for a terminal and without its colours; empty for none."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines() if line.strip()]
+    lines = [line.strip() for line in plain(output).splitlines() if line.strip()]
     return shown(lines[-1]) if lines else ""

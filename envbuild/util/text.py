@@ -13,6 +13,8 @@ MASK = "***"
 
 # All control characters but tab and line feed, and those that change the direction of writing.
 _CONTROL = pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# A colour, and "erase to the end of the line", which gcc prints next to it.
+_COLOUR = pattern(r"\x1b\[[0-9;]*[mK]")
 # The login of a URL. A pattern that began with the scheme would look at each letter of a long word again and again.
 _LOGIN = pattern(r"://([^/\s]+)@")
 # In a query, in a header, and in a command line: NAME=VALUE, `Authorization: Bearer VALUE`.
@@ -29,6 +31,11 @@ def printable(text: str) -> str:
     if text.replace("\n", "").isprintable():  # the usual case: nothing of them, and 0.8 ms to compile the pattern
         return text
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def plain(text: str) -> str:
+    """Return `text` without its colours. Other escapes stay: they are no part of a message."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
 def _hide_login(found: re.Match[str]) -> str:

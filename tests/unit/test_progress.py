@@ -278,7 +278,7 @@ def test_events_of_any_shape_are_survived(events):
 def test_what_a_terminal_would_act_on_is_shown_as_its_escape():
     w, _ = watch()
     w.feed(vertex("a", "[torch 1/1] RUN x", started="2026-01-01T00:00:00Z"))
-    w.feed(log("a", "\x1b[31mred\x1b[0m\tand \x1b]0;title\x07 \u202eback\n"))
+    w.feed(log("a", "\x1b[01;31m\x1b[Kred\x1b[m\x1b[K\tand \x1b]0;title\x07 \u202eback\n"))
     w.feed(vertex("a", "[torch 1/1] RUN x", completed="2026-01-01T00:00:01Z", error="exit \x1b[2J 1"))
     assert w.failure() == ("torch", ["red\tand \\x1b]0;title\\x07 \\u202eback"])
     assert "ERROR exit \\x1b[2J 1" in w.log.getvalue()
