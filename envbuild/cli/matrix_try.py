@@ -43,6 +43,13 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     metavar="AXIS=PATH",
     help="A git repository of a component that no index has: each release is tried at its commit.",
 )
+@click.option(
+    "--submodule",
+    "submodules",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A git repository of a submodule of such a component, by the last part of its path: cutlass=/git/cutlass.",
+)
 @click.option("--cpp-only", is_flag=True, help="With --kind sources: leave out .cu files, which take most of the time.")
 @click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Resolutions at a time.")
 @click.option(
@@ -60,6 +67,7 @@ def try_pairs(
     only_list: bool,
     trees: tuple[str, ...],
     clones: tuple[str, ...],
+    submodules: tuple[str, ...],
     cpp_only: bool,
     jobs: int,
     records: Path | None,
@@ -94,6 +102,7 @@ def try_pairs(
         records=records or trials_folder(),
         trees=_folders(trees, "--tree"),
         clones=_folders(clones, "--clone"),
+        submodules=_folders(submodules, "--submodule"),
         jobs=jobs,
         again=again,
         cpp_only=cpp_only,
@@ -164,9 +173,13 @@ def _folders(texts: "Sequence[str]", option: str) -> dict[str, Path]:
     found = {}
     for text in texts:
         axis, _, path = text.partition("=")
-        if axis not in COMPONENTS or not path or not Path(path).is_dir():
+        named = bool(axis) if option == "--submodule" else axis in COMPONENTS
+        if not named or not Path(path).is_dir() or not path:
+            what, example = ("submodule", "cutlass=/git") if option == "--submodule" else ("component", "apex=/src")
             raise UsageError(
-                f"{text!r} names no component and folder", where=option, hint=f"such as {option} apex=/src/apex"
+                f"{text!r} names no {what} and folder",
+                where=option,
+                hint=f"such as {option} {example}/{example.partition('=')[0]}",
             )
         found[axis] = Path(path)
     return found

@@ -61,7 +61,9 @@ class FlashAttentionHopper(Component):
     sms = ("90",)
     # its setup.py asks for torch 2.9.0.dev20250830
     host_sources = HostSources(
-        folders=(".",), includes=(".",), instead={"flash_api_stable.cpp": (">=2.9", "flash_api.cpp")}
+        folders=(".",),
+        includes=(".", "../csrc/cutlass/include"),
+        instead={"flash_api_stable.cpp": (">=2.9", "flash_api.cpp")},
     )
 
     def _archives(self, view: View) -> Mapping[str, Archive]:

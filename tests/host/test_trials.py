@@ -339,7 +339,7 @@ def test_an_sdist_gives_its_python_and_what_it_asks_for(index, tmp_path):
     index.add("flash-attn", "2.8.3", tar("flash_attn-2.8.3", files))
     with index.served() as url:
         files = Files(settings_of(tmp_path, url))
-        found = find(files, small_matrix(), "flash-attn", "2.8.3", cuda="12", trees={}, clones={})
+        found = find(files, small_matrix(), "flash-attn", "2.8.3", cuda="12", trees={}, clones={}, submodules={})
     assert found.requirements == ("torch", "einops")
     assert (files.source(found.sdists[0]) / "flash_attn/__init__.py").read_text() == "import torch\n"
     assert not (files.source(found.sdists[0]) / "flash_attn/weights.bin").exists()

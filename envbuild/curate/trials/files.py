@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from envbuild.util.scratch import scratch
 _LARGEST = 64 << 20
 _SDIST = Bounds(bytes=2 << 30, members=100_000)
 _SOURCES = (".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".inl", ".inc", ".toml", ".cfg", ".txt")
-_PLAIN_FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]{40})\t(.+)", re.DOTALL)
+_ENTRY = re.compile(rb"(?:100(?:644|755|664)|160000) (blob|commit) ([0-9a-f]{40})\t(.+)", re.DOTALL)
 _MACHINES = ("x86_64.whl", "none-any.whl")
 
 
@@ -244,46 +244,31 @@ class Files:
             self._keep(f"{key}/source.done", b"")
         return self.folder / key / "source"
 
-    def checkout(self, repository: Path, commit: str) -> Path:
-        """Return the folder of the sources at `commit`, as `source` does; submodules are left out.
+    def checkout(self, repository: Path, commit: str, submodules: Mapping[str, Path]) -> Path:
+        """Return the folder of the sources at `commit`, as `source` does.
 
         Args:
             repository: a clone on this machine, bare or not.
             commit: 40 hex digits.
+            submodules: clones of submodules, by the last part of their paths; those without one are left out.
 
         Raises:
-            LockError: it is no clone, or does not hold the commit.
+            LockError: one is no clone, or does not hold its commit.
             HostError: git is not here, or the folder cannot be written.
 
         """
-        key = hashlib.sha256(f"commit {commit}".encode()).hexdigest()
-        folder = self.folder / key / "source"
-        if (self.folder / key / "source.done").exists():
-            return folder
-        objects = objects_of(repository)
-        if objects is None:
-            raise LockError(f"{repository} is no git repository", hint="name a clone of the component's repository")
-        with empty_repository() as own:
-            listed = run_git(own, "ls-tree", "-r", "-z", commit, borrowed=(objects,))
-            entries = (_PLAIN_FILE.fullmatch(line) for line in listed.stdout.split(b"\0"))
-            wanted = [(entry[2].decode("utf-8", "replace"), entry[1]) for entry in entries if entry]
-            wanted = [(path, oid) for path, oid in wanted if path.endswith(_SOURCES)]
-            asked = b"".join(oid + b"\n" for _, oid in wanted)
-            ran = run_git(own, "cat-file", "--batch", stdin=asked, borrowed=(objects,), limit_bytes=_SDIST.bytes)
-        if listed.code or ran.code:
-            why = shown(((listed.stderr or ran.stderr).strip().splitlines() or ["no answer"])[-1])
-            raise LockError(f"{repository} does not give commit {commit}: {why}", hint="fetch it there first")
-        answer = io.BytesIO(ran.stdout)
-        for path, oid in wanted:
-            head = answer.readline().split()
-            if len(head) != 3 or head[0] != oid:
-                raise LockError(
-                    f"{repository} does not hold {shown(path)} of commit {commit}", hint="fetch it there first"
-                )
-            self._keep(f"{key}/source/{path}", answer.read(int(head[2])))
-            answer.read(1)
-        self._keep(f"{key}/source.done", b"")
-        return folder
+        key = hashlib.sha256(" ".join(["commit", commit, *sorted(submodules)]).encode()).hexdigest()
+        if not (self.folder / key / "source.done").exists():
+            todo = [("", repository, commit)]
+            while todo:
+                below, clone, wanted = todo.pop()
+                for path, stated, body in _at_commit(clone, wanted):
+                    if stated is None:
+                        self._keep(f"{key}/source/{below}{path}", body)
+                    elif (name := path.rpartition("/")[2]) in submodules:
+                        todo.append((f"{below}{path}/", submodules[name], stated))
+            self._keep(f"{key}/source.done", b"")
+        return self.folder / key / "source"
 
     def note(self, file: IndexFile, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` worked out of `file`, kept as JSON under `name`."""
@@ -304,3 +289,30 @@ class Files:
         value = make()
         self._keep(f"{key}/note.json", json.dumps(value).encode())
         return value
+
+
+def _at_commit(repository: Path, commit: str) -> Iterator[tuple[str, str | None, bytes]]:
+    """Yield the path and the bytes of each source of a commit; of each submodule the path and the commit that it states."""
+    objects = objects_of(repository)
+    if objects is None:
+        raise LockError(f"{repository} is no git repository", hint="name a clone of the component's repository")
+    with empty_repository() as own:
+        listed = run_git(own, "ls-tree", "-r", "-z", commit, borrowed=(objects,))
+        entries = [found for line in listed.stdout.split(b"\0") if (found := _ENTRY.fullmatch(line))]
+        sources = {entry[3].decode("utf-8", "replace"): entry[2] for entry in entries if entry[1] == b"blob"}
+        sources = {path: oid for path, oid in sources.items() if path.endswith(_SOURCES)}
+        asked = b"".join(oid + b"\n" for oid in sources.values())
+        ran = run_git(own, "cat-file", "--batch", stdin=asked, borrowed=(objects,), limit_bytes=_SDIST.bytes)
+    if listed.code or ran.code:
+        why = shown(((listed.stderr or ran.stderr).strip().splitlines() or ["no answer"])[-1])
+        raise LockError(f"{repository} does not give commit {commit}: {why}", hint="fetch it there first")
+    answer = io.BytesIO(ran.stdout)
+    for path, oid in sources.items():
+        head = answer.readline().split()
+        if len(head) != 3 or head[0] != oid:
+            raise LockError(f"{repository} does not hold {shown(path)} of commit {commit}", hint="fetch it there first")
+        yield path, None, answer.read(int(head[2]))
+        answer.read(1)
+    for entry in entries:
+        if entry[1] == b"commit":
+            yield entry[3].decode("utf-8", "replace"), entry[2].decode(), b""

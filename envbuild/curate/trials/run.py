@@ -59,6 +59,7 @@ class Runner:
         records: the folder of the ledger.
         trees: source trees by axis, for what no index has.
         clones: git repositories by axis; of each release, its commit is taken.
+        submodules: git repositories of their submodules, by the last part of the submodule's path.
         jobs: resolutions that run at a time.
         again: whether what was tried is tried again.
         cpp_only: whether trials of sources leave out .cu files. Those that were looked at before stay as they are.
@@ -73,6 +74,7 @@ class Runner:
         records: Path,
         trees: Mapping[AxisName, Path] | None = None,
         clones: Mapping[AxisName, Path] | None = None,
+        submodules: Mapping[str, Path] | None = None,
         jobs: int = 2,
         again: bool = False,
         cpp_only: bool = False,
@@ -82,6 +84,7 @@ class Runner:
         self.records = records
         self.trees = trees or {}
         self.clones = clones or {}
+        self.submodules = submodules or {}
         self.again = again
         self.ledger = History(load_trials(records))
         self._subjects: dict[tuple[AxisName, str, str], Subject | None] = {}
@@ -134,7 +137,14 @@ class Runner:
         key = (axis, version, cuda)
         if key not in self._subjects:
             self._subjects[key] = find(
-                self.files, self.matrix, axis, version, cuda=cuda, trees=self.trees, clones=self.clones
+                self.files,
+                self.matrix,
+                axis,
+                version,
+                cuda=cuda,
+                trees=self.trees,
+                clones=self.clones,
+                submodules=self.submodules,
             )
         return self._subjects[key]
 

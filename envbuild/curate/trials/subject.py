@@ -111,6 +111,7 @@ def find(
     cuda: str,
     trees: Mapping[AxisName, Path],
     clones: Mapping[AxisName, Path],
+    submodules: Mapping[str, Path],
 ) -> Subject | None:
     """Return the release, or None where neither the index, `trees` nor `clones` has it.
 
@@ -122,6 +123,7 @@ def find(
         cuda: CUDA major for which a distribution per CUDA version is taken; empty for all of them.
         trees: source trees by axis, taken as they are.
         clones: git repositories by axis, from which the release's commit is taken.
+        submodules: git repositories of submodules, by the last part of their paths.
 
     Raises:
         HostError: the index cannot be reached.
@@ -133,8 +135,9 @@ def find(
     if axis in trees or (axis in clones and release.commit):
         module, below = _entry(matrix, axis, release)
         commit = None if axis in trees else release.commit
-        tree = files.checkout(clones[axis], commit) if commit else trees[axis]
-        return Subject(axis=axis, version=version, tree=tree / below, commit=commit, entry=module)
+        tree = files.checkout(clones[axis], commit, submodules) if commit else trees[axis]
+        known_by = " with ".join((commit, *sorted(submodules))) if commit else None
+        return Subject(axis=axis, version=version, tree=tree / below, commit=known_by, entry=module)
     listed = on_index(release)
     wheels, sdists, requirements, asks = [], [], [], []
     for name in (*component.distributions, *_variants(files, component, listed, cuda)):
