@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "558a2b4d7e8836dbf3e031d70d11c64055491f3b5b658c61d3d79ebd24435b20"
+OF = "d69354b8531aa2b130109715e28d638a1c8e6e40f59a1720ff09ed5bcb346a0c"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -891,7 +891,9 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '/layer')))
         yield ' \\\n    && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
-        yield '\n\n# uv and pip, for who installs more\nFROM runtime AS installers\nRUN '
+        yield "\n\n# uv and pip, for who installs more; the byte code of Python's own library, which nobody but root could keep\nFROM runtime AS installers\nRUN "
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' '
         if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
             pass
             yield '--mount=type=bind,from=lists,source=/image,target=/run/envbuild/image '
@@ -900,7 +902,9 @@ def root(context, missing=missing, *, environment):
         if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
             pass
             yield '    && cp /run/envbuild/image/pip /layer/usr/local/bin/pip \\\n'
-        yield '    && chmod 755 /layer/usr/local/bin/* && '
+        yield '    && chmod 755 /layer/usr/local/bin/* \\\n    && PYTHONDONTWRITEBYTECODE=1 '
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        yield ' /run/envbuild/recipe/compile-pyc --own /layer && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
         yield '\n\n'
     yield 'FROM '
@@ -933,9 +937,13 @@ def root(context, missing=missing, *, environment):
         yield 'COPY --link --from=own /layer/ /\n'
     else:
         pass
-        yield 'COPY --from=lists /lock/ /opt/envbuild/\nRUN --network=none --mount=type=bind,from=lists,source=/image,target=/run/envbuild/image \\\n    '
+        yield 'COPY --from=lists /lock/ /opt/envbuild/\nRUN --network=none '
+        yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
+        yield ' --mount=type=bind,from=lists,source=/image,target=/run/envbuild/image \\\n    '
         yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '')))
-        yield '\n'
+        yield ' \\\n    && PYTHONDONTWRITEBYTECODE=1 '
+        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
+        yield ' /run/envbuild/recipe/compile-pyc --own ""\n'
     yield escape(environment.finalize((undefined(name='environment') if l_0_environment is missing else l_0_environment)))
     yield '\nLABEL '
     l_1_loop = missing
@@ -958,4 +966,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&67=305&68=311&71=319&72=324&73=329&75=336&76=340&78=345&81=363&83=366&86=372&87=376&94=391&95=395&97=399&98=401&100=406&102=410&103=412&108=421&109=424&114=428&115=431&118=434&119=437&125=441&126=443&130=445&134=447&135=449&139=452&147=458&148=462&149=464&153=468&154=472&159=478&160=482&162=484&163=488&164=490&168=499&170=502&171=506&172=508&173=510&174=512&176=514&177=516&178=519&179=521&181=523&182=527&183=529&185=531&186=534&187=536&189=538&190=542&191=544&194=546&196=549&198=551&200=553&203=561&205=564&207=568&208=574&209=576&210=580&214=592&215=594&216=597&219=600&220=602&221=605&223=607&224=611&227=617&228=619&229=621&231=648&232=650&235=654&237=657&238=661&239=663&241=666&242=670&243=672&244=678&245=680&246=684&247=690&249=693&252=696&253=700&255=708&256=716&258=718&261=721&265=728&266=732&268=735&269=739&271=742&274=745&280=751&281=755&283=757&284=761&286=767&287=771&288=773&289=780&290=788&291=791&293=799&294=803&297=811&298=815&301=821&302=823&303=832&304=835&307=837&308=839&311=846&314=849&317=851&318=855&320=861&322=865&323=869&325=875&327=884&328=886&332=888&334=893&337=897&340=900&341=902&345=908&349=911&350=914&351=918&353=920&355=924&360=930&362=932&363=935&366=946&367=948'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&67=305&68=311&71=319&72=324&73=329&75=336&76=340&78=345&81=363&83=366&86=372&87=376&94=391&95=395&97=399&98=401&100=406&102=410&103=412&108=421&109=424&114=428&115=431&118=434&119=437&125=441&126=443&130=445&134=447&135=449&139=452&147=458&148=462&149=464&153=468&154=472&159=478&160=482&162=484&163=488&164=490&168=499&170=502&171=506&172=508&173=510&174=512&176=514&177=516&178=519&179=521&181=523&182=527&183=529&185=531&186=534&187=536&189=538&190=542&191=544&194=546&196=549&198=551&200=553&203=561&205=564&207=568&208=574&209=576&210=580&214=592&215=594&216=597&219=600&220=602&221=605&223=607&224=611&227=617&228=619&229=621&231=648&232=650&235=654&237=657&238=661&239=663&241=666&242=670&243=672&244=678&245=680&246=684&247=690&249=693&252=696&253=700&255=708&256=716&258=718&261=721&265=728&266=732&268=735&269=739&271=742&274=745&280=751&281=755&283=757&284=761&286=767&287=771&288=773&289=780&290=788&291=791&293=799&294=803&297=811&298=815&301=821&302=823&303=832&304=835&307=837&308=839&311=846&314=849&317=851&318=855&320=861&322=865&323=869&325=875&327=884&328=886&332=888&334=895&338=899&341=904&342=906&346=912&350=915&351=918&352=922&354=924&356=928&360=934&361=936&362=938&364=940&365=943&368=954&369=956'

@@ -184,7 +184,7 @@ class _Owners:
                 self.add(path, uv)
         for target in (place.strip("/") for place in (*(p for _, p in self.plan.placed), *self.plan.files)):
             self.add(target, self.refs["envbuild", ENVBUILD])
-        for path in tree.hashes:  # what Python made of a source belongs where the source does
+        for path in self.seen.paths:  # what Python made of a source belongs where the source does
             source = source_of_byte_code(path)
             if path not in self.owners and source in self.owners:
                 self.owners[path] = set(self.owners[source])

@@ -62,6 +62,13 @@ for name in names:
         failed.append(f"{name}: {type(error).__name__}")
 print(len(names), *failed)
 """
+# What Python would compile again at every start, for who may not write it next to the source.
+COMPILED_AGAIN = """
+import os, sys
+import torch
+caches = [m.__spec__.cached for m in list(sys.modules.values()) if getattr(m, "__spec__", None) and m.__spec__.cached]
+print(len(caches), *sorted(c for c in caches if not os.path.exists(c)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +108,12 @@ def inside(image: str, *command: str, user: str | None = None, flags: tuple[str,
 def test_caches_go_where_an_unknown_user_may_write(image, user):
     uid = user.partition(":")[0]
     assert inside(image, "python", "-c", CACHES, user=user) == f"uid{uid} /tmp/home-{uid}"
+
+
+def test_nothing_is_compiled_again_when_torch_is_imported(image):
+    count, *missing = inside(image, "python", "-B", "-c", COMPILED_AGAIN, user=USERS[1]).split()
+    assert int(count) > 800
+    assert missing == []
 
 
 def test_what_is_shipped_imports_for_an_unknown_user_as_for_root(image):
