@@ -21,6 +21,10 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("silence", "Seconds without the end of a test, after which workers are ended.", default="300")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse the text of a set in a test's name: its order differs between a worker that compiled the module and one
     that read its bytecode, and workers with other names run nothing at all."""
@@ -37,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.pluginmanager.register(_FailuresNow(config))
     if config.getoption("numprocesses", None):
-        config.pluginmanager.register(_Watch())
+        config.pluginmanager.register(_Watch(float(config.getini("silence"))))
 
 
 class _FailuresNow:
@@ -55,15 +59,14 @@ class _FailuresNow:
 
 
 class _Watch:
-    """Ends workers when no test has ended for five minutes; they show what they did, and the run goes on without them.
+    """Ends workers when no test has ended for some minutes; they show what they did, and the run goes on without them.
 
     pytest-timeout cannot do this: it raises in the test, whose own cleanup may wait for ever, and it does not run between
     two tests.
     """
 
-    silent_s = 300.0
-
-    def __init__(self) -> None:
+    def __init__(self, silent_s: float) -> None:
+        self.silent_s = silent_s
         self._last = time.monotonic()
         self._begun: set[str] = set()
         threading.Thread(target=self._watch, daemon=True).start()

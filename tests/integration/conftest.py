@@ -21,6 +21,17 @@ NEEDED_GB = 35
 LOW_GB = 20
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep what uses the engine together, for one worker: these tests look at each other's images and containers.
+
+    Of the rest, the second worker takes a file at a time.
+    """
+    for item in items:
+        alone = "engine" in getattr(item, "fixturenames", ()) or item.get_closest_marker("engine")
+        item.add_marker(pytest.mark.xdist_group("engine" if alone else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def engine() -> DockerClient:
     """The engine that `docker` speaks to."""

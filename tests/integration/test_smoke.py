@@ -1,5 +1,6 @@
 """The smoke suite for real: on a CPU torch of this host, with every injected fault, and in containers that hang."""
 
+import fcntl
 import json
 import os
 import platform
@@ -20,7 +21,7 @@ from envbuild.evidence.records import load_evidence
 from envbuild.evidence.report import Level
 from envbuild.evidence.standing import evidence_for
 from envbuild.paths import data_dir
-from envbuild.settings import load_settings
+from envbuild.settings import Settings, load_settings
 from envbuild.verify.junit import write_junit
 from envbuild.verify.smoke import SmokeRequest, run_smoke
 from envbuild.verify.suite import pinned_pytest, suite_of
@@ -35,6 +36,15 @@ def cpu_python() -> Path:
     settings = load_settings()
     folder = settings.cache_dir / "tests" / f"torch-{TORCH}-cpu-py{sys.version_info[0]}{sys.version_info[1]}"
     python = folder / "bin" / "python"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker's session may make it, too
+        _make(folder, settings)
+    return python
+
+
+def _make(folder: Path, settings: Settings) -> None:
+    python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         index = [f"--extra-index-url={settings.torch_index}/cpu"]
@@ -43,7 +53,6 @@ def cpu_python() -> Path:
         subprocess.run([*pip, *index, *links, f"torch=={TORCH}+cpu", "numpy<2.5", "packaging"], check=True)
         subprocess.run([*pip, *links, "--no-deps", "megatron-core==0.16.1", "sgd-sai==1.0.3"], check=True)
         (folder / "ready").touch()
-    return python
 
 
 def expected(**changes) -> dict:

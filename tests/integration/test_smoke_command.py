@@ -14,6 +14,8 @@ from envbuild.run.container import Mount
 from envbuild.settings import load_settings
 from envbuild.verify.command import run_test
 
+pytestmark = [pytest.mark.engine]
+
 TRAIN = """
 import os, torch, torch.distributed as dist, torch.nn.functional as F
 dist.init_process_group("gloo")
