@@ -40,7 +40,7 @@ def dev(**options: Any) -> None:
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
-    from envbuild.engine.unpacked import is_path
+    from envbuild.engine.place import is_path
     from envbuild.errors import UsageError
     from envbuild.host import facts
     from envbuild.matrix.cell import DEBIAN_ARCH

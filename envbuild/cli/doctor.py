@@ -44,7 +44,7 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
 
     wanted = _required(require)
     settings = None if remote_facts else show_notices(load_settings())
-    host = read_facts(remote_facts) if remote_facts else facts(settings)
+    host = read_facts(remote_facts) if remote_facts else facts(settings, every=True)
     matrix = load_matrix()
     areas = diagnose(host, settings.gpu_access if settings else "auto")
     evidence = evidence_refs()

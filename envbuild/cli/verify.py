@@ -40,7 +40,7 @@ def audit(tag: str, deep: bool, gpu: str | None, as_json: bool) -> None:
     Exits with 6 when it finds a defect.
     """
     from envbuild.cli.show import table
-    from envbuild.engine.unpacked import kind_of
+    from envbuild.engine.place import kind_of
     from envbuild.errors import UsageError
     from envbuild.settings import load_settings
     from envbuild.verify.binaries.local import audit_local, local_path
@@ -111,9 +111,9 @@ def reproduce(tag: str, stack_file: str | None, do_sign: bool, as_json: bool) ->
     from envbuild.cli.published import signers_of
     from envbuild.engine.client import engine_client
     from envbuild.engine.originals import open_original
+    from envbuild.engine.place import is_path
     from envbuild.engine.reproduce import COMPRESSION, InEngine
     from envbuild.engine.reproduce import reproduce as again
-    from envbuild.engine.unpacked import is_path
     from envbuild.errors import LockError
     from envbuild.matrix.load import load_matrix
     from envbuild.registry.repository import Repository

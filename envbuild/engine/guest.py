@@ -57,7 +57,7 @@ def look_up(settings: Settings, reference: str) -> Image:
     try:
         return engine_of(settings).image(reference)
     except HostError as error:
-        from envbuild.engine.unpacked import kind_of
+        from envbuild.engine.place import kind_of
 
         kind = kind_of(Path(reference))
         if kind is None:

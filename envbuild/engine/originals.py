@@ -17,6 +17,8 @@ from envbuild.engine import apptainer, unpacked
 from envbuild.engine.archive import Archive, ImageError
 from envbuild.engine.image import image_of
 from envbuild.engine.layers import LIMITS, Contents, Entry, contents_of
+from envbuild.engine.place import Kind as ImageKind
+from envbuild.engine.place import kind_of
 from envbuild.errors import DataError, HostError, LockError, UsageError
 from envbuild.lock.files import Locked, parse_lock
 from envbuild.settings import Settings
@@ -120,7 +122,7 @@ class InArchive:
 
     name: str
     path: Path
-    kind: unpacked.Kind
+    kind: ImageKind
     digest_from: From = "blobs"
 
     def __post_init__(self) -> None:
@@ -289,7 +291,7 @@ def open_original(settings: Settings, reference: str) -> Iterator[Original]:
 
     """
     path = Path(reference).expanduser().absolute()
-    kind = unpacked.kind_of(path)
+    kind = kind_of(path)
     if kind in {"archive", "layout"}:
         yield InArchive(name=reference, path=path, kind=kind)
         return

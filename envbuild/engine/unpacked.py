@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from envbuild.engine import apptainer
 from envbuild.engine.archive import Archive, Held, ImageError, Layout
 from envbuild.engine.image import Image, Label, image_of
 from envbuild.engine.layers import LIMITS, require_room
+from envbuild.engine.place import Kind, kind_of
 from envbuild.errors import HostError, UsageError
 from envbuild.settings import Settings
 from envbuild.util.foreign_json import parse_json
@@ -23,40 +23,9 @@ from envbuild.util.foreign_tar import Bounds, TarError, read_tar
 from envbuild.util.names import shown
 from envbuild.util.scratch import scratch
 
-Kind = Literal["archive", "layout", "sif", "sandbox"]
-
 _FORMS = "name an OCI archive (FILE.oci.tar), an OCI layout, a .sif or a sandbox"
-_SIF: Kind = "sif"
-_ARCHIVE: Kind = "archive"
-_ENDS = (".tar", ".sif", ".sqsh")
 _LABEL_LIMIT = 1 << 20
 _HEX = re.compile(r"[0-9a-f]{64}")
-
-
-def is_path(text: str) -> bool:
-    """Whether an argument names a file or a folder, and not an image of the engine.
-
-    A name in the engine starts with no dot, no slash and no tilde, and ends with no slash. One may end with `.tar`,
-    `.sif` or `.sqsh`: then the file must be there.
-    """
-    if text.startswith(("/", "./", "../", "~/")) or text in {".", ".."} or text.endswith("/"):
-        return True
-    return text.endswith(_ENDS) and Path(text).is_file()
-
-
-def kind_of(path: Path) -> Kind | None:
-    """Return what kind of image lies at `path`; None where it is none, or cannot be looked into."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            return {".sif": _SIF, ".tar": _ARCHIVE}.get(path.suffix)
-        if not stat.S_ISDIR(mode):  # who opens a pipe waits for its writer
-            return None
-        if (path / "oci-layout").is_file():
-            return "layout"
-        return "sandbox" if (path / ".singularity.d").is_dir() else None
-    except (OSError, ValueError):
-        return None
 
 
 def no_image(path: Path, reference: str, *, what: str = "holds no image", hint: str = _FORMS) -> UsageError:

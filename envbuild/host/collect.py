@@ -10,18 +10,20 @@ from envbuild.host.probe import LocalProbe, Probe
 from envbuild.settings import Settings, load_settings
 
 
-def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> HostFacts:
+def facts(settings: Settings | None = None, *, probe: Probe | None = None, every: bool = False) -> HostFacts:
     """Describe this machine. Raises nothing itself, whatever is missing.
 
     Args:
         settings: for the cache folder and the engine's address; this user's own by default.
         probe: what to ask; the machine itself by default.
+        every: whether to ask also what no run needs, which takes half a second: the builder, and podman where the
+            settings name Docker.
 
     """
     probe = probe or LocalProbe()
     settings = settings or load_settings()
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', probe.read("/etc/os-release") or "", re.MULTILINE))
-    engine = engine_of(probe, settings)
+    engine = engine_of(probe, settings, builder=every)
     # SingularityCE has other numbers, and other flags
     apptainer = match_of(r"version (\S+)", output_of(probe, "apptainer", "--version"))
     driver = driver_version(probe)
@@ -42,7 +44,7 @@ def facts(settings: Settings | None = None, *, probe: Probe | None = None) -> Ho
         toolkit=toolkit_of(probe, engine),
         apptainer=apptainer,
         apptainer_cdi=apptainer_cdi(probe) if apptainer else None,
-        podman=podman_of(probe),
+        podman=podman_of(probe) if every or settings.engine == "podman" else None,
         user_namespaces=_user_namespaces(probe),
         cache=disk_of(probe, str(settings.cache_dir)),
         engine_disk=disk_of(probe, engine.root) if engine.root and settings.engine_is_here else None,

@@ -16,8 +16,8 @@ _FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Where CDI's own library looks (its pkg/cdi/spec-dirs.go), and each runtime that sets nothing else."""
 
 
-def engine_of(probe: Probe, settings: Settings) -> Engine:
-    """Return the engine that the settings name, or why there is none."""
+def engine_of(probe: Probe, settings: Settings, *, builder: bool = True) -> Engine:
+    """Return the engine that the settings name, or why there is none; `builder` asks for its BuildKit, too."""
     docker = settings.docker_command
     ran = probe.run(*docker, "info", "--format", "{{json .}}")
     if ran is None:
@@ -34,13 +34,13 @@ def engine_of(probe: Probe, settings: Settings) -> Engine:
         return Engine(
             client=client, buildx=plugins.get("buildx"), problem="permission-denied" if denied else "no-answer"
         )
-    builder = output_of(probe, *docker, "buildx", "inspect", *([settings.builder] if settings.builder else [])) or ""
+    inspect = (*docker, "buildx", "inspect", *([settings.builder] if settings.builder else []))
     return Engine(
         client=client,
         version=info["ServerVersion"],
         containerd_image_store=any("containerd.snapshotter" in str(row[-1]) for row in info.get("DriverStatus") or ()),
         buildx=plugins.get("buildx"),
-        buildkit=match_of(r"BuildKit version:\s*(\S+)", builder),
+        buildkit=match_of(r"BuildKit version:\s*(\S+)", output_of(probe, *inspect) or "") if builder else None,
         rootless=any("name=rootless" in option for option in info.get("SecurityOptions") or ()),
         lifts_limits=_lifts_limits(probe),
         root=info.get("DockerRootDir"),

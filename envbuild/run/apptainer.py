@@ -18,6 +18,7 @@ from pathlib import Path
 from envbuild.engine import apptainer, unpacked
 from envbuild.engine.archive import ImageError
 from envbuild.engine.image import Image
+from envbuild.engine.place import kind_of
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.host.gpu_access import Choice
@@ -131,7 +132,7 @@ def shared_place(reference: str) -> str:
 
     """
     path = Path(reference).expanduser().absolute()
-    kind = unpacked.kind_of(path)
+    kind = kind_of(path)
     if kind not in {"sif", "sandbox"}:
         what = f"is an OCI {kind}, which each host would have to unpack" if kind else "is no .sif and no sandbox"
         hint = "make a .sif in a folder that every host sees: envbuild image … --output FILE.sif"
@@ -142,7 +143,7 @@ def shared_place(reference: str) -> str:
 def place_here(settings: Settings, reference: str) -> str:
     """Return what a launch on this machine alone runs: an archive or a layout is unpacked for it; see `unpacked.look_up`."""
     path = Path(reference).expanduser().absolute()
-    if unpacked.kind_of(path) in {"archive", "layout"}:
+    if kind_of(path) in {"archive", "layout"}:
         return place_of(unpacked.look_up(settings, reference))
     return shared_place(reference)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.doctor.diagnosis import MISSING, diagnose
-from envbuild.engine.unpacked import is_path
+from envbuild.engine.place import is_path
 from envbuild.errors import HostError, UsageError
 from envbuild.host import HostFacts
 from envbuild.host.gpu_access import Choice, GpuAccess, Runtime, gpu_access

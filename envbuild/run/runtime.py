@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from envbuild.engine.image import Image
-from envbuild.engine.unpacked import is_path
+from envbuild.engine.place import is_path
 from envbuild.host import HostFacts
 from envbuild.run.container import Container, hidden
 from envbuild.settings import Settings

@@ -39,7 +39,7 @@ class Recording:
         return replace(self, **{name: getattr(self, name) | change for name, change in changes.items()})
 
     def facts(self, **settings: str) -> HostFacts:
-        return facts(Settings(cache_dir=CACHE, **settings), probe=self)
+        return facts(Settings(cache_dir=CACHE, **settings), probe=self, every=True)
 
 
 def df(kind: str, free_gib: int) -> str:

@@ -22,7 +22,8 @@ from envbuild.engine.apptainer import labels_of_sandbox
 from envbuild.engine.archive import Archive, ImageError, Layout
 from envbuild.engine.client import NoImageError
 from envbuild.engine.image import Label, image_of
-from envbuild.engine.unpacked import is_path, kind_of, look_up, make_sandbox
+from envbuild.engine.place import is_path, kind_of
+from envbuild.engine.unpacked import look_up, make_sandbox
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.pipeline.output import check_output

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from envbuild.engine.unpacked import is_path
+from envbuild.engine.place import is_path
 from envbuild.errors import UsageError
 from envbuild.host import HostFacts
 from envbuild.run.apptainer import LIMITS, container_flags, place_here, shared_place

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from envbuild.engine.unpacked import is_path
+from envbuild.engine.place import is_path
 from envbuild.errors import UsageError
 from envbuild.plan.cluster import FOR_ENROOT, FOR_ENROOTS_HOOKS, OF_THE_NODE
 from envbuild.run.apptainer import LIMITS, bind_flags, shared_place
