@@ -19,7 +19,7 @@ test-host: $(VENV)/ready ## What starts processes and servers on this host: git,
 	$(PYTEST) tests/host -n 2 --dist worksteal
 
 test-integration: $(VENV)/ready engine registry ## The real engine, the real registry, the CPU image twice
-	$(PYTEST) tests/integration -m "not full" -n 2 --dist loadgroup -o silence=1800 --durations=15
+	$(PYTEST) tests/integration -m "not full" -n 2 --dist loadfile -o silence=1800 --durations=15
 
 test-full: $(VENV)/ready engine registry ## Both CUDA cells, the headline's stages, the benchmark: hours
 	$(PYTEST) tests/integration -m full --durations=30

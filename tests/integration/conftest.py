@@ -1,16 +1,19 @@
 """The real engine and a real registry. Their absence fails a test: it never skips it."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from python_on_whales import DockerClient
 from root_support import debian_tar
+from xdist.scheduler import LoadFileScheduling
 
 from envbuild.engine.bootstrap import RootFS
 from envbuild.engine.client import EngineClient, engine_client
@@ -19,17 +22,27 @@ from envbuild.settings import Settings
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 NEEDED_GB = 35
 LOW_GB = 20
+APART = (
+    r"^test_(artifacts|bootstrap|catalog_store|gpu_code|patch_\w+|pretrain_\w+|shared_wheels|shell_script|signatures)$"
+)
+"""Files that look at no image or container but their own."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep what uses the engine together, for one worker: these tests look at each other's images and containers.
+class _EngineAlone(LoadFileScheduling):
+    """A file at a time for each worker, but one worker for all files that use the engine.
 
-    Of the rest, the second worker takes a file at a time.
+    The tests in these look at each other's images and containers. (`--dist loadgroup` does nothing with pytest 9.2 and
+    xdist 3.8: the one no longer reads the name that the other writes.)
     """
-    for item in items:
-        alone = "engine" in getattr(item, "fixturenames", ()) or item.get_closest_marker("engine")
-        item.add_marker(pytest.mark.xdist_group("engine" if alone else item.path.stem))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return file if re.search(APART, Path(file).stem) else "engine"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Keep what uses the engine together."""
+    return _EngineAlone(config, log)
 
 
 @pytest.fixture(scope="session")
