@@ -45,6 +45,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return _EngineAlone(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """End where the engine has too little room. It is asked once, by the process that starts the workers."""
+    if hasattr(session.config, "workerinput") or session.config.option.collectonly or shutil.which("docker") is None:
+        return
+    asked = subprocess.run(
+        ["docker", "info", "--format={{.DockerRootDir}}"], capture_output=True, text=True, check=False
+    )
+    place = Path(asked.stdout.strip() or "/")
+    free = shutil.disk_usage(place if place.is_dir() else "/").free / 1e9
+    if free < NEEDED_GB:
+        pytest.exit(
+            f"{free:.0f} GB are free where the engine keeps images ({place}), and these tests need {NEEDED_GB}: "
+            "docker buildx prune --all, docker image prune --all",
+            returncode=1,
+        )
+
+
 @pytest.fixture(scope="session")
 def engine() -> DockerClient:
     """The engine that `docker` speaks to."""
@@ -53,16 +71,7 @@ def engine() -> DockerClient:
         or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
     ):
         pytest.fail("no Docker engine answers: run scripts/install-engine")
-    client = DockerClient()
-    place = Path(client.info().docker_root_dir or "/")
-    free = shutil.disk_usage(place if place.is_dir() else "/").free / 1e9
-    if free < NEEDED_GB:
-        pytest.exit(
-            f"{free:.0f} GB are free where the engine keeps images ({place}), and these tests need {NEEDED_GB}: "
-            "docker buildx prune --all, docker image prune --all",
-            returncode=1,
-        )
-    return client
+    return DockerClient()
 
 
 @pytest.fixture(scope="module", autouse=True)
