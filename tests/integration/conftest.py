@@ -22,10 +22,11 @@ from envbuild.settings import Settings
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 NEEDED_GB = 35
 LOW_GB = 20
-APART = (
-    r"^test_(artifacts|bootstrap|catalog_store|gpu_code|patch_\w+|pretrain_\w+|shared_wheels|shell_script|signatures)$"
+APART = re.compile(
+    r"/test_(?:artifacts|bootstrap|catalog_store|gpu_code|patch_\w+|pretrain_\w+|shared_wheels|shell_script|signatures)\.py::"
+    r"|/test_smoke\.py::(?!test_(?:two_hosts|a_run_that_hangs|an_interrupt|an_image)_)"
 )
-"""Files that look at no image or container but their own."""
+"""Tests that look at no image or container but their own."""
 
 
 class _EngineAlone(LoadFileScheduling):
@@ -37,7 +38,7 @@ class _EngineAlone(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return file if re.search(APART, Path(file).stem) else "engine"
+        return file if APART.search(nodeid) else "engine"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
