@@ -5,7 +5,7 @@ Long because Jinja writes a line for each piece of the template.
 # mypy: ignore-errors
 from envbuild.plan.template_runtime import LoopContext, Macro, Markup, TemplateRuntimeError, Undefined, escape, identity, internalcode, markup_join, missing
 
-OF = "d69354b8531aa2b130109715e28d638a1c8e6e40f59a1720ff09ed5bcb346a0c"
+OF = "557da1034f9b9d064485cc7818bc5b841e9bef1bf95696d38e379138dee823e0"
 name = 'Dockerfile.j2'
 
 def root(context, missing=missing, *, environment):
@@ -15,7 +15,7 @@ def root(context, missing=missing, *, environment):
     cond_expr_undefined = Undefined
     if 0: yield None
     l_0_plan = resolve('plan')
-    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = l_0_date = l_0_python_layer = l_0_byte_compiled = l_0_own_files = missing
+    l_0_file = l_0_site = l_0_uv = l_0_uv_cache = l_0_apt = l_0_recipe = l_0_listed = l_0_os_install = l_0_environment = l_0_managed_python = l_0_date = l_0_python_layer = l_0_byte_compiled = l_0_compiled_library = l_0_own_files = missing
     try:
         t_1 = environment.filters['commas']
     except KeyError:
@@ -328,10 +328,25 @@ def root(context, missing=missing, *, environment):
         if l_1_root is missing:
             l_1_root = undefined("parameter 'root' was not provided", name='root')
         pass
+        t_23.extend((
+            'PYTHONDONTWRITEBYTECODE=1 ',
+            escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python'))),
+            ' /run/envbuild/recipe/compile-pyc --own "',
+            escape(environment.finalize(l_1_root)),
+            '"',
+        ))
+        return concat(t_23)
+    context.exported_vars.add('compiled_library')
+    context.vars['compiled_library'] = l_0_compiled_library = Macro(environment, macro, 'compiled_library', ('root',), False, False, False, context.eval_ctx.autoescape)
+    def macro(l_1_root):
+        t_24 = []
+        if l_1_root is missing:
+            l_1_root = undefined("parameter 'root' was not provided", name='root')
+        pass
         for (l_2_path, l_2_name) in context.call(environment.getattr(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'files'), 'items')):
             _loop_vars = {}
             pass
-            t_23.extend((
+            t_24.extend((
                 'install -D -m 644 /run/envbuild/image/',
                 escape(environment.finalize(l_2_name)),
                 ' ',
@@ -342,28 +357,28 @@ def root(context, missing=missing, *, environment):
         l_2_path = l_2_name = missing
         if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workspace'):
             pass
-            t_23.extend((
+            t_24.extend((
                 'install -d -m 1777 ',
                 escape(environment.finalize(l_1_root)),
                 escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'workspace'))),
                 ' \\\n    && ',
             ))
-        t_23.append(
+        t_24.append(
             escape(environment.finalize(context.call((undefined(name='byte_compiled') if l_0_byte_compiled is missing else l_0_byte_compiled), l_1_root))),
         )
-        def t_24(fiter):
+        def t_25(fiter):
             for l_2_path in fiter:
                 if context.call(environment.getattr(l_2_path, 'endswith'), '.py'):
                     yield l_2_path
-        for l_2_path in t_24(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'files')):
+        for l_2_path in t_25(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'files')):
             _loop_vars = {}
             pass
-            t_23.extend((
+            t_24.extend((
                 ' ',
                 escape(environment.finalize(l_2_path)),
             ))
         l_2_path = missing
-        return concat(t_23)
+        return concat(t_24)
     context.exported_vars.add('own_files')
     context.vars['own_files'] = l_0_own_files = Macro(environment, macro, 'own_files', ('root',), False, False, False, context.eval_ctx.autoescape)
     yield '# --- external inputs\n'
@@ -844,7 +859,7 @@ def root(context, missing=missing, *, environment):
     if environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'stack'):
         pass
         template = environment.get_template('stack.j2', 'Dockerfile.j2')
-        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'byte_compiled': l_0_byte_compiled, 'date': l_0_date, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'own_files': l_0_own_files, 'python_layer': l_0_python_layer, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
+        gen = template.root_render_func(template.new_context(context.get_all(), True, {'apt': l_0_apt, 'byte_compiled': l_0_byte_compiled, 'compiled_library': l_0_compiled_library, 'date': l_0_date, 'environment': l_0_environment, 'file': l_0_file, 'listed': l_0_listed, 'managed_python': l_0_managed_python, 'os_install': l_0_os_install, 'own_files': l_0_own_files, 'python_layer': l_0_python_layer, 'recipe': l_0_recipe, 'site': l_0_site, 'uv': l_0_uv, 'uv_cache': l_0_uv_cache}))
         try:
             for event in gen:
                 yield event
@@ -891,7 +906,7 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '/layer')))
         yield ' \\\n    && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
-        yield "\n\n# uv and pip, for who installs more; the byte code of Python's own library, which nobody but root could keep\nFROM runtime AS installers\nRUN "
+        yield "\n\n# uv and pip, to install more packages; compiled byte code of Python's own library, so that no start compiles it again\nFROM runtime AS installers\nRUN "
         yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
         yield ' '
         if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
@@ -902,9 +917,9 @@ def root(context, missing=missing, *, environment):
         if (not environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'provided')):
             pass
             yield '    && cp /run/envbuild/image/pip /layer/usr/local/bin/pip \\\n'
-        yield '    && chmod 755 /layer/usr/local/bin/* \\\n    && PYTHONDONTWRITEBYTECODE=1 '
-        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-        yield ' /run/envbuild/recipe/compile-pyc --own /layer && '
+        yield '    && chmod 755 /layer/usr/local/bin/* \\\n    && '
+        yield escape(environment.finalize(context.call((undefined(name='compiled_library') if l_0_compiled_library is missing else l_0_compiled_library), '/layer')))
+        yield ' && '
         yield escape(environment.finalize((undefined(name='date') if l_0_date is missing else l_0_date)))
         yield '\n\n'
     yield 'FROM '
@@ -941,9 +956,9 @@ def root(context, missing=missing, *, environment):
         yield escape(environment.finalize(context.call((undefined(name='recipe') if l_0_recipe is missing else l_0_recipe), 'compile-pyc')))
         yield ' --mount=type=bind,from=lists,source=/image,target=/run/envbuild/image \\\n    '
         yield escape(environment.finalize(context.call((undefined(name='own_files') if l_0_own_files is missing else l_0_own_files), '')))
-        yield ' \\\n    && PYTHONDONTWRITEBYTECODE=1 '
-        yield escape(environment.finalize(environment.getattr((undefined(name='plan') if l_0_plan is missing else l_0_plan), 'python')))
-        yield ' /run/envbuild/recipe/compile-pyc --own ""\n'
+        yield ' \\\n    && '
+        yield escape(environment.finalize(context.call((undefined(name='compiled_library') if l_0_compiled_library is missing else l_0_compiled_library), '')))
+        yield '\n'
     yield escape(environment.finalize((undefined(name='environment') if l_0_environment is missing else l_0_environment)))
     yield '\nLABEL '
     l_1_loop = missing
@@ -966,4 +981,4 @@ def root(context, missing=missing, *, environment):
     yield 'CMD ["/bin/bash"]\n'
 
 blocks = {}
-debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&67=305&68=311&71=319&72=324&73=329&75=336&76=340&78=345&81=363&83=366&86=372&87=376&94=391&95=395&97=399&98=401&100=406&102=410&103=412&108=421&109=424&114=428&115=431&118=434&119=437&125=441&126=443&130=445&134=447&135=449&139=452&147=458&148=462&149=464&153=468&154=472&159=478&160=482&162=484&163=488&164=490&168=499&170=502&171=506&172=508&173=510&174=512&176=514&177=516&178=519&179=521&181=523&182=527&183=529&185=531&186=534&187=536&189=538&190=542&191=544&194=546&196=549&198=551&200=553&203=561&205=564&207=568&208=574&209=576&210=580&214=592&215=594&216=597&219=600&220=602&221=605&223=607&224=611&227=617&228=619&229=621&231=648&232=650&235=654&237=657&238=661&239=663&241=666&242=670&243=672&244=678&245=680&246=684&247=690&249=693&252=696&253=700&255=708&256=716&258=718&261=721&265=728&266=732&268=735&269=739&271=742&274=745&280=751&281=755&283=757&284=761&286=767&287=771&288=773&289=780&290=788&291=791&293=799&294=803&297=811&298=815&301=821&302=823&303=832&304=835&307=837&308=839&311=846&314=849&317=851&318=855&320=861&322=865&323=869&325=875&327=884&328=886&332=888&334=895&338=899&341=904&342=906&346=912&350=915&351=918&352=922&354=924&356=928&360=934&361=936&362=938&364=940&365=943&368=954&369=956'
+debug_info = '1=62&2=70&4=73&5=81&8=89&10=91&11=94&14=99&15=101&16=110&17=112&19=123&20=131&21=139&22=147&23=150&24=157&26=164&27=171&29=178&30=185&31=187&34=189&35=191&36=193&39=205&38=222&45=228&44=233&50=241&51=244&52=251&53=264&55=266&56=270&57=272&58=288&65=300&67=305&68=311&70=319&71=326&74=334&75=339&76=344&78=351&79=355&81=360&84=378&86=381&89=387&90=391&97=406&98=410&100=414&101=416&103=421&105=425&106=427&111=436&112=439&117=443&118=446&121=449&122=452&128=456&129=458&133=460&137=462&138=464&142=467&150=473&151=477&152=479&156=483&157=487&162=493&163=497&165=499&166=503&167=505&171=514&173=517&174=521&175=523&176=525&177=527&179=529&180=531&181=534&182=536&184=538&185=542&186=544&188=546&189=549&190=551&192=553&193=557&194=559&197=561&199=564&201=566&203=568&206=576&208=579&210=583&211=589&212=591&213=595&217=607&218=609&219=612&222=615&223=617&224=620&226=622&227=626&230=632&231=634&232=636&234=663&235=665&238=669&240=672&241=676&242=678&244=681&245=685&246=687&247=693&248=695&249=699&250=705&252=708&255=711&256=715&258=723&259=731&261=733&264=736&268=743&269=747&271=750&272=754&274=757&277=760&283=766&284=770&286=772&287=776&289=782&290=786&291=788&292=795&293=803&294=806&296=814&297=818&300=826&301=830&304=836&305=838&306=847&307=850&310=852&311=854&314=861&317=864&320=866&321=870&323=876&325=880&326=884&328=890&330=899&331=901&335=903&337=910&341=914&344=919&345=921&349=927&353=930&354=933&355=937&357=939&359=943&363=949&364=951&365=953&367=955&368=958&371=969&372=971'

@@ -306,12 +306,11 @@ class Repository:
             )
         url = self._session.url(f"manifests/{_reference(reference)}")
         upload = Upload(size=len(body), chunks=_chunks_of(body), media_type=media_type)
-        answer, _ = self._session.ask(url, body_of, method="PUT", upload=upload)
-        for pause in _PAUSES_S:
-            if answer.status not in _BLOB_UNKNOWN:
-                break
+        for pause in (0.0, *_PAUSES_S):
             time.sleep(pause)
             answer, _ = self._session.ask(url, body_of, method="PUT", upload=upload)
+            if answer.status not in _BLOB_UNKNOWN:
+                break
         if not answer.good:
             raise self._session.refused(answer, url)
         stated, own = answer.headers.get("docker-content-digest", ""), described(body, media_type).digest
