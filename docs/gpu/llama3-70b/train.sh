@@ -47,6 +47,7 @@ def model(folder):
 
 before, after = model("kept"), model("back")
 tensors = {name: value for name, value in before.items() if torch.is_tensor(value)}
+# rows past the trained ones are padding of the vocabulary
 same = [name for name, value in tensors.items() if torch.equal(value.float(), after[name].float()[: value.shape[0]])]
 print(len(same), "of", len(tensors), "tensors have the values that were trained")
 PYTHON
