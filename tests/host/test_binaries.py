@@ -255,6 +255,29 @@ def test_a_torch_of_the_abi_before_cxx11(root):
     assert "has the C++ ABI of C++11, torch has the one before C++11" in only(root, "symbols")
 
 
+PRINTS = "#include <iostream>\nint used(int n) { std::cout << n << std::endl; return n; }\n"
+
+
+def test_a_module_that_offers_a_copy_of_the_cxx_library(root):
+    source = PRINTS + MODULE.format(name="helpers")
+    root.compile(f"workspace/megatron/data/helpers.{TAG}.so", source, "-static-libstdc++")
+    text = only(root, "C++ library")
+    assert f"/workspace/megatron/data/helpers.{TAG}.so holds a copy of libstdc++ and offers it to all" in text
+    assert "next to the libstdc++.so.6 of torch: link it with libstdc++.so.6" in text
+
+
+@pytest.mark.parametrize("flags", [(), ("-static-libstdc++", "-Wl,--exclude-libs,ALL")])
+def test_a_cxx_library_that_is_shared_or_hidden_is_no_defect(root, flags):
+    root.module("helpers", PRINTS, *flags)
+    assert root.examine()["C++ library"].verdict == "passed"
+
+
+def test_a_copy_of_the_cxx_library_in_a_wheel_of_an_index_is_no_defect(root):
+    root.module("theirs", PRINTS, "-static-libstdc++")
+    root.write(f"{SITE}/theirs-1.0.dist-info/RECORD", f"theirs.{TAG}.so,,\n")
+    assert root.examine()["C++ library"].verdict == "unproven"
+
+
 @pytest.mark.parametrize("tag", ["cpython-310-x86_64-linux-gnu", "cpython-313t-x86_64-linux-gnu"])
 def test_a_wrong_python_tag(root, tag):
     root.module("fused", USES_TORCH, needs=(C10_LIBRARY,), tag=tag)

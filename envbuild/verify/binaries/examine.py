@@ -7,7 +7,7 @@ from envbuild.verify.binaries.cuda import check_copies, check_gpu_code, check_op
 from envbuild.verify.binaries.files import Files
 from envbuild.verify.binaries.findings import BinaryFinding, Result, result
 from envbuild.verify.binaries.layout import check_extensions, check_paths, check_tags, check_unread
-from envbuild.verify.binaries.linkage import check_libraries, check_symbols, check_versions
+from envbuild.verify.binaries.linkage import check_cxx_library, check_libraries, check_symbols, check_versions
 from envbuild.verify.binaries.loader import TooMuchError
 from envbuild.verify.binaries.process import Process, RootExpectation
 
@@ -16,6 +16,7 @@ _CHECKS: dict[str, Callable[[Process], tuple[list[BinaryFinding], str]]] = {
     "libraries": check_libraries,
     "symbols": check_symbols,
     "versions of symbols": check_versions,
+    "C++ library": check_cxx_library,
     "GPU code": check_gpu_code,
     "copies of CUDA": check_copies,
     "libraries opened by name": check_opened,

@@ -19,6 +19,9 @@ _TORCH = re.compile(r"lib(?:torch(?:_cpu|_cuda\w*|_python|_nvshmem|_global_deps)
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_|manylinux(1|2010|2014)_")
 _OLD_TAGS = {"1": (2, 5), "2010": (2, 12), "2014": (2, 17)}  # PEP 513, 571, 599
 _SHOWN = 3
+_CXX_LIBRARY = "libstdc++.so.6"
+_CXX_STATE = b"_ZNSt6locale7classicEv"
+"""`std::locale::classic()`: whoever defines it holds the state of C++'s streams and locales."""
 
 
 def check_libraries(process: Process) -> tuple[list[BinaryFinding], str]:
@@ -196,3 +199,28 @@ def _against_tag(process: Process, path: str, versions: frozenset[str]) -> list[
 def _version(text: str) -> tuple[str, list[int]]:
     name, _, number = text.partition("_")
     return name, [int(part[:9]) for part in re.findall(r"\d+", number)]
+
+
+def check_cxx_library(process: Process) -> tuple[list[BinaryFinding], str]:
+    """Return modules that hold a copy of the C++ library and offer it to all, next to the one that torch loads.
+
+    The loader gives each name of such a copy to one of the two, and some of their state to both (STB_GNU_UNIQUE), so the
+    streams of one read the locales of the other: `std::cout << 1` crashes. A compiler without a shared libstdc++ makes
+    such modules by itself, as it did in the run on a GPU of docs/results/gpu.md ("llm-jp's fused kernels").
+    """
+    findings = []
+    shared = _CXX_LIBRARY in process.loaded or any(
+        process.files.binaries[path].soname == _CXX_LIBRARY for path in process.everywhere
+    )
+    for path in sorted({*process.extensions, *process.used}):
+        binary = process.files.binaries[path]
+        if binary.soname == _CXX_LIBRARY or not binary.defines(_CXX_STATE, ""):
+            continue
+        text = (
+            f"{named(path)} holds a copy of libstdc++ and offers it to all, so a call such as `std::cout << 1` can crash"
+            f"{' next to the libstdc++.so.6 of torch' if shared else ''}: link it with libstdc++.so.6 (a compiler takes "
+            "libstdc++.a where it has no libstdc++.so), or hide the copy with -Wl,--exclude-libs,ALL"
+        )
+        made_here = process.is_compiled(path) or not process.distribution(path)
+        findings.append(BinaryFinding(text, shared and made_here))
+    return findings, "no module offers a copy of the C++ library to others"
