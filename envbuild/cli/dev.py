@@ -3,14 +3,19 @@
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli.output import emit, note, show_notices
 from envbuild.cli.run import ContainerRequest, container_options, user_option
+
+if TYPE_CHECKING:
+    from envbuild.host import HostFacts
+    from envbuild.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +45,26 @@ def dev(**options: Any) -> None:
 
     The exit code is CMD's. Without CMD the image's own command runs.
     """
+    from envbuild.host import facts
+    from envbuild.settings import load_settings
+
+    asked = DevRequest(**options)
+    settings = show_notices(load_settings())
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # most of it is waiting for `docker info`, while the rest is imported and the image looked up
+        _run(asked, settings, pool.submit(facts, settings))
+
+
+def _run(asked: DevRequest, settings: "Settings", of_host: "Future[HostFacts]") -> None:
     from envbuild.engine.place import is_path
     from envbuild.errors import UsageError
-    from envbuild.host import facts
     from envbuild.matrix.cell import DEBIAN_ARCH
     from envbuild.run.container import Mount
     from envbuild.run.dev.helpers import prepare
     from envbuild.run.dev.state import lock_of_image, state_of
     from envbuild.run.runtime import runtime_for
-    from envbuild.settings import load_settings
     from envbuild.stacks.load import stack_of_lock
 
-    asked = DevRequest(**options)
-    settings = show_notices(load_settings())
     container = asked.container()
     if is_path(asked.image):
         raise UsageError("dev runs images of the engine", where=asked.image, hint="name a tag")
@@ -69,7 +81,7 @@ def dev(**options: Any) -> None:
     state = state_of(asked.tree, lock, stack)
     for text in state.notes():
         note(f"note: {text}")
-    host = facts(settings)
+    host = of_host.result()
     folder = state.folder
     container = replace(
         container,
