@@ -272,6 +272,19 @@ def test_a_cxx_library_that_is_shared_or_hidden_is_no_defect(root, flags):
     assert root.examine()["C++ library"].verdict == "passed"
 
 
+def test_a_copy_of_the_cxx_library_among_packages_with_torch(root):
+    root.module("helpers", PRINTS, "-static-libstdc++")
+    found = Root(root / SITE).defects()
+    assert list(found) == ["C++ library"]
+    assert "next to the libstdc++.so.6 of torch" in found["C++ library"]
+
+
+def test_a_copy_of_the_cxx_library_without_torch_is_no_defect(root, tmp_path):
+    alone = Root(tmp_path / "alone")
+    alone.compile(f"helpers.{TAG}.so", PRINTS + MODULE.format(name="helpers"), "-static-libstdc++")
+    assert alone.examine()["C++ library"].verdict == "unproven"
+
+
 def test_a_copy_of_the_cxx_library_in_a_wheel_of_an_index_is_no_defect(root):
     root.module("theirs", PRINTS, "-static-libstdc++")
     root.write(f"{SITE}/theirs-1.0.dist-info/RECORD", f"theirs.{TAG}.so,,\n")

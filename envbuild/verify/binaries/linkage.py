@@ -209,9 +209,9 @@ def check_cxx_library(process: Process) -> tuple[list[BinaryFinding], str]:
     such modules by itself, as it did in the run on a GPU of docs/results/gpu.md ("llm-jp's fused kernels").
     """
     findings = []
-    shared = _CXX_LIBRARY in process.loaded or any(
-        process.files.binaries[path].soname == _CXX_LIBRARY for path in process.everywhere
-    )
+    # a folder of packages does not hold the library that its torch loads
+    loaded = [process.files.binaries[path] for path in (*process.everywhere, *process.loaded.values())]
+    shared = any(_CXX_LIBRARY in (binary.soname, *binary.needed) for binary in loaded)
     for path in sorted({*process.extensions, *process.used}):
         binary = process.files.binaries[path]
         if binary.soname == _CXX_LIBRARY or not binary.defines(_CXX_STATE, ""):
