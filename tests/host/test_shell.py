@@ -208,6 +208,35 @@ def test_an_mpi_is_compiled_where_nothing_else_is():
     check(text)
 
 
+@pytest.mark.parametrize(
+    ("compiler", "code", "text"),
+    [
+        (None, 0, ""),
+        ("g++ -O1", 0, ""),
+        ("g++ -static-libstdc++", 8, "the C++ compiler g++ -static-libstdc++ does not link libstdc++.so.6"),
+        ("no-such-g++", 8, "the C++ compiler no-such-g++ does not compile"),
+    ],
+)
+def test_a_compiler_that_gives_each_module_a_copy_of_libstdcxx_is_refused(tmp_path, compiler, code, text):
+    body = script(stack_plan("llama3-70b"))
+    start, end = body.index("# torch loads libstdc++.so.6."), body.index('rm -f "$state/tmp/cxx.so"')
+    (tmp_path / "tmp").mkdir()
+    front = 'refuse() { echo "$2"; exit "$1"; }\nstate=.\n'
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    environment |= {"CXX": compiler} if compiler else {}
+    done = subprocess.run(
+        ["sh", "-eu"],
+        input=front + body[start:end],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert text in done.stdout
+
+
 def test_a_variable_is_not_left_out_for_its_maker():
     text = script(stack_plan("llama3-70b", environment={"NVIDIA_TF32_OVERRIDE": "0", "B": "/data:$PATH"}))
     assert "export NVIDIA_TF32_OVERRIDE=0\n" in text
