@@ -90,6 +90,17 @@ def read_builder(text: str) -> BuilderFacts:
     )
 
 
+def says_missing(settings: Settings, text: str) -> HostError | None:
+    """Return the error for a named builder that buildx does not have, where `text`, which buildx printed, says so."""
+    if not settings.builder or f'no builder "{settings.builder}" found' not in text:
+        return None
+    return HostError(
+        f"buildx has no builder named {settings.builder}",
+        where="--builder, or the setting `builder`",
+        hint="`docker buildx ls` lists the existing ones; leave it out to use the engine's own",
+    )
+
+
 def require_able(settings: Settings, facts: BuilderFacts) -> None:
     """Check that buildx and the builder are new enough to build.
 

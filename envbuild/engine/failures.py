@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from envbuild.engine.builders import says_missing
 from envbuild.engine.progress import Watch
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.settings import Settings
@@ -30,12 +31,8 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
     """Return the error for a build of `target` that failed, from what `watch` saw."""
     stage, lines = watch.failure()
     watch.log.flush()
-    if settings.builder and any(f'no builder "{settings.builder}" found' in line for line in lines):
-        return HostError(
-            f"buildx has no builder named {settings.builder}",
-            where="--builder, or the setting `builder`",
-            hint="`docker buildx ls` lists the existing ones; leave it out to use the engine's own",
-        )
+    if missing := says_missing(settings, "\n".join(lines)):
+        return missing
     foreign = [line for line in lines if _FOREIGN.search(line)]
     if foreign:
         return LockError(

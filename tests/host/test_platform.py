@@ -92,3 +92,10 @@ def test_an_image_of_another_processor_does_not_run(engine):
     with pytest.raises(HostError, match="is for linux/arm64, and this engine runs images for linux/amd64") as caught:
         runnable(engine(processor="x86_64", listed="linux/amd64", image="arm64"))
     assert caught.value.exit_code == 8
+
+
+def test_a_builder_that_buildx_does_not_have_is_named_where_it_is_asked(engine):
+    with pytest.raises(HostError, match="buildx has no builder named gone") as refused:
+        engine(processor="x86_64", listed="linux/amd64", builder="gone").builder()
+    assert "docker buildx ls" in refused.value.hint
+    assert engine(processor="x86_64", listed="linux/amd64").builder().driver == ""

@@ -153,6 +153,7 @@ def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
     assert refused.code == 8, refused.err
     assert "no builder named no-such" in refused.err
     assert "docker buildx ls" in refused.err
+    assert not (tmp_path / "roots").exists()  # it is asked before what takes minutes
 
 
 def test_a_replaced_input_is_reported(cpu, cache):
