@@ -8,7 +8,7 @@ from envbuild.engine.machine import Machine
 from envbuild.errors import HostError
 from envbuild.host.build_tools import BUILDKIT, BUILDX, older
 from envbuild.settings import Settings
-from envbuild.util.processes import bounded
+from envbuild.util.processes import ProcessResult, bounded
 
 _VERSION_S = 60.0
 _OPTION = re.compile(r'([a-z][\w.-]*)="((?:[^"\\]|\\.)*)"', re.ASCII)
@@ -88,6 +88,18 @@ def read_builder(text: str) -> BuilderFacts:
             re.findall(r"^Build[Kk]it(?: version)?: +(v?[0-9][\w.+~-]{0,60}) *$", text, re.MULTILINE | re.ASCII)
         ),
     )
+
+
+def facts_of(settings: Settings, ran: ProcessResult) -> BuilderFacts:
+    """Return what `docker buildx inspect` printed of the builder of the settings; nothing of it where it did not answer.
+
+    Raises:
+        HostError: buildx has no builder of that name.
+
+    """
+    if missing := says_missing(settings, ran.err.decode("utf-8", "replace")):
+        raise missing
+    return read_builder(ran.out.decode("utf-8", "replace"))
 
 
 def says_missing(settings: Settings, text: str) -> HostError | None:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.engine.builders import BuilderFacts, read_builder, says_missing
+from envbuild.engine.builders import BuilderFacts, facts_of
 from envbuild.engine.image import LIMIT, Image, parse_image_facts
 from envbuild.engine.machine import Machine, State
 from envbuild.engine.progress import Watch
@@ -179,17 +179,9 @@ class EngineClient:
         return tuple(shown(name.strip().rstrip("*"), 40) for line in lines for name in line.split(",") if name.strip())
 
     def builder(self) -> BuilderFacts:
-        """Return what buildx says of the builder of the settings; nothing of it where buildx does not answer.
-
-        Raises:
-            HostError: buildx has no builder of that name.
-
-        """
+        """Return what buildx says of the builder of the settings, as `facts_of` does."""
         named = [self.settings.builder] if self.settings.builder else []
-        ran = self._ask("buildx", "inspect", *named, seconds=QUICK_S)
-        if missing := says_missing(self.settings, ran.err.decode("utf-8", "replace")):
-            raise missing
-        return read_builder(ran.out.decode("utf-8", "replace"))
+        return facts_of(self.settings, self._ask("buildx", "inspect", *named, seconds=QUICK_S))
 
     def bake(
         self, file: Path, target: str, *, folder: Path, metadata: Path, cache: bool, watch: Watch
