@@ -205,8 +205,8 @@ def check_cxx_library(process: Process) -> tuple[list[BinaryFinding], str]:
     """Return modules that hold a copy of the C++ library and offer it to all, next to the one that torch loads.
 
     The loader gives each name of such a copy to one of the two, and some of their state to both (STB_GNU_UNIQUE), so the
-    streams of one read the locales of the other: `std::cout << 1` crashes. A compiler without a shared libstdc++ makes
-    such modules by itself, as it did in the run on a GPU of docs/results/gpu.md ("llm-jp's fused kernels").
+    streams of one read the locales of the other: `std::cout << 1` crashes. A compiler that links libstdc++ statically
+    makes such modules, as one did in docs/results/gpu.md ("llm-jp's fused kernels").
     """
     findings = []
     # a folder of packages does not hold the library that its torch loads
