@@ -97,12 +97,15 @@ def axis_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return pin_options(prefer(command))
 
 
-def request_from(kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = None) -> Request:
+def request_from(
+    kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = None, repository: bool = False
+) -> Request:
     """Return the request that the options of `axis_options` spell.
 
     Args:
         kwargs: the command's keyword arguments; those of other options are passed over.
         lock: versions that a lock pins, axis by axis.
+        repository: whether that lock is of a stack.
 
     Raises:
         UsageError: the stack does not exist.
@@ -110,7 +113,11 @@ def request_from(kwargs: Mapping[str, Any], *, lock: Mapping[str, str] | None = 
         HostError: `--driver auto` on a host without a driver.
 
     """
-    return Request(pins=tuple(_pins(kwargs, lock or {})), prefer=kwargs.get("prefer") or "proven")
+    return Request(
+        pins=tuple(_pins(kwargs, lock or {})),
+        prefer=kwargs.get("prefer") or "proven",
+        repository=repository or kwargs.get("stack") is not None,
+    )
 
 
 def _pins(kwargs: Mapping[str, Any], lock: Mapping[str, str]) -> Iterator[Pin]:

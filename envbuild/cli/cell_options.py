@@ -102,7 +102,7 @@ def asked_from(flags: dict[str, Any], *, lock_file: Path | None, sources: tuple[
         from envbuild.lock.files import read_lock
 
         pinned = read_lock(lock_file).lock
-    request = request_from(flags, lock=pinned.pins if pinned else None)
+    request = request_from(flags, lock=pinned.pins if pinned else None, repository=bool(pinned and pinned.stack))
     stack: Stack | None = None
     if flags.get("stack") is not None:
         stack = load_stack(flags["stack"])

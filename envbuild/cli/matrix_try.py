@@ -147,10 +147,10 @@ def list_trials(held: bool, as_json: bool) -> None:
 def _list_held(*, as_json: bool) -> None:
     from envbuild.cli.show import table
     from envbuild.curate.trials.pairs import shares
-    from envbuild.evidence.refs import committed_trials
+    from envbuild.evidence.trials import History, committed_trials
     from envbuild.matrix.load import load_matrix
 
-    found = list(shares(load_matrix(), committed_trials()))
+    found = list(shares(load_matrix(), History(committed_trials())))
     held, tried = sum(each.held for each in found), sum(each.tried for each in found)
     answer = {
         "held": held,

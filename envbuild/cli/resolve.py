@@ -116,7 +116,7 @@ def _lock(lock_file: Path | None) -> "Lock | None":
 
 
 def _request(flags: dict[str, Any], lock: "Lock | None") -> "Request":
-    return request_from(flags, lock=lock.pins) if lock else request_from(flags)
+    return request_from(flags, lock=lock.pins, repository=bool(lock.stack)) if lock else request_from(flags)
 
 
 def _rule_answer(rule: "Rule") -> dict[str, Any]:

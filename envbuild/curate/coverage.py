@@ -105,7 +105,8 @@ def cells_to_verify(
 
     def add(own: Mapping[AxisName, str], why: str, name: str | None = stack) -> None:
         stated = tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in own.items())
-        request = Request(pins=(*stack_pins(name), *stated, *within.pins), prefer=within.prefer)
+        pins = (*stack_pins(name), *stated, *within.pins)
+        request = Request(pins=pins, prefer=within.prefer, repository=name is not None)
         try:
             cell = solve(matrix, request, evidence).cell
         except NoCellError:
@@ -131,7 +132,8 @@ def cells_to_verify(
         if share is None or share.has("named", shlex.join(itertools.chain(*named.items()))):
             add(named, "named in the documentation")
 
-    held = sorted(enumerate_cells(matrix, AXES, (*stack_pins(stack), *within.pins)), key=newest_first)
+    pins = (*stack_pins(stack), *within.pins)
+    held = sorted(enumerate_cells(matrix, AXES, pins, repository=stack is not None), key=newest_first)
     if seed is not None:
         held.sort(key=lambda versions: ordering(seed, "cell", *itertools.chain(*sorted(versions.items()))))
     pairs_of = [_pairs(versions) for versions in held]

@@ -12,6 +12,7 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import solve
+from envbuild.util.frozen import replace
 from envbuild.util.names import shown
 from envbuild.util.text import count_of
 
@@ -49,7 +50,7 @@ def cells_matching(
     for versions in sorted(_combinations(matrix, within), key=newest_first):
         pins = tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in versions.items())
         try:
-            cell = solve(matrix, Request(pins=(*within.pins, *pins), prefer=within.prefer), evidence).cell
+            cell = solve(matrix, replace(within, pins=(*within.pins, *pins)), evidence).cell
         except NoCellError:
             continue
         stated = (*pins, *(pin for pin in within.pins if pin.axis not in versions and pin.origin.startswith("--")))
@@ -80,10 +81,10 @@ def cells_matching(
 def _combinations(matrix: Matrix, within: Request) -> Iterator[dict[AxisName, str]]:
     """Yield the versions of cuda, torch and te that fit together; without te where none goes with cuda and torch."""
     with_te: set[tuple[str, ...]] = set()
-    for versions in enumerate_cells(matrix, AXES, within.pins):
+    for versions in enumerate_cells(matrix, AXES, within.pins, repository=within.repository):
         with_te.add(tuple(versions[axis] for axis in AXES[:2]))
         yield dict(_in_order(versions))
-    for versions in enumerate_cells(matrix, AXES[:2], within.pins):
+    for versions in enumerate_cells(matrix, AXES[:2], within.pins, repository=within.repository):
         if tuple(versions[axis] for axis in AXES[:2]) not in with_te:
             yield dict(_in_order(versions))
 

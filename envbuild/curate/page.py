@@ -273,7 +273,7 @@ def _stack(
     solution: Solution | None = None
     why = ""
     try:
-        solution = solve(matrix, Request(pins=pins_of(stack.axes)), evidence)
+        solution = solve(matrix, Request(pins=pins_of(stack.axes), repository=True), evidence)
     except NoCellError as error:
         why = error.what
     cell = solution.cell.id if solution else None

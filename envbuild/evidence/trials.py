@@ -295,6 +295,10 @@ class History(Ledger):
         self._trials = {(*trial.pair.items(), trial.kind): trial for trial in kept}
         super().__init__(kept)
 
+    def trials(self) -> Iterable[Trial]:
+        """Return the last trial of each pair and kind."""
+        return self._trials.values()
+
     def last(self, pair: Mapping[str, str], kind: Kind) -> Trial | None:
         """Return the last trial of this kind of exactly these releases."""
         return self._trials.get((*pair.items(), kind))

@@ -32,6 +32,8 @@ _UNREACHABLE = re.compile(
 )
 # uv takes an index that asks for a login for one without the package, and hints at it.
 _NO_LOGIN = re.compile(r"An index URL \((?P<url>https?://[^)]+)\) could not be queried due to [^(]*\(401\b")
+_OS_ERROR = re.compile(r"\(os error \d+\)")
+"""How uv ends what the machine refused: a full disk, a folder that it may not write."""
 _UV_SECONDS = 30
 """How long uv waits for an index; its own default, as the next one is."""
 _UV_RETRIES = 3
@@ -97,7 +99,7 @@ def resolve(
         The text of its pylock, and the same as a set of the lock.
 
     Raises:
-        HostError: an index cannot be reached; the message names its host.
+        HostError: an index cannot be reached, and the message names its host; or uv cannot write.
         LockError: nothing satisfies the requirements; uv's own derivation is in the message.
 
     """
@@ -178,8 +180,11 @@ def _failure(group: PythonGroup, stderr: str) -> HostError | LockError:
             hint="put the login into the address in your settings (docs/reference/settings.md)",
         )
     lines = [line.strip() for line in redact(stderr).splitlines() if line.strip()]
+    what = f"the {group.name} packages cannot be resolved: " + shown(" ".join(lines), 1200)
+    if _OS_ERROR.search(stderr):
+        return HostError(what, hint="free space on the disk, or make the folder writable, then try again")
     return LockError(
-        f"the {group.name} packages cannot be resolved: " + shown(" ".join(lines), 1200),
+        what,
         where=", ".join(group.requirements),
         hint="loosen a requirement of the stack, or pin the axis that it conflicts with",
     )

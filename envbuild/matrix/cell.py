@@ -43,6 +43,8 @@ class Request(Frozen):
 
     pins: tuple[Pin, ...] = ()
     prefer: Literal["proven", "newest"] = "proven"
+    repository: bool = False
+    """Whether a stack asks: its repository takes the place of Megatron-core's wheel, and no rule about that wheel holds."""
 
 
 class Cell(Frozen):

@@ -13,7 +13,7 @@ from envbuild.matrix.headers import data_files, digest_of
 from envbuild.matrix.model import FACTS, Axis, AxisFile, AxisName, PackagesFile, Release, Rule, RuleFile
 from envbuild.paths import data_dir
 from envbuild.util import compiled, keys
-from envbuild.util.frozen import Frozen, field
+from envbuild.util.frozen import Frozen, field, replace
 from envbuild.util.model import NoFacts, plain
 from envbuild.util.toml import explain_validation, read_toml
 
@@ -155,6 +155,19 @@ def _with_key(matrix: Matrix, key: str) -> Matrix:
 def kept_key(matrix: Matrix) -> str | None:
     """Return the key of the files that `load_matrix` read this very matrix from; None for one made otherwise."""
     found: str | None = vars(matrix).get("_key")
+    return found
+
+
+def without_wheels(matrix: Matrix) -> Matrix:
+    """Return the matrix for a stack, whose repository takes the place of a wheel: no rule of it is about such a wheel."""
+    found: Matrix | None = vars(matrix).get("_without_wheels")
+    if found is None:
+        found = replace(matrix, rules=tuple(rule for rule in matrix.rules if not rule.of_wheel))
+        key = kept_key(matrix)
+        if key is not None:
+            _with_key(found, compiled.hash_of((key.encode(), b"without wheels")))
+        vars(found)["_without_wheels"] = found
+        vars(matrix)["_without_wheels"] = found
     return found
 
 

@@ -206,6 +206,8 @@ class Rule(Model):
     without: tuple[AxisName, ...] = ()
     same: tuple[AxisName, ...] = ()
     component: AxisName | None = None
+    of_wheel: bool = False
+    """Whether it is about a wheel on PyPI that a stack does without: the stack's repository is in its place."""
     why: str
     source: Source
 

@@ -174,7 +174,8 @@ def _asked(matrix: Matrix, pins: Sequence[Pin]) -> ReadRequest:
     cpu = any(map(is_cpu, pins))
     # a pin of nvcc is checked against the axis cuda; with a CPU build an nvcc contradicts nothing
     own = [pin for pin in pins if not (cpu and pin.origin == "nvcc")]
-    return read_request(matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,)))))
+    # a recipe may clone Megatron-LM, or have pip compile it
+    return read_request(matrix, Request(pins=(*own, *(() if cpu else (_CUDA_RECIPE,))), repository=True))
 
 
 @lru_cache(maxsize=1024)

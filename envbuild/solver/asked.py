@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
 from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
-from envbuild.matrix.load import Matrix
+from envbuild.matrix.load import Matrix, without_wheels
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
 from envbuild.matrix.spelling import board_of, has_arm_host, is_data_center, is_geforce, spellings
@@ -255,6 +255,8 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
         UsageError: a pin names an axis that does not exist, or matches no release of it.
 
     """
+    if request.repository:
+        matrix = without_wheels(matrix)
     request = _with_board(matrix, request)
     added: dict[AxisName, Release] = {}
     for pin in request.pins:

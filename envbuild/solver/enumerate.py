@@ -16,7 +16,7 @@ from envbuild.solver.propagation import propagate
 
 
 def enumerate_cells(
-    matrix: Matrix, axes: Sequence[AxisName], pins: Sequence[Pin] = ()
+    matrix: Matrix, axes: Sequence[AxisName], pins: Sequence[Pin] = (), *, repository: bool = False
 ) -> Iterator[dict[AxisName, str]]:
     """Yield every combination of versions on `axes` that some cell has, each once, in no particular order.
 
@@ -27,6 +27,7 @@ def enumerate_cells(
         matrix: where to look.
         axes: the axes to distinguish; the others may have any value that fits.
         pins: filters, as a request would state them.
+        repository: whether they are a stack's, as `Request.repository` has it.
 
     Raises:
         UsageError: an axis does not exist, or a pin matches no release.
@@ -37,7 +38,7 @@ def enumerate_cells(
         raise UsageError("no axis to enumerate", hint="name at least one, e.g. cuda,torch,te")
     axes = list(dict.fromkeys(axes))  # one named twice would multiply what its releases alike stand for
     wanted = [Pin(axis=axis, spec=AUTO, origin="the axes to enumerate") for axis in axes if axis not in named]
-    asked = read_request(matrix, Request(pins=(*pins, *wanted)))
+    asked = read_request(matrix, Request(pins=(*pins, *wanted), repository=repository))
     compiled = asked.compiled
     domains = compiled.domains(asked.pinned())
     if not all(domains) or propagate(compiled, domains) is not None:

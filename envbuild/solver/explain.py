@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envbuild.matrix.cell import Pin, Request
+from envbuild.matrix.cell import Pin
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.conflict import explain_conflict
 from envbuild.solver.order import Score, best_values, score_of
 from envbuild.solver.proof import RANKS, EvidenceRef
 from envbuild.solver.solve import Solution
+from envbuild.util.frozen import replace
 from envbuild.util.text import count_of
 
 
@@ -105,7 +106,7 @@ def _newest(
     if pinned:
         return Alternative(version=release.version, why="another version was requested", source=pinned[0].origin)
     pins = (*asked.request.pins, Pin(axis=name, spec=release.version, origin=f"--{name}"))
-    trial = read_request(compiled.matrix, Request(pins=pins, prefer=asked.request.prefer))
+    trial = read_request(compiled.matrix, replace(asked.request, pins=pins))
     values = best_values(trial, evidence, trial.compiled.domains(trial.pinned()))
     if values is None:
         reasons = [step for step in explain_conflict(trial).steps if step.pin is None]

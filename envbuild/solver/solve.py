@@ -13,7 +13,7 @@ from envbuild.solver.asked import ReadRequest, read_request
 from envbuild.solver.clauses import Clauses, bits, compile_matrix
 from envbuild.solver.order import Score, best_values, month_of, score_of
 from envbuild.solver.proof import EvidenceRef, rank_of
-from envbuild.util.frozen import Frozen, field
+from envbuild.util.frozen import Frozen, field, replace
 
 if TYPE_CHECKING:
     from envbuild.solver.sentences import ConflictStep
@@ -238,7 +238,7 @@ def _why_impossible(asked: ReadRequest, values: Sequence[int], axis: int) -> str
     )
     wanted = Pin(axis=name, spec=AUTO, origin="(default)")
     for extra in ((wanted,), (*kept, wanted)):
-        request = Request(pins=(*asked.request.pins, *extra), prefer=asked.request.prefer)
+        request = replace(asked.request, pins=(*asked.request.pins, *extra))
         trial = read_request(compiled.matrix, request)
         if not solvable(*trial.of(request.pins)):
             return _gist(compiled, name, explain_conflict(trial, (), first_only=True).steps)

@@ -33,7 +33,7 @@ def inputs_for_stack(stack: Stack) -> Inputs:
     """Resolve a stack as it is and return its cell's inputs."""
     pins = tuple(Pin(axis=axis, spec=spec, origin=f"stack {stack.name}") for axis, spec in stack.axes.items())
     matrix = load_matrix()
-    return inputs_of(matrix, solve(matrix, Request(pins=pins)).cell, stack=stack, flavor=stack.flavor)
+    return inputs_of(matrix, solve(matrix, Request(pins=pins, repository=True)).cell, stack=stack, flavor=stack.flavor)
 
 
 def whole_cell() -> Cell:

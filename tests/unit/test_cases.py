@@ -20,6 +20,8 @@ class Case(BaseModel):
     name: str
     source: Source
     ask: dict[str, str]
+    repository: bool = False
+    """Whether a stack asks."""
     cell: dict[str, str] = {}
     left_out: list[str] = []
     refused: str | None = None
@@ -40,7 +42,10 @@ def test_there_are_enough_of_both_kinds_and_none_twice():
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(case):
     matrix = load_matrix()
-    request = Request(pins=tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in case.ask.items()))
+    request = Request(
+        pins=tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in case.ask.items()),
+        repository=case.repository,
+    )
     if case.refused is None:
         versions = solve(matrix, request).cell.versions
         for axis, wanted in case.cell.items():

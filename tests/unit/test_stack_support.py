@@ -39,7 +39,7 @@ SITE = {"1.8.0": "usr/local/lib/python3.8/dist-packages", "2.0.1": "opt/venv/lib
 
 def cell_of(stack):
     pins = tuple(Pin(axis=a, spec=s, origin=f"stack {stack}") for a, s in load_stack(stack).axes.items())
-    return solve(load_matrix(), Request(pins=pins)).cell
+    return solve(load_matrix(), Request(pins=pins, repository=True)).cell
 
 
 def audit_of(stack, **more):

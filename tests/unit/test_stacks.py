@@ -19,6 +19,7 @@ from envbuild.patches.manifest import load_patches
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 from envbuild.recipes.catalog import findings_catalog
+from envbuild.solver.enumerate import enumerate_cells
 from envbuild.solver.solve import solve
 from envbuild.stacks.load import load_stack, stack_names, stack_of_lock
 
@@ -29,7 +30,7 @@ STACKS = Path(__file__).parents[2] / "matrices" / "stacks"
 def _solution(stack, **flags):
     pins = [Pin(axis=a, spec=s, origin=f"stack {stack.name}") for a, s in stack.axes.items()]
     pins += [Pin(axis=a, spec=s, origin=f"--{a}") for a, s in flags.items()]
-    return solve(load_matrix(), Request(pins=tuple(pins)))
+    return solve(load_matrix(), Request(pins=tuple(pins), repository=True))
 
 
 def _plan(stack):
@@ -455,3 +456,19 @@ def test_what_a_stack_builds_from_a_commit_is_not_expected_to_be_called_by_it():
             assert components[build.name]["version"] is None
             assert components[build.name]["commit"] == build.commit
     assert {build.name for build in stack.builds if build.commit} == {"ezpz", "ambivalent", "enrich"}
+
+
+def test_a_stack_has_the_repository_where_a_cell_of_flags_has_a_wheel():
+    asked = tuple(Pin(axis=a, spec=s, origin=f"--{a}") for a, s in {"megatron": "0.12.3", "python": "3.12"}.items())
+    assert solve(load_matrix(), Request(pins=asked, repository=True)).cell.versions["python"] == "3.12"
+    with pytest.raises(NoCellError, match="has wheels for CPython"):
+        solve(load_matrix(), Request(pins=asked))
+    held = {
+        repository: {
+            each["megatron"] for each in enumerate_cells(load_matrix(), ("megatron",), asked[1:], repository=repository)
+        }
+        for repository in (False, True)
+    }
+    assert held[True] - held[False] == {
+        f"0.{n}.{patch}" for n, patches in {8: 1, 9: 1, 10: 1, 11: 1, 12: 4, 13: 2}.items() for patch in range(patches)
+    }

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from envbuild.curate.trials.pairs import shares
-from envbuild.evidence.trials import Ledger, committed_trials, counted
+from envbuild.evidence.trials import History, committed_trials, counted
 from envbuild.matrix.load import load_matrix
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "trials.md"
@@ -21,7 +21,7 @@ def test_the_table_of_the_docs_counts_what_is_recorded():
 
 def test_nearly_every_pair_that_is_in_a_cell_was_tried():
     # after `envbuild matrix update` adds a release: `envbuild matrix try`
-    found = list(shares(load_matrix(), Ledger(committed_trials())))
+    found = list(shares(load_matrix(), History(committed_trials())))
     assert {(each.component, each.other) for each in found} >= {("te", "torch"), ("apex", "torch"), ("megatron", "te")}
     held, tried = sum(each.held for each in found), sum(each.tried for each in found)
     assert tried >= 0.95 * held, f"{tried} of {held}"

@@ -7,7 +7,7 @@ from envbuild.components import COMPONENTS
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.subject import TORCH, newest_patches, plain
 from envbuild.errors import UsageError
-from envbuild.evidence.trials import Ledger
+from envbuild.evidence.trials import History
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import check_spec, matches, public_version
@@ -125,10 +125,10 @@ class Share:
     tried: int
     """Of these, in one kind at least."""
     failed: int
-    """Of these, those of which a trial failed."""
+    """Of these, those of which a trial failed, or failed with a Python that a cell has."""
 
 
-def shares(matrix: Matrix, ledger: Ledger) -> Iterator[Share]:
+def shares(matrix: Matrix, history: History) -> Iterator[Share]:
     """Yield, for each component and torch, and for Megatron and Transformer Engine, how much is tried.
 
     The other components ask Transformer Engine for nothing.
@@ -139,14 +139,26 @@ def shares(matrix: Matrix, ledger: Ledger) -> Iterator[Share]:
         if not COMPONENTS[component].distributions and not COMPONENTS[component].host_sources:
             continue  # an MPI: neither Python nor C++ of it meets torch's
         named = {axis: set(_plain_releases(matrix, axis)) for axis in (component, other)}
-        pairs = [
-            {component: one, other: two}
-            for one, two in _held(matrix, component, other)
-            if one in named[component] and two in named[other]
-        ]
-        tried = [found for pair in pairs if (found := ledger.of(pair)) is not None]
-        failed = sum(each.verdict == "failed" for each in tried)
-        yield Share(component=component, other=other, held=len(pairs), tried=len(tried), failed=failed)
+        held = {
+            pair: pythons
+            for pair, pythons in _held(matrix, component, other).items()
+            if pair[0] in named[component] and pair[1] in named[other]
+        }
+        without = _failed_pythons(history, component, other)
+        tried = {pair: found for pair in held if (found := history.of({component: pair[0], other: pair[1]}))}
+        failed = sum(each.verdict == "failed" or bool(held[p] & without.get(p, set())) for p, each in tried.items())
+        yield Share(component=component, other=other, held=len(held), tried=len(tried), failed=failed)
+
+
+def _failed_pythons(history: History, component: AxisName, other: AxisName) -> dict[tuple[str, str], set[str]]:
+    """Return per pair, as `_held` names it, the Pythons with which a trial failed."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for trial in history.trials():
+        if tuple(trial.pair) == (component, other):
+            key = (trial.pair[component], _stand_in(other, trial.pair[other]))
+            failed = {python for python, verdict in trial.pythons.items() if verdict == "failed"}
+            found.setdefault(key, set()).update(failed)
+    return found
 
 
 def _plain_releases(matrix: Matrix, axis: AxisName) -> list[str]:
