@@ -57,6 +57,7 @@ EXPECTED = {
         (10, "recipe-local-rank-flag"),
     ],
     "alcf-requirements.txt": [
+        (5, "fa2-torch-2.2"),
         (6, "recipe-impostor"),
         (7, "recipe-impostor"),
         (9, "recipe-unpinned-source"),

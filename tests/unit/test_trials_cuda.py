@@ -92,12 +92,18 @@ def test_without_cuda_s_headers_nothing_looks_at_cu_files(headers):
     ("runtime", "tools"),
     [
         (("nvidia-cuda-runtime", "13.0.96"), ("nvcc==13.0.*", "cccl==13.0.*", "crt==13.0.*")),
-        (("nvidia-cuda-runtime-cu12", "12.6.77"), ("nvcc-cu12==12.6.*", "cccl-cu12==12.6.*")),
+        (
+            ("nvidia-cuda-runtime-cu12", "12.6.77"),
+            ("nvcc-cu12==12.6.*", "cccl-cu12==12.6.*", "profiler-api-cu12==12.6.*"),
+        ),
         (
             ("nvidia-cuda-runtime-cu12", "12.1.105"),
-            ("nvcc-cu12==12.1.*", "cccl-cu12==12.5.*"),
+            ("nvcc-cu12==12.1.*", "cccl-cu12==12.5.*", "profiler-api-cu12==12.1.*"),
         ),  # 12.1's has no nv/target
-        (("nvidia-cuda-runtime-cu11", "11.7.99"), ("nvcc-cu11==11.7.*", "cccl-cu11==11.7.*")),
+        (
+            ("nvidia-cuda-runtime-cu11", "11.7.99"),
+            ("nvcc-cu11==11.8.*", "cccl-cu11==11.8.*", "profiler-api-cu11==11.8.*"),
+        ),  # nvcc 11.7's has no crt
         (("torch", "2.13.0"), ()),
     ],
 )

@@ -193,13 +193,15 @@ def compiler_version() -> str:
 def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
     """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version).
 
-    PyPI's wheels of CCCL before 12.5 have no `nv/target`, which CUDA's own headers include: 12.5's stands in for them.
+    PyPI's wheels of CCCL before 12.5 have no `nv/target`, which CUDA's own headers include: 12.5's stands in for them. Of
+    11.7 only the runtime is whole: the rest is 11.8's.
     """
     for name, version in packages.items():
         if name.startswith("nvidia-cuda-runtime"):
-            minor = ".".join(version.split(".")[:2])
+            minor = ".".join(version.split(".")[:2]).replace("11.7", "11.8")
             ending = name.removeprefix("nvidia-cuda-runtime")
             cccl = "12.5" if ending == "-cu12" and Version(minor) < Version("12.5") else minor
             found = (f"nvidia-cuda-nvcc{ending}=={minor}.*", f"nvidia-cuda-cccl{ending}=={cccl}.*")
-            return found if ending else (*found, f"nvidia-cuda-crt=={minor}.*")
+            more = f"nvidia-cuda-profiler-api{ending}" if ending else "nvidia-cuda-crt"
+            return (*found, f"{more}=={minor}.*")
     return ()
