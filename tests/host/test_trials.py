@@ -177,6 +177,25 @@ def test_pairs_are_a_component_and_what_it_is_used_with(matrix, tmp_path):
         read_axes(matrix, ("te=nonsense", "torch"))
 
 
+def test_a_library_that_torch_s_wheel_does_not_bring_leaves_its_headers_undecided(index, matrix, tmp_path):
+    members = {
+        "torch/__init__.py": "",
+        "torch/include/torch/extension.h": "#pragma once\n",
+        "torch/utils/cpp_extension.py": "flag = '-std=c++17'\n",
+    }
+    index.add("torch", "2.8.0", wheel("torch", "2.8.0", f"cp311-cp311-{LINUX}", members=members))
+    for version, header in (("2.5.0", "cusparse.h"), ("2.6.0", "custom.h")):
+        sdist = {
+            "PKG-INFO": "Metadata-Version: 2.1\nRequires-Dist: torch\n",
+            "csrc/a.cpp": f"#include <torch/extension.h>\n#include <{header}>\n",
+        }
+        index.add("transformer-engine-torch", version, tar(f"transformer_engine_torch-{version}", sdist))
+    with index.served() as url:
+        run(matrix, tmp_path, url, "te", "torch=2.8", kinds=("sources",), cpp_only=True)
+    found = {trial.pair["te"]: trial.verdict for trial in load_trials(tmp_path / "records")}
+    assert found == {"2.5.0": "undecided", "2.6.0": "failed"}
+
+
 def test_sources_are_checked_against_the_headers_of_the_wheel(index, matrix, tmp_path):
     header = "namespace torch { struct Tensor { int dim(); }; }\n"
     for version, text in (("2.8.0", header), ("2.9.0", header.replace("dim", "ndim"))):

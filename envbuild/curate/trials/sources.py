@@ -48,7 +48,7 @@ class SourcesFound:
     cuda_checked: int = 0
     """Those that passed or failed."""
     undecided: tuple[str, ...] = ()
-    """The first reason of each .cu file that could not be decided."""
+    """The first reason of each file that could not be decided."""
 
 
 def has_header(path: str) -> bool:
@@ -65,6 +65,10 @@ def include_folders(files: Files, wheels: Sequence[IndexFile]) -> list[Path]:
             every = (site / "torch/include", site / "torch/include/torch/csrc/api/include")
             found += [path for path in (*every, *sorted(site.glob("nvidia/*/include"))) if path.is_dir()]
     return found
+
+
+_NOT_IN_SET = re.compile(r"fatal error: cu(?:blas|fft|rand|solver|sparse)\w*\.h: No such file or directory")
+"""A header of a CUDA library that torch's wheel brings without one: that of torch 1.13 asks for no cuRAND and no cuSPARSE."""
 
 
 def torch_standard(files: Files, torch: IndexFile) -> int:
@@ -110,14 +114,17 @@ def try_sources(
     own = [f"-I{folder / each}" for each in sources.includes]
     common = ["-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H", *defines, *sources.defines]
     common += [f"-I{sysconfig.get_paths()['include']}", *(f"-isystem{path}" for path in includes)]
-    failed = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder, precompiled)
-    found = SourcesFound(units=len(units), failed=tuple(failed), standard=standard, cuda_files=len(kernels))
+    errors = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder, precompiled)
+    undecided = [error for error in errors if _NOT_IN_SET.search(error)]
+    failed = [error for error in errors if error not in undecided]
+    found = SourcesFound(
+        units=len(units), failed=tuple(failed), undecided=tuple(undecided), standard=standard, cuda_files=len(kernels)
+    )
     if cuda is None or not kernels or len(failed) >= _ENOUGH:
         return found
     # the standard of C++ files is another one where a build has a function for it: here every one that it states counts
     alike = changed(sources, cxx_flags=None)
     highest = stated_flags(folder, alike)[1] or torch_standard(files, torch)
-    undecided: list[str] = []
     checked = 0
     with scratch("cuda") as place:
         for unit in kernels:
