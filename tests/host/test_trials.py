@@ -177,7 +177,7 @@ def test_pairs_are_a_component_and_what_it_is_used_with(matrix, tmp_path):
         read_axes(matrix, ("te=nonsense", "torch"))
 
 
-def test_a_library_that_torch_s_wheel_does_not_bring_leaves_its_headers_undecided(index, matrix, tmp_path):
+def test_the_header_of_a_library_that_torch_s_wheel_does_not_ask_for_is_not_decided(index, matrix, tmp_path):
     members = {
         "torch/__init__.py": "",
         "torch/include/torch/extension.h": "#pragma once\n",

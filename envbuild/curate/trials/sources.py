@@ -68,7 +68,7 @@ def include_folders(files: Files, wheels: Sequence[IndexFile]) -> list[Path]:
 
 
 _NOT_IN_SET = re.compile(r"fatal error: cu(?:blas|fft|rand|solver|sparse)\w*\.h: No such file or directory")
-"""A header of a CUDA library that torch's wheel brings without one: that of torch 1.13 asks for no cuRAND and no cuSPARSE."""
+"""A header of a CUDA library that is not in the set: torch 1.13's wheel asks for no cuRAND and no cuSPARSE."""
 
 
 def torch_standard(files: Files, torch: IndexFile) -> int:
