@@ -22,27 +22,22 @@ from envbuild.settings import Settings
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 NEEDED_GB = 35
 LOW_GB = 20
-APART = re.compile(
-    r"/test_(?:artifacts|bootstrap|catalog_store|gpu_code|patch_\w+|pretrain_\w+|shared_wheels|shell_script|signatures)\.py::"
-    r"|/test_smoke\.py::(?!test_(?:two_hosts|a_run_that_hangs|an_interrupt|an_image)_)"
-)
-"""Tests that look at no image or container but their own."""
+TOGETHER = re.compile(r"/test_(?:any_user|bundle|ci|conformance|cuda13|dev|export|headline|image|kills|own_stack|stack_images)\.py::")
+"""Tests that build the same cell, or look at images which are not theirs; any other looks at its own alone."""
 
 
 class _EngineAlone(LoadFileScheduling):
-    """A file at a time for each worker, but one worker for all files that use the engine.
-
-    The tests in these look at each other's images and containers. (`--dist loadgroup` does nothing with pytest 9.2 and
+    """A file at a time for each worker, but one worker for all files of TOGETHER. (`--dist loadgroup` does nothing with pytest 9.2 and
     xdist 3.8: the one no longer reads the name that the other writes.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return file if APART.search(nodeid) else "engine"
+        return "engine" if TOGETHER.search(nodeid) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Keep what uses the engine together."""
+    """Keep the files of TOGETHER together."""
     return _EngineAlone(config, log)
 
 

@@ -14,6 +14,7 @@ from root_support import debian_tar
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
+TAG = f"envbuild-test-launch:{os.getpid()}"
 SECRET = "a b'c\"$HOME"
 SCRIPT = """\
 import hashlib, os, subprocess, sys, time
@@ -32,10 +33,9 @@ sys.exit(7 if sys.argv[1] == "fail" and seen["RANK"] == "3" else 0)
 
 
 def containers() -> list[str]:
-    ran = subprocess.run(
-        ["docker", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True, check=True
-    )
-    return [name for name in ran.stdout.split() if name.startswith("envbuild-")]
+    """Return the containers of this file's image."""
+    command = ["docker", "ps", "--all", f"--filter=ancestor={TAG}", "--format", "{{.Names}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,10 @@ def image(engine, tmp_path_factory, epoch) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("launch")
     packages = ("openssh-server", "openssh-client", "openmpi-bin", "pdsh", "python3-minimal")
     root = debian_tar("bookworm", folder, *packages, epoch=epoch)
-    tag = f"envbuild-test-launch:{os.getpid()}"
-    subprocess.run(["docker", "import", root.path, tag], check=True, capture_output=True)
+    subprocess.run(["docker", "import", root.path, TAG], check=True, capture_output=True)
     root.path.unlink()
-    yield tag
-    engine.image.remove(tag, force=True)
+    yield TAG
+    engine.image.remove(TAG, force=True)
 
 
 Envbuild = Callable[..., "subprocess.Popen[str]"]

@@ -28,6 +28,7 @@ from envbuild.verify.suite import pinned_pytest, suite_of
 from envbuild.verify.target import HostTarget, ImageTarget
 
 TORCH = "2.13.0"
+SLOW = f"envbuild-test-slow:{os.getpid()}"
 
 
 @pytest.fixture(scope="session")
@@ -328,16 +329,15 @@ def slow_image(engine, tmp_path_factory, epoch):
         f"FROM scratch\nADD {root.path.name} /\nCOPY torch.py /usr/lib/python3/dist-packages/torch.py\n"
         "COPY expected.json /opt/envbuild/expected.json\n"
     )
-    tag = f"envbuild-test:slow-{os.getpid()}"
-    engine.buildx.build(str(folder), tags=tag, load=True, progress=False)
+    engine.buildx.build(str(folder), tags=SLOW, load=True, progress=False)
     (folder / "rootfs.tar").unlink()
-    yield tag
-    engine.image.remove(tag, force=True)
+    yield SLOW
+    engine.image.remove(SLOW, force=True)
 
 
 def _left() -> list[str]:
     # by name alone: a container that goes while it is listed has nothing more to show
-    command = ["docker", "ps", "--all", "--filter=name=^envbuild-smoke-", "--format={{.Names}}"]
+    command = ["docker", "ps", "--all", f"--filter=ancestor={SLOW}", "--format={{.Names}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
