@@ -48,7 +48,8 @@ def make(engine, busybox):
     def call(image: FakeImage, *changes: str) -> str:
         tag = f"{NAME}:{os.getpid()}-{len(made)}"
         labels = [f"--change=LABEL {key}={json.dumps(value)}" for key, value in image.labels.items()]
-        command = ["docker", "import", *labels, f"--change=LABEL {OURS}", *(f"--change={change}" for change in changes), "-", tag]
+        command = ["docker", "import", f"--change=LABEL {OURS}", *labels]
+        command += [*(f"--change={change}" for change in changes), "-", tag]
         subprocess.run(command, input=image.tar(busybox), check=True, capture_output=True)
         made.append(tag)
         return tag

@@ -33,13 +33,13 @@ def _no_images_of_other_runs(engine):
 @pytest.fixture(scope="session")
 def cpu(engine, cache) -> dict[str, Any]:
     """The CPU cell, built from nothing; its report."""
-    made = run("image", *CPU, "--tag", "envbuild-image-test:cpu", "--no-cache", "--json", env=cache)
+    made = run("image", *CPU, "--tag", "envbuild-made:cpu", "--no-cache", "--json", env=cache)
     assert made.code == 0, made.err
     return made.answer
 
 
 def forget_images(engine) -> None:
-    for tag in images(engine, "envbuild-image-test:"):
+    for tag in images(engine, "envbuild-made:"):
         engine.image.remove(tag, force=True)
 
 
@@ -70,7 +70,7 @@ def test_pip_in_the_image_leaves_locked_packages_or_refuses_and_names_them(cpu, 
             wheel.writestr(f"{info}/RECORD", "")
 
     def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = ["docker", "run", "--rm", "--network", "none", "-v", f"{tmp_path}:/wheels:ro", "envbuild-image-test:cpu"]
+        line = ["docker", "run", "--rm", "--network", "none", "-v", f"{tmp_path}:/wheels:ro", "envbuild-made:cpu"]
         return subprocess.run([*line, "pip", *arguments], capture_output=True, text=True, check=False)
 
     here = ("install", "--no-index", "--find-links", "/wheels")
@@ -85,7 +85,7 @@ def test_pip_in_the_image_leaves_locked_packages_or_refuses_and_names_them(cpu, 
 
 def test_an_unchanged_cell_runs_no_stage(cpu, cache):
     begun = time.monotonic()
-    again = run("image", *CPU, "--tag", "envbuild-image-test:cpu", "--json", env=cache)
+    again = run("image", *CPU, "--tag", "envbuild-made:cpu", "--json", env=cache)
     assert again.code == 0, again.err
     assert again.answer["origin"] == "found"
     assert again.answer["executed"] == 0
@@ -94,7 +94,7 @@ def test_an_unchanged_cell_runs_no_stage(cpu, cache):
 
 
 def test_the_same_lock_gives_the_same_digest_again(cpu, cache):
-    again = run("reproduce", "envbuild-image-test:cpu", "--json", env=cache)
+    again = run("reproduce", "envbuild-made:cpu", "--json", env=cache)
     assert again.code == 0, again.err
     assert again.answer["equal"]
     assert again.answer["digest"] == cpu["digest"]
@@ -104,7 +104,7 @@ def test_every_file_belongs_to_a_locked_input(cpu, cache, tmp_path):
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    done = run("sbom", "envbuild-image-test:cpu", "--output", str(tmp_path / "sbom.json"), "--json", env=cache)
+    done = run("sbom", "envbuild-made:cpu", "--output", str(tmp_path / "sbom.json"), "--json", env=cache)
     assert done.code == 0, done.err
     assert done.answer["unowned"] == []
     assert done.answer["files"] > 20_000
@@ -112,11 +112,11 @@ def test_every_file_belongs_to_a_locked_input(cpu, cache, tmp_path):
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(body) is None
     assert run("catalog", "keygen", "me", "--out", str(tmp_path), env=cache | {"COSIGN_PASSWORD": ""}).code == 0
     own = cache | {"ENVBUILD_SIGNING_KEYS": str(tmp_path / "me.key")}
-    done = run("provenance", "envbuild-image-test:cpu", "--json", env=own)
+    done = run("provenance", "envbuild-made:cpu", "--json", env=own)
     assert done.code == 0, done.err
     assert done.answer["image"] == cpu["digest"]
     byproducts = done.answer["document"]["predicate"]["runDetails"]["byproducts"]
-    command = ["docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", "envbuild-image-test:cpu"]
+    command = ["docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", "envbuild-made:cpu"]
     layers = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [f"sha256:{each['digest']['sha256']}" for each in byproducts] == layers
 
@@ -124,7 +124,7 @@ def test_every_file_belongs_to_a_locked_input(cpu, cache, tmp_path):
 def test_no_file_keeps_the_time_of_its_build(cpu):
     """A stage that comes from the cache of another day would give another digest."""
     find = "find / -xdev -newermt 1980-01-02 ! -path '/etc/*' ! -path '/dev*' ! -path /run/.containerenv"
-    command = ["docker", "run", "--rm", "--network=none", "--entrypoint", "sh", "envbuild-image-test:cpu", "-c", find]
+    command = ["docker", "run", "--rm", "--network=none", "--entrypoint", "sh", "envbuild-made:cpu", "-c", find]
     newer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert set(newer) <= {"/", "/.dockerenv", "/etc", "/proc", "/sys"}  # the engine's own, for the container
 
@@ -140,11 +140,11 @@ def test_the_same_lock_gives_the_same_digest_on_another_engine(cpu, second_engin
 
 def test_a_named_builder_builds_and_the_engine_gets_the_image(cpu, engine, tmp_path):
     env = {"ENVBUILD_CACHE_DIR": str(tmp_path)}
-    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-image-test:builder", "--no-smoke")
+    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-made:builder", "--no-smoke")
     made = run("image", *CPU, *lock, "--builder", "default", "--json", env=env)
     assert made.code == 0, made.err
     assert made.answer["digest"] == cpu["digest"]
-    assert images(engine, "envbuild-image-test:builder")
+    assert images(engine, "envbuild-made:builder")
 
 
 def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
@@ -159,7 +159,7 @@ def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
 def test_a_replaced_input_is_reported(cpu, cache):
     """An image of other inputs is not the lock's: the report says so, and no later run takes it for the lock's image."""
     same = next(Path(cache["ENVBUILD_CACHE_DIR"]).glob("builds/*/contexts/uv-wheel"))
-    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-image-test:replaced", "--no-smoke", "--json")
+    lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-made:replaced", "--no-smoke", "--json")
     replaced = run("image", *CPU, *lock, "--build-context", f"uv-wheel={same}", env=cache)
     assert replaced.code == 0, replaced.err
     assert replaced.answer["replaced"] == {"uv-wheel": str(same)}
@@ -181,7 +181,7 @@ def test_a_bump_runs_what_it_touches_alone(cpu, cache):
     """A package more changes the environment and the assembly; the OS packages and the root stay."""
     same = ("--torch", cpu["cell"]["torch"], "--python", cpu["cell"]["python"], "--os", cpu["cell"]["os"])
     made = run(
-        "image", *CPU, *same, "--megatron", "auto", "--tag", "envbuild-image-test:bump", "--no-smoke", "--json", env=cache
+        "image", *CPU, *same, "--megatron", "auto", "--tag", "envbuild-made:bump", "--no-smoke", "--json", env=cache
     )
     assert made.code == 0, made.err
     ran = {s["name"] for s in made.answer["stages"] if s["executed"]}
@@ -194,33 +194,33 @@ def test_a_rebuild_that_differs_is_listed_file_by_file(cpu, client, cache, tmp_p
     from envbuild.engine.reproduce import compare
 
     (tmp_path / "Dockerfile").write_text(
-        'FROM envbuild-image-test:cpu\nRUN echo changed > /etc/issue && rm /etc/debian_version\nENV MORE="1"\n'
+        'FROM envbuild-made:cpu\nRUN echo changed > /etc/issue && rm /etc/debian_version\nENV MORE="1"\n'
     )
     subprocess.run(
-        ["docker", "buildx", "build", "-q", "--provenance=false", "-t", "envbuild-image-test:changed", str(tmp_path)],
+        ["docker", "buildx", "build", "-q", "--provenance=false", "-t", "envbuild-made:changed", str(tmp_path)],
         check=True,
         capture_output=True,
     )
-    found = {d.path: d.what for d in compare(client, "envbuild-image-test:cpu", "envbuild-image-test:changed")}
+    found = {d.path: d.what for d in compare(client, "envbuild-made:cpu", "envbuild-made:changed")}
     assert "sha256" in found["etc/issue"]
-    assert found["etc/debian_version"] == "only in envbuild-image-test:cpu"
+    assert found["etc/debian_version"] == "only in envbuild-made:cpu"
     assert any(path.startswith("(configuration)") for path in found)
 
 
 def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, registry, tmp_path):
     env = cache | {"ENVBUILD_REGISTRY": f"{registry}/envbuild"}
-    pushed = run("image", *CPU, "--tag", "envbuild-image-test:cpu", "--push", "--json", env=env)
+    pushed = run("image", *CPU, "--tag", "envbuild-made:cpu", "--push", "--json", env=env)
     assert pushed.code == 0, pushed.err
     assert pushed.answer["pushed"].endswith(cpu["digest"])
-    engine.image.remove("envbuild-image-test:cpu", force=True)
-    pulled = run("pull", *CPU, "--lock", cpu["lock"]["folder"], "--tag", "envbuild-image-test:cpu", "--json", env=env)
+    engine.image.remove("envbuild-made:cpu", force=True)
+    pulled = run("pull", *CPU, "--lock", cpu["lock"]["folder"], "--tag", "envbuild-made:cpu", "--json", env=env)
     assert pulled.code == 0, pulled.err
     assert pulled.answer["digest"] == cpu["digest"]
     assert pulled.answer["verified"]["by"] == "build"
-    again = run("image", *CPU, "--tag", "envbuild-image-test:cpu", "--json", env=env).answer
+    again = run("image", *CPU, "--tag", "envbuild-made:cpu", "--json", env=env).answer
     assert (again["executed"], again["origin"], again["verified"]["by"]) == (0, "found", "build")
     # On a machine that built nothing only a person knows which digest it should be.
-    lock = ("--lock", cpu["lock"]["folder"], "--tag", "envbuild-image-test:cpu", "--json")
+    lock = ("--lock", cpu["lock"]["folder"], "--tag", "envbuild-made:cpu", "--json")
     other = env | {"ENVBUILD_CACHE_DIR": str(tmp_path)}
     assert run("pull", *CPU, *lock, "--digest", cpu["digest"], env=other).answer["verified"]["by"] == "flag"
     assert run("pull", *CPU, *lock, env=other).answer["verified"]["by"] == "nobody"
@@ -241,7 +241,7 @@ def test_a_lock_that_the_registry_does_not_hold_is_a_clear_message(cpu, cache, s
 def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
     done = run(
         "run",
-        "envbuild-image-test:cpu",
+        "envbuild-made:cpu",
         "--",
         "python",
         "-c",
@@ -253,14 +253,14 @@ def test_run_hands_the_command_and_its_exit_code_through(cpu, cache):
 
 
 def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache, tmp_path):
-    command = ("image", *CPU, "--tag", "envbuild-image-test:interrupted", "--no-cache", "--no-smoke")
+    command = ("image", *CPU, "--tag", "envbuild-made:interrupted", "--no-cache", "--no-smoke")
     (tmp_path / "tmp").mkdir()
     for by in (signal.SIGINT, signal.SIGTERM):
         interrupted(*command, env=cache | {"TMPDIR": str(tmp_path / "tmp")}, stage="torch", seconds=2, by=by)
-        assert images(engine, "envbuild-image-test:interrupted") == []
+        assert images(engine, "envbuild-made:interrupted") == []
         assert list((tmp_path / "tmp").iterdir()) == []  # the site's credentials lay there
         assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
-    again = run("image", *CPU, "--tag", "envbuild-image-test:interrupted", "--no-smoke", "--json", env=cache)
+    again = run("image", *CPU, "--tag", "envbuild-made:interrupted", "--no-smoke", "--json", env=cache)
     assert again.code == 0, again.err
     assert again.answer["digest"] == cpu["digest"]
 
@@ -276,9 +276,9 @@ def test_an_interrupted_bootstrap_leaves_nothing(cpu, tmp_path):
 
 
 def test_two_builds_of_one_cell_take_turns(cpu, engine, cache):
-    for tag in images(engine, "envbuild-image-test:interrupted"):
+    for tag in images(engine, "envbuild-made:interrupted"):
         engine.image.remove(tag)
-    command = ("image", *CPU, "--tag", "envbuild-image-test:interrupted", "--no-smoke", "--json")
+    command = ("image", *CPU, "--tag", "envbuild-made:interrupted", "--no-smoke", "--json")
     with concurrent.futures.ThreadPoolExecutor() as pool:
         both = [f.result() for f in [pool.submit(run, *command, env=cache) for _ in range(2)]]
     assert [d.code for d in both] == [0, 0], [d.err for d in both]
@@ -298,11 +298,11 @@ def test_a_wheel_that_is_not_the_locks_is_refused(cpu, engine, cache, tmp_path):
         pylock.write_text(pylock.read_text().replace(digest, "0" * 64))
     package["hashes"] = ["0" * 64]
     (folder / "lock.json").write_text(json.dumps(lock))
-    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-image-test:foreign", env=cache)
+    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-made:foreign", env=cache)
     assert refused.code == 4, refused.err
     assert "sympy" in refused.err
     assert "the whole log is in" in refused.err
-    assert images(engine, "envbuild-image-test:foreign") == []
+    assert images(engine, "envbuild-made:foreign") == []
 
 
 def test_an_os_package_that_is_gone_fails_loudly(cpu, engine, cache, tmp_path):
@@ -311,10 +311,10 @@ def test_an_os_package_that_is_gone_fails_loudly(cpu, engine, cache, tmp_path):
     package = next(p for s in lock["os"] for p in s["packages"] if p["name"] == "gcc")
     package["version"] = "1:0.0-1"
     (folder / "lock.json").write_text(json.dumps(lock))
-    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-image-test:gone", env=cache)
+    refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-made:gone", env=cache)
     assert refused.code == 5, refused.err
     assert "1:0.0-1" in refused.err
-    assert images(engine, "envbuild-image-test:gone") == []
+    assert images(engine, "envbuild-made:gone") == []
 
 
 def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
@@ -327,14 +327,14 @@ def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
         "--locked",
         "--no-cache",
         "--tag",
-        "envbuild-image-test:dead",
+        "envbuild-made:dead",
         env=dead,
     )
     assert failed.code == 8, failed.err
     assert "127.0.0.1:9" in failed.err
-    assert images(engine, "envbuild-image-test:dead") == []
+    assert images(engine, "envbuild-made:dead") == []
     assert (
-        run("image", *CPU, "--tag", "envbuild-image-test:dead", "--no-smoke", "--json", env=cache).answer["digest"]
+        run("image", *CPU, "--tag", "envbuild-made:dead", "--no-smoke", "--json", env=cache).answer["digest"]
         == cpu["digest"]
     )
 
@@ -376,7 +376,7 @@ def test_a_full_disk_is_a_clear_message(cpu, tmp_path):
             cpu["lock"]["folder"],
             "--locked",
             "--tag",
-            "envbuild-image-test:full",
+            "envbuild-made:full",
             env={"ENVBUILD_CACHE_DIR": str(small)},
         )
     finally:
@@ -403,7 +403,7 @@ def test_the_devcontainer_cli_opens_the_image(cpu, cache, tmp_path):
     assert rendered.code == 0, rendered.err
     config = json.loads(rendered.out)
     assert config["image"].startswith("envbuild:cpu-")
-    config["image"] = "envbuild-image-test:cpu"
+    config["image"] = "envbuild-made:cpu"
     (place / ".devcontainer" / "devcontainer.json").write_text(json.dumps(config))
 
     def devcontainer(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
