@@ -15,6 +15,7 @@ from root_support import debian_tar
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
 TAG = f"envbuild-test-launch:{os.getpid()}"
+OURS = f"org.example.launch={os.getpid()}"  # a label of that image, and so of its containers
 SECRET = "a b'c\"$HOME"
 SCRIPT = """\
 import hashlib, os, subprocess, sys, time
@@ -34,7 +35,7 @@ sys.exit(7 if sys.argv[1] == "fail" and seen["RANK"] == "3" else 0)
 
 def containers() -> list[str]:
     """Return the containers of this file's image."""
-    command = ["docker", "ps", "--all", f"--filter=ancestor={TAG}", "--format", "{{.Names}}"]
+    command = ["docker", "ps", "--all", f"--filter=label={OURS}", "--format", "{{.Names}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -44,7 +45,7 @@ def image(engine, tmp_path_factory, epoch) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("launch")
     packages = ("openssh-server", "openssh-client", "openmpi-bin", "pdsh", "python3-minimal")
     root = debian_tar("bookworm", folder, *packages, epoch=epoch)
-    subprocess.run(["docker", "import", root.path, TAG], check=True, capture_output=True)
+    subprocess.run(["docker", "import", f"--change=LABEL {OURS}", root.path, TAG], check=True, capture_output=True)
     root.path.unlink()
     yield TAG
     engine.image.remove(TAG, force=True)

@@ -29,6 +29,7 @@ from envbuild.verify.target import HostTarget, ImageTarget
 
 TORCH = "2.13.0"
 SLOW = f"envbuild-test-slow:{os.getpid()}"
+OURS = f"org.example.slow={os.getpid()}"  # a label of that image, and so of its containers
 
 
 @pytest.fixture(scope="session")
@@ -327,7 +328,7 @@ def slow_image(engine, tmp_path_factory, epoch):
     (folder / "expected.json").write_text(json.dumps(expected()))
     (folder / "Dockerfile").write_text(
         f"FROM scratch\nADD {root.path.name} /\nCOPY torch.py /usr/lib/python3/dist-packages/torch.py\n"
-        "COPY expected.json /opt/envbuild/expected.json\n"
+        f"COPY expected.json /opt/envbuild/expected.json\nLABEL {OURS}\n"
     )
     engine.buildx.build(str(folder), tags=SLOW, load=True, progress=False)
     (folder / "rootfs.tar").unlink()
@@ -336,8 +337,9 @@ def slow_image(engine, tmp_path_factory, epoch):
 
 
 def _left() -> list[str]:
-    # by name alone: a container that goes while it is listed has nothing more to show
-    command = ["docker", "ps", "--all", f"--filter=ancestor={SLOW}", "--format={{.Names}}"]
+    # by its label: docker looks at the container's image for the filter `ancestor`, and fails where it has just gone
+    filters = ("--filter=name=^envbuild-smoke-", f"--filter=label={OURS}")
+    command = ["docker", "ps", "--all", *filters, "--format={{.Names}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
