@@ -21,7 +21,7 @@ from envbuild.settings import Settings
 
 INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install-engine"
 NEEDED_GB = 35
-LOW_GB = 20
+LOW_GB = 25
 TOGETHER = re.compile(
     r"/test_(?:any_user|bundle|ci|conformance|cuda13|dev|export|headline|image|kills|own_stack|stack_images)\.py::"
 )
