@@ -142,7 +142,7 @@ def image(
             if no_smoke
             else "an image with a replaced input does not match its lock, and a record is of a lock's image",
             where="--record",
-            hint="leave --record out; `envbuild smoke TAG --record FOLDER` records a run of any image",
+            hint="leave --record out; `envbuild smoke TAG --record FOLDER` records a run, and what was replaced",
         )
     if substitutes and do_push:
         raise UsageError(

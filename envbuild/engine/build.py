@@ -356,8 +356,7 @@ class Builder:
             try:
                 self.client.load(archive)
             except EngineError as error:
-                hint = error.output.strip()[-300:]
-                refused = BuildError("the engine did not take the image", where=tag, hint=hint)
+                refused = BuildError("the engine did not take the image", where=tag, hint=error.output.strip()[-300:])
                 raise disk_or(self.settings, self.log, refused) from None
 
     def _bake(self, target: str, output: str) -> dict[str, Any]:
@@ -370,6 +369,7 @@ class Builder:
             contexts=self.contexts,
             secrets=self.secrets,
             shared={} if self.substitutes else cache_of(self.settings, self.plan, target, taken=self.cache),
+            replaced=self.substitutes,
         )
         file.write_text(text, encoding="utf-8")
         watch = self._watch

@@ -2,11 +2,12 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from envbuild.engine.builders import ASKED, asking
+from envbuild.engine.replaced import label_of
 from envbuild.plan.dockerfile import bake, dockerfile
 from envbuild.plan.plan import Plan
 from envbuild.settings import Settings
@@ -90,6 +91,7 @@ def bake_file(
     contexts: Mapping[str, str],
     secrets: Mapping[str, Path],
     shared: Mapping[str, list[str]],
+    replaced: Collection[str] = (),
 ) -> str:
     """Return the bake file of one run.
 
@@ -100,6 +102,7 @@ def bake_file(
         contexts: where each external input is, by the name of its context.
         secrets: files that steps may read, by id.
         shared: the cache in a registry, as `cache_of` returns it.
+        replaced: the inputs that come from elsewhere than the lock says; the image states them.
 
     """
     definition: dict[str, Any] = json.loads(bake(plan))
@@ -112,5 +115,7 @@ def bake_file(
         item.pop("tags", None)  # the output names the image as it was asked for
         item["contexts"] = {k: quote.bake(v) for k, v in contexts.items() if k != target}
         item["secret"] = [quote.bake(quote.csv_fields(id=name, src=str(path))) for name, path in secrets.items()]
+    if labels := label_of(replaced):
+        definition["target"]["image"]["labels"] = labels
     definition["target"][target] |= {"output": [quote.bake(output)], **shared}
     return json.dumps(definition)

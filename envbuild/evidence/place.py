@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from envbuild.components import COMPONENTS, SOFTWARE
-from envbuild.evidence.records import Evidence
+from envbuild.evidence.records import REPLACED, Evidence
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.model import AxisName
@@ -67,7 +67,8 @@ def altered_of(record: Evidence) -> frozenset[AxisName]:
     """Return the software axes that did not run as the lock makes them.
 
     What was compiled against a torch of the host is not the lock's; neither is anything compiled next to another adopted package.
-    A switch of a compile concerns the components that read variables of its name, and every one where none does.
+    A switch of a compile concerns the components that read variables of its name, and every one where none does. An
+    input that was replaced concerns the component whose source it is, and every one where it is no source of one.
     """
     if record.adopted:
         return frozenset(SOFTWARE)
@@ -75,6 +76,8 @@ def altered_of(record: Evidence) -> frozenset[AxisName]:
 
 
 def _read_by(switch: str) -> Iterable[AxisName]:
+    if (source := switch.removeprefix("src-")) in SOFTWARE:
+        return [source]
     axes = [axis for axis, component in COMPONENTS.items() if switch.startswith(component.switches or ("\0",))]
     return axes or SOFTWARE
 
@@ -88,7 +91,7 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
 
     Returns:
         kind -> words. Kinds: `gpu`, `arch`, `python`, `mpi`, `os`, `target` (compiled for another GPU than it ran on),
-        `adopted`, `switches`. A run on a CPU has no `gpu`, which it does not claim.
+        `adopted`, `switches`, `replaced`. A run on a CPU has no `gpu`, which it does not claim.
 
     """
     ran, wanted = place_of(record), place_wanted(versions)
@@ -104,7 +107,11 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
         found["target"] = f"compiled for {', '.join(made_for)}"
     if record.adopted:
         found["adopted"] = f"{'torch' if 'torch' in record.adopted else 'packages'} adopted from the host"
-    switches = [name for name in record.built_with if not versions.keys().isdisjoint(_read_by(name))]
+    others = [name for name in record.built_with if not versions.keys().isdisjoint(_read_by(name))]
+    replaced = [name for name in others if record.built_with[name] == REPLACED]
+    if replaced:
+        found["replaced"] = f"{', '.join(replaced)} replaced by its builder"
+    switches = [name for name in others if name not in replaced]
     if switches:
         count = len(switches)
         found["switches"] = f"{count} switch{'es' * (count > 1)} of a compile that the lock does not state"

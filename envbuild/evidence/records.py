@@ -21,6 +21,8 @@ from envbuild.util.model import Model, model_validator
 from envbuild.util.names import shown
 
 SCHEMA = 1
+REPLACED = "replaced by the image's builder"
+"""What `built_with` has for an input that did not come from where the lock says."""
 
 _LEVELS = tuple(level.value for level in Level)
 """A run that ends below `step` trains nothing, and proves less than one that took a step."""
@@ -76,7 +78,8 @@ class Evidence(Model):
     adopted: dict[str, str] = {}
     """What the environment took from its host instead of the lock, such as torch: distribution -> version."""
     built_with: dict[str, str] = {}
-    """Build switches that the lock does not state: they leave something out of what was compiled."""
+    """Switches of the build that the lock does not state, which leave something out of what was compiled, and the inputs
+    that the image's builder replaced, such as `src-te`: name -> value, of an input `REPLACED`."""
     keyword: str = ""
     """The run's `-k`: only tests that match it ran."""
     architecture: str = "x86_64"

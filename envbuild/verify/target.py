@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import SmokeError, UsageError
+from envbuild.evidence.records import REPLACED
 from envbuild.evidence.report import where_of
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.processes import bounded
@@ -49,6 +50,7 @@ class Seen:
     of `{"layers", "config", "recipe", "release"}` (see `ImageContent`), or `{"kind": "host", "interpreter"}`."""
     python: tuple[int, int]
     expected: Mapping[str, Any] | None = None
+    """What it must contain; `built_with` has the inputs that an image states as replaced, too."""
     image: "Image | None" = None
     """What the tag named at the time of the look; this is what runs."""
     runtime: "Runtime | None" = None
@@ -69,6 +71,7 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
 
     """
     from envbuild.engine.client import last_line
+    from envbuild.engine.replaced import replaced_in
     from envbuild.run.runtime import runtime_for
 
     probe = _PROBE.format(EXPECTED_IN_IMAGE if isinstance(target, ImageTarget) else "")
@@ -110,6 +113,8 @@ def look(target: HostTarget | ImageTarget, settings: "Settings", note: Callable[
         python, executable, expected = read_look(ran.out)
     except ValueError as error:
         raise SmokeError(f"the output of its Python cannot be read: {error}", where=where) from None
+    if expected is not None and image is not None and (others := replaced_in(image.labels)):
+        expected["built_with"] = {**expected.get("built_with", {}), **dict.fromkeys(others, REPLACED)}
     return Seen(
         stated={**stated, "interpreter": executable}, python=python, expected=expected, image=image, runtime=runtime
     )

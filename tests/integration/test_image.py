@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from command import interrupted, run
 
+from envbuild.evidence.records import REPLACED
+
 CPU = ("--cuda", "cpu")
 
 
@@ -156,7 +158,7 @@ def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
     assert not (tmp_path / "roots").exists()  # it is asked before what takes minutes
 
 
-def test_a_replaced_input_is_reported(cpu, cache):
+def test_a_replaced_input_is_reported(cpu, cache, tmp_path):
     """An image of other inputs is not the lock's: the report says so, and no later run takes it for the lock's image."""
     same = next(Path(cache["ENVBUILD_CACHE_DIR"]).glob("builds/*/contexts/uv-wheel"))
     lock = ("--lock", cpu["lock"]["folder"], "--locked", "--tag", "envbuild-made:replaced", "--no-smoke", "--json")
@@ -164,6 +166,10 @@ def test_a_replaced_input_is_reported(cpu, cache):
     assert replaced.code == 0, replaced.err
     assert replaced.answer["replaced"] == {"uv-wheel": str(same)}
     assert f"the image of this lock: uv-wheel was replaced by {same}" in replaced.answer["not_proven"]
+    words = ("--level", "import", "-k", "import_packages", "--record", str(tmp_path), "--json")
+    ran = run("smoke", "envbuild-made:replaced", *words, env=cache)
+    assert ran.code == 0, ran.err
+    assert json.loads(Path(ran.answer["evidence"]).read_text())["built_with"] == {"uv-wheel": REPLACED}
     again = run("image", *CPU, *lock, env=cache | {"ENVBUILD_REGISTRY": ""})
     assert again.answer["replaced"] == {}
     assert again.answer["digest"] == cpu["digest"]

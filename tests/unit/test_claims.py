@@ -20,7 +20,7 @@ from envbuild.evidence import refs
 from envbuild.evidence.claims import claim_of, component_claims
 from envbuild.evidence.place import altered_of, differences, place_of
 from envbuild.evidence.recording import from_report
-from envbuild.evidence.records import Evidence
+from envbuild.evidence.records import REPLACED, Evidence
 from envbuild.evidence.report import SmokeReport
 from envbuild.lock.files import read_lock
 from envbuild.matrix.cell import Cell, Pin, Request
@@ -92,6 +92,10 @@ BARE = {"kind": "host", "os": "Ubuntu 24.04.3 LTS", "python": "3.12.3"}
         ({"adopted": {"torch": "2.11.0"}}, {}, Proof.ELSEWHERE, ["adopted"]),
         ({"built_with": {"NVTE_WITH_NVSHMEM": "1"}}, {}, Proof.ELSEWHERE, ["switches"]),
         ({"built_with": {"the shell": "was altered"}}, {}, Proof.ELSEWHERE, ["switches"]),
+        ({"built_with": {"src-te": REPLACED}}, {}, Proof.ELSEWHERE, ["replaced"]),
+        ({"built_with": {"base": REPLACED}}, {}, Proof.ELSEWHERE, ["replaced"]),
+        ({"built_with": {"src-flash-attn": REPLACED}}, {}, Proof.HERE, []),
+        ({"built_with": {"src-te": REPLACED, "NVTE_X": "1"}}, {}, Proof.ELSEWHERE, ["replaced", "switches"]),
         # what those switches leave out is of a component that this cell does not have
         ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {}, Proof.HERE, []),
         ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {"flash-attn": "2.8.3"}, None, ["switches"]),

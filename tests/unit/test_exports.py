@@ -11,6 +11,7 @@ from cell_inputs import plan_for, whole_cell
 from envbuild.engine.builders import ASKED
 from envbuild.engine.built import OwnBuild, built_digest, own_build, remember_built
 from envbuild.engine.exports import archive_output, bake_file, cache_of, registry_output, store_output
+from envbuild.engine.replaced import LABEL, label_of, replaced_in
 from envbuild.net.registry import parse_reference
 from envbuild.pipeline.prebuilt import registry_reference
 from envbuild.plan.plan import tag_of
@@ -124,6 +125,23 @@ def test_a_run_has_its_contexts_secrets_and_one_output(plan, target, tmp_path):
     assert mine["secret"] == [f'id=jobs-te,"src={tmp_path}/a,b"']
     assert mine["contexts"] == {k: v.replace("${", "$${") for k, v in contexts.items() if k != target}
     assert "tags" not in mine
+    assert not [name for name, each in targets.items() if "labels" in each]
     assert ("dockerfile-inline" in mine) is (target == ASKED)
     assert ("dockerfile" in mine) is (target != ASKED)
     assert mine["target"] == target
+
+
+def test_an_image_states_which_inputs_were_replaced_and_no_wheel_does(plan):
+    for target in ("image", "wheel-te"):
+        text = bake_file(
+            plan, target, "type=cacheonly", contexts={}, secrets={}, shared={}, replaced={"src-te": "/a b", "base": "x"}
+        )
+        stated = {name: each["labels"] for name, each in json.loads(text)["target"].items() if "labels" in each}
+        assert stated == {"image": {"io.envbuild.replaced": "base src-te"}}
+
+
+def test_only_names_of_inputs_are_read_from_a_foreign_label():
+    assert replaced_in({}) == ()
+    assert replaced_in(label_of({"src-te": "/x", "base": "y"})) == ("base", "src-te")
+    assert replaced_in({LABEL: "src-te \x1b[31m ../x -c $(id) " + "a" * 65}) == ("src-te",)
+    assert len(replaced_in({LABEL: " ".join(f"s{i}" for i in range(1000))})) == 50
