@@ -29,8 +29,10 @@ TOGETHER = re.compile(
 
 
 class _EngineAlone(LoadFileScheduling):
-    """A file at a time for each worker, but one worker for all files of TOGETHER. (`--dist loadgroup` does nothing with pytest 9.2 and
-    xdist 3.8: the one no longer reads the name that the other writes.)
+    """A file at a time for each worker, but one worker for all files of TOGETHER.
+
+    (`--dist loadgroup` does nothing with pytest 9.2 and xdist 3.8: the one no longer reads the name that the other
+    writes.)
     """
 
     def _split_scope(self, nodeid: str) -> str:

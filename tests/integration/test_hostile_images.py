@@ -286,9 +286,10 @@ def status(name: str) -> str:
 
 def test_what_sigkill_leaves_goes_with_the_next_run(make, image, settings, tmp_path):
     image.python = "#!/bin/sh\ntrap '' TERM INT HUP\nwhile :; do sleep 1; done\n"
-    process, _ = started("audit", make(image), tmp_path)
+    process, name = started("audit", make(image), tmp_path)
     process.kill()
     process.communicate()
+    assert guests() == [name]
     assert auditing.audit(settings, make(fake_image())).defects == ()
     assert guests() == []
 
