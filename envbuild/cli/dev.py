@@ -5,6 +5,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,13 @@ import click
 
 from envbuild.cli.output import emit, note, show_notices
 from envbuild.cli.run import ContainerRequest, container_options, user_option
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
+    from envbuild.engine.image import Image
     from envbuild.host import HostFacts
     from envbuild.settings import Settings
+    from envbuild.stacks.model import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class DevRequest(ContainerRequest):
     tree: Path
     stack: str | None
     command: tuple[str, ...]
+    watch: bool
 
 
 @click.command
@@ -32,6 +37,7 @@ class DevRequest(ContainerRequest):
 @click.argument("tree", metavar="TREE", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("command", metavar="-- CMD", nargs=-1, type=click.UNPROCESSED)
 @click.option("--stack", metavar="FILE", help="Take the stack of the image from this file, where it is your own.")
+@click.option("--watch", is_flag=True, help="Run CMD again after each edit, with its imports of packages done before.")
 @user_option
 @container_options
 def dev(**options: Any) -> None:
@@ -43,12 +49,17 @@ def dev(**options: Any) -> None:
     First it says which commit TREE is at, which patches of the stack are missing in it, and which of its requirements
     the image does not meet. None of these stops it.
 
+    With --watch CMD runs again after each edit of the tree, and when Enter is pressed, until Ctrl-C. An edit stops a run
+    that has not ended. Between the runs the next one is started already: it imports packages of the image, and waits.
+
     The exit code is CMD's. Without CMD the image's own command runs.
     """
     from envbuild.host import facts
     from envbuild.settings import load_settings
 
     asked = DevRequest(**options)
+    if asked.watch and not asked.command:
+        raise UsageError("no command to run again", where="--watch", hint="write it after --: -- python train.py")
     settings = show_notices(load_settings())
     with ThreadPoolExecutor(max_workers=1) as pool:
         # most of it is waiting for `docker info`, while the rest is imported and the image looked up
@@ -57,10 +68,8 @@ def dev(**options: Any) -> None:
 
 def _run(asked: DevRequest, settings: "Settings", of_host: "Future[HostFacts]") -> None:
     from envbuild.engine.place import is_path
-    from envbuild.errors import UsageError
     from envbuild.matrix.cell import DEBIAN_ARCH
     from envbuild.run.container import Mount
-    from envbuild.run.dev.helpers import prepare
     from envbuild.run.dev.state import lock_of_image, state_of
     from envbuild.run.runtime import runtime_for
     from envbuild.stacks.load import stack_of_lock
@@ -97,10 +106,34 @@ def _run(asked: DevRequest, settings: "Settings", of_host: "Future[HostFacts]") 
         return
     if not settings.engine_is_here or image.platform != f"linux/{DEBIAN_ARCH.get(host.arch or '')}":
         runtime.require_runnable(image)  # asks the engine, and loads its library, which take a second
+    compile_changed = partial(_compile, settings, image, host, stack, folder)
+    if asked.watch:
+        from envbuild.run.dev.watch import Watched, watch
+
+        watch(
+            Watched(
+                runtime=runtime,
+                image=image,
+                host=host,
+                container=container,
+                command=asked.command,
+                tree=folder,
+                target=stack.repository.path,
+                prepare=compile_changed,
+                note=note,
+            )
+        )
+        return
+    compile_changed()
+    sys.stdout.flush()
+    os.execvpe(line.command[0], line.command, line.environ)  # noqa: S606
+
+
+def _compile(settings: "Settings", image: "Image", host: "HostFacts", stack: "Stack", folder: Path) -> None:
+    from envbuild.run.dev.helpers import prepare
+
     start = time.monotonic()
     helpers = prepare(settings, image, host, stack, folder, note=lambda text: note(f"note: {text}"))
     if helpers.changed:
         seconds = time.monotonic() - start
         note(f"note: {', '.join(helpers.changed)} {helpers.origin} ({seconds:.1f} s)")
-    sys.stdout.flush()
-    os.execvpe(line.command[0], line.command, line.environ)  # noqa: S606

@@ -22,7 +22,7 @@ from envbuild.util.processes import ProcessResult, Stream, bounded
 
 LABEL = "io.envbuild.maker"
 """Label of a guest: the process that made it."""
-_NAME = re.compile(r"envbuild-(?:audit|look|export|smoke|proof|helpers)-[0-9a-f]{12}")
+_NAME = re.compile(r"envbuild-(?:audit|look|export|smoke|proof|helpers|dev)-[0-9a-f]{12}")
 MEMORY = "8g"
 """What a confined guest may take of the memory: importing every package of an image needs less than 2 GiB."""
 SCRATCH = "/run/envbuild-scratch"
@@ -74,7 +74,7 @@ def guest(
 
     Args:
         settings: say where the engine is.
-        purpose: `audit`, `look`, `export`, `smoke`, `proof` or `helpers`; it shows in the name.
+        purpose: `audit`, `look`, `export`, `smoke`, `proof`, `helpers` or `dev`; it shows in the name.
         image: id of an image, which no tag can move away from.
         command: what it runs when it is started.
         flags: of `docker create`; `--entrypoint` among them where the image's own must not run.

@@ -1,6 +1,14 @@
 """`envbuild dev` on a stack with a C++ helper: an edit runs at once, and only an edit of the sources compiles."""
 
+import contextlib
+import os
+import queue
+import re
+import signal
 import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +114,158 @@ def test_a_helper_that_does_not_compile_stops_the_run_with_what_the_compiler_say
     assert refused.code == 5
     assert "the step helpers does not compile the tree" in refused.err
     assert "loss" not in refused.out
+
+
+class Watching:
+    """`envbuild dev --watch` in the background, and what it has printed."""
+
+    def __init__(self, place: Path, *command: str) -> None:
+        tree = str(place / "sources" / "mine")
+        words = ["dev", TAG, tree, "--watch", "--stack", str(place / "mine.toml"), "--", *command]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "envbuild", *words],
+            env=os.environ | {"ENVBUILD_CACHE_DIR": str(place / "cache")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.seen: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+
+    def until(self, text: str, seconds: float = 120.0) -> str:
+        """Wait for a line that holds `text`; return it."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self.seen.append(self.lines.get(timeout=left))
+                if text in self.seen[-1]:
+                    return self.seen[-1]
+        pytest.fail(f"no {text!r} in:\n" + "\n".join(self.seen))
+
+    def waiting(self) -> None:
+        """Wait until the next run waits in its container, by a Python that runs the script."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            for name in containers():
+                top = subprocess.run(["docker", "top", name], capture_output=True, text=True, check=False)
+                if re.search(r"python\S* (-u )?train\.py", top.stdout):
+                    return
+            time.sleep(0.2)
+        pytest.fail("no run waits")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+
+def containers() -> list[str]:
+    """Names of the containers of `dev --watch` that run."""
+    listed = subprocess.run(
+        ["docker", "ps", "--filter", "name=envbuild-dev-", "--format", "{{.Names}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return listed.stdout.split()
+
+
+@pytest.fixture
+def watching(place):
+    """Start `dev --watch`; what the test changed in the tree is undone."""
+    tree = place / "sources" / "mine"
+    before = {path: path.read_bytes() for path in tree.rglob("*") if path.suffix in {".py", ".cpp"}}
+    started: list[Watching] = []
+
+    def start(*command: str) -> Watching:
+        started.append(Watching(place, *command))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.stop()
+        each.process.stdin.close()
+        each.process.stdout.close()
+    for path, body in before.items():
+        path.write_bytes(body)
+    assert not containers()
+
+
+LATE = """import sys, time
+early = {name: name in sys.modules for name in ("torch", "helpers")}
+import torch
+from helpers import counting
+
+print("early", early, "loss", float(torch.ones(4).sum() * counting.twice(1)), flush=True)
+"""
+
+
+def test_watch_runs_again_after_an_edit_with_the_packages_imported_before_it(place, watching):
+    tree = place / "sources" / "mine"
+    (tree / "train.py").write_text(LATE)
+    run = watching("torchrun", "--nproc-per-node", "1", "train.py")
+    assert "'torch': False" in run.until("early")
+    run.until("exit code 0")
+    run.waiting()
+    assert not any("loss 16.0" in line for line in run.seen)
+    (tree / "train.py").write_text(LATE.replace("ones(4)", "ones(8)"))
+    assert run.until("early") == "early {'torch': True, 'helpers': False} loss 16.0"
+    run.until("exit code 0")
+    (tree / "helpers" / "counting.cpp").write_text(HELPER.replace("2 * number", "5 * number"))
+    run.until(".so compiled")
+    assert run.until("early").endswith("loss 40.0")
+    run.until("exit code 0")
+    (tree / "helpers" / "counting.cpp").write_text("no C++\n")
+    run.until("the step helpers does not compile the tree")
+    (tree / "helpers" / "counting.cpp").write_text(HELPER)
+    assert run.until("early").endswith("loss 16.0")
+    run.until("exit code 0")
+    run.process.stdin.write("\n")
+    run.process.stdin.flush()
+    run.until("Enter was pressed")
+    assert run.until("early").endswith("loss 16.0")
+    assert run.stop() == 130
+
+
+def test_an_edit_stops_a_run_that_has_not_ended(place, watching):
+    tree = place / "sources" / "mine"
+    (tree / "train.py").write_text('import time\nprint("began", flush=True)\ntime.sleep(600)\n')
+    run = watching("python", "train.py")
+    run.until("began")
+    (tree / "train.py").write_text('print("second", flush=True)\n')
+    run.until("train.py changed: stopped, and run again")
+    run.until("second")
+    run.until("exit code 0")
+    assert len(containers()) <= 1
+
+
+def test_a_command_of_a_shell_is_not_started_before_the_edit(place, watching):
+    tree = place / "sources" / "mine"
+    (tree / "train.py").write_text("print('one', flush=True)\n")
+    run = watching("sh", "-c", "echo shell; python train.py")
+    run.until("exit code 0")
+    time.sleep(3)
+    assert not containers()
+    (tree / "train.py").write_text("print('two', flush=True)\n")
+    run.until("shell")
+    run.until("two")
+
+
+def test_nothing_is_left_of_a_watch_that_was_killed(place, watching):
+    (place / "sources" / "mine" / "train.py").write_text("print('one', flush=True)\n")
+    run = watching("python", "train.py")
+    run.until("exit code 0")
+    run.waiting()
+    run.process.kill()
+    run.process.wait()
+    assert dev(place, "python", "train.py").out == "one\n"
+    again = watching("python", "train.py")  # making a container removes those whose maker is gone
+    again.until("exit code 0")
+    again.waiting()
+    assert len(containers()) == 1

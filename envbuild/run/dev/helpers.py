@@ -7,12 +7,11 @@ of the step. Where the tree has the sources of the image, the image's own files 
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from envbuild.engine.client import last_words
@@ -22,6 +21,7 @@ from envbuild.engine.podman import engine_of
 from envbuild.errors import BuildError, HostError
 from envbuild.host import HostFacts
 from envbuild.run.container import Container, Mount
+from envbuild.run.dev.files import MOST, files_in, is_passed_over, is_source
 from envbuild.run.runtime import runtime_for
 from envbuild.settings import Settings
 from envbuild.stacks.model import Stack, Step
@@ -34,42 +34,11 @@ from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 from envbuild.util.scratch import scratch
 
-SOURCES = (
-    ".c",
-    ".cc",
-    ".cpp",
-    ".cxx",
-    ".cu",
-    ".cuh",
-    ".h",
-    ".hh",
-    ".hpp",
-    ".hxx",
-    ".inl",
-    ".pyx",
-    ".pxd",
-    ".cmake",
-    ".mk",
-)
-BUILT_BY = (
-    "Makefile",
-    "makefile",
-    "GNUmakefile",
-    "CMakeLists.txt",
-    "meson.build",
-    "setup.py",
-    "setup.cfg",
-    "pyproject.toml",
-)
-_PASSED_OVER = (".git", "__pycache__", "build", "node_modules")
-"""Folders that hold no sources; hidden ones are passed over, too."""
 _LARGEST = 16 << 20
 """Bytes of a source, and of a file that is compiled with: a checkpoint in the tree is neither."""
 _COMPILED = 512 << 20
 """Bytes of a compiled file."""
-_MOST = 200_000
-"""Files of a tree."""
-_REPOSITORY = Bounds(bytes=4 << 30, members=_MOST)
+_REPOSITORY = Bounds(bytes=4 << 30, members=MOST)
 _SECONDS = 900.0
 _OUTPUT = 16 << 20
 _NOTE = "made.json"
@@ -97,34 +66,9 @@ def sources_in(folder: Path) -> dict[str, str]:
     """
     return {
         path: hashlib.sha256((folder / path).read_bytes()).hexdigest()
-        for path, size in _files_in(folder)
-        if _is_source(path) and size <= _LARGEST
+        for path, size in files_in(folder)
+        if is_source(path) and size <= _LARGEST
     }
-
-
-def _is_source(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return name in BUILT_BY or name.endswith(SOURCES)
-
-
-def _is_passed_over(folder: str) -> bool:
-    return folder in _PASSED_OVER or folder.startswith(".")
-
-
-def _files_in(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the regular files below a folder, by path and size; no link is followed."""
-    count = 0
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_passed_over(name))
-        for name in sorted(names):
-            count += 1
-            if count > _MOST:
-                raise HostError(
-                    f"the tree has more than {_MOST} files", where=str(folder), hint="name the root of a checkout"
-                )
-            path = Path(place, name)
-            if path.is_file() and not path.is_symlink():
-                yield str(path.relative_to(folder)), path.stat().st_size
 
 
 def key_of(image: Image, steps: Iterable[Step], sources: Mapping[str, str]) -> str:
@@ -200,7 +144,7 @@ def of_image(settings: Settings, image: Image, stack: Stack) -> tuple[str, Made]
                     continue
                 if _is_compiled(below, keep_globs) and member.size <= _COMPILED:
                     made[below] = _all(member.body.read, member.size)
-                elif _is_source(below) and member.size <= _LARGEST and not any(map(_is_passed_over, folders)):
+                elif is_source(below) and member.size <= _LARGEST and not any(map(is_passed_over, folders)):
                     sources[below] = hashlib.sha256(_all(member.body.read, member.size)).hexdigest()
     except (TarError, TimeoutError, subprocess.CalledProcessError) as error:
         why = last_words(bytes(error.stderr).decode("utf-8", "replace")) if hasattr(error, "stderr") else str(error)
@@ -240,7 +184,7 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
     globs = [glob for step in steps for glob in step.keep]
     with scratch("dev") as place:
         copy = place / "tree"
-        for path, size in _files_in(folder):
+        for path, size in files_in(folder):
             if size <= _LARGEST and not _is_compiled(path, globs):
                 (copy / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(folder / path, copy / path)

@@ -1,0 +1,274 @@
+"""`envbuild dev --watch`: the command runs again after each edit, and has its imports done before the edit comes."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from envbuild.engine.image import Image
+from envbuild.errors import BuildError, HostError
+from envbuild.host import HostFacts
+from envbuild.paths import data_dir
+from envbuild.run.container import READ_COMPAT, Container, Mount
+from envbuild.run.dev.files import files_in, is_source
+from envbuild.run.runtime import Guest, Runtime
+from envbuild.util.processes import end_group, guarded
+from envbuild.util.scratch import scratch
+from envbuild.util.text import count_of
+
+HOOK = "/run/envbuild-dev"
+"""Folder of a container, read-only there: `dockerfiles/dev/sitecustomize.py`, and `go` when a run is to begin."""
+NOTES = "/run/envbuild-dev-notes"
+"""Folder of a container that its processes write to; nothing on the host reads it."""
+_START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
+_WAITS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+"""Programs that read nothing of the tree themselves, so that they may be started before an edit: their Pythons wait."""
+_TEXTS = (".py", ".pyi", ".yaml", ".yml", ".toml")
+_POLL_S = 0.15
+_PATIENCE_S = 10.0
+_WHOLE_RUN_S = 30 * 86400.0
+
+State = dict[str, tuple[int, int]]
+"""Files of a tree: time of the last change and size, by path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What runs again and again."""
+
+    runtime: Runtime
+    image: Image
+    host: HostFacts
+    container: Container
+    """With the tree among its mounts."""
+    command: tuple[str, ...]
+    tree: Path
+    """The folder that is mounted."""
+    target: str
+    """Where it is mounted."""
+    prepare: Callable[[], object]
+    """Compiles what an edit of the sources changes; raises EnvbuildError where they do not compile."""
+    note: Callable[[str], object]
+
+
+def state_of_files(tree: Path) -> State:
+    """Return the files of a tree whose change starts a run: Python, C, C++ and CUDA, what builds these, YAML and TOML.
+
+    Raises:
+        HostError: there are too many files.
+
+    """
+    found: State = {}
+    for path, _ in files_in(tree):
+        if path.endswith(_TEXTS) or is_source(path):
+            with contextlib.suppress(OSError):  # it went meanwhile
+                stat = (tree / path).stat()
+                found[path] = (stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def changed(before: State, now: State) -> list[str]:
+    """Return the paths that were written, made or removed between two states."""
+    return sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+
+
+def can_wait(command: tuple[str, ...], container: Container) -> bool:
+    """Return whether a run may be started before the edit.
+
+    Not one by a shell or another program, whose first lines would run too early; nor one with a file of the user's in the
+    place of one of a package, which may be edited, too.
+    """
+    return _WAITS.fullmatch(command[0]) is not None and not any(
+        any(part.endswith("-packages") for part in PurePosixPath(mount.target).parts) for mount in container.mounts
+    )
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """A container with the command in it."""
+
+    process: "subprocess.Popen[bytes]"
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def end(self) -> None:
+        """Ask the command to end by SIGTERM, and remove its container."""
+        try:
+            if self.process.poll() is None:
+                end_group(self.process, first=signal.SIGTERM, patience=_PATIENCE_S)
+        finally:
+            self.held.close()
+
+
+class Watch:
+    """The loop of `envbuild dev --watch`."""
+
+    def __init__(self, what: Watched, folder: Path) -> None:
+        self.what = what
+        self.folder = folder
+        self.waits = can_wait(what.command, what.container)
+        self.state: State = {}
+        self.interval = _POLL_S
+        self.stdin_is_open = sys.stdin is not None and not sys.stdin.closed
+
+    def run(self) -> None:
+        """Run the command, and again after each edit, until KeyboardInterrupt.
+
+        Raises:
+            HostError: the container cannot be made.
+
+        """
+        ready: _Run | None = None
+        self.look()
+        try:
+            while True:
+                run, ready = self._begin(ready), None
+                try:
+                    why = self._follow(run) if run else ""
+                finally:
+                    if run:
+                        run.end()
+                if not why:
+                    ready = self._start(go=False) if self.waits and run else None
+                    why = self.next_edit()
+                self.what.note(f"note: {why}")
+        finally:
+            if ready:
+                ready.end()
+
+    def _begin(self, ready: _Run | None) -> _Run | None:
+        """Compile what must be, and open the gate, or start a run where none waits; None where nothing compiles."""
+        try:
+            self.what.prepare()
+        except BuildError as error:
+            if ready:
+                ready.end()
+            self.what.note(f"error: {error.where}: {error.what}")
+            return None
+        if ready and ready.process.poll() is None:
+            (self.folder / "hook" / "go").touch()
+            return ready
+        if ready:
+            ready.end()
+        return self._start(go=True)
+
+    def _start(self, *, go: bool) -> _Run:
+        (self.folder / "hook" / "go").unlink(missing_ok=True)
+        if go:
+            (self.folder / "hook" / "go").touch()
+        what, held = self.what, contextlib.ExitStack()
+        with held:
+            guest: Guest = held.enter_context(
+                what.runtime.guest(
+                    "dev",
+                    what.image,
+                    what.host,
+                    replace(
+                        what.container,
+                        mounts=(
+                            *what.container.mounts,
+                            Mount(source=self.folder / "hook", target=HOOK, read_only=True),
+                            Mount(source=self.folder / "notes", target=NOTES),
+                        ),
+                        environment=(
+                            *what.container.environment,
+                            f"ENVBUILD_DEV_TREE={what.target}",
+                            f"ENVBUILD_DEV_NOTES={NOTES}",
+                        ),
+                        init=True,
+                    ),
+                    ["-c", READ_COMPAT + _START, HOOK, *what.command],
+                    entrypoint="sh",
+                    seconds=_WHOLE_RUN_S,
+                )
+            )
+            environ = guest.line.environ
+            process = subprocess.Popen(
+                guarded(guest.line.command, patience=_PATIENCE_S, env=environ),
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which ends the container
+            )
+            return _Run(process=process, held=held.pop_all())
+
+    def _follow(self, run: _Run) -> str:
+        """Wait for the end of a run, an edit or Enter; return why it is to run again, nothing where it ended by itself."""
+        while run.process.poll() is None:
+            if why := self.look() or self._enter():
+                return f"{why}: stopped, and run again"
+        self.what.note(f"note: exit code {run.process.returncode}; an edit or Enter runs it again, Ctrl-C ends this")
+        return ""
+
+    def next_edit(self) -> str:
+        """Wait for an edit or Enter; return which."""
+        while True:
+            if why := self.look() or self._enter():
+                return why
+
+    def look(self) -> str:
+        """Return which files changed since the last look, as a phrase; nothing where none did."""
+        start = time.monotonic()
+        now = state_of_files(self.what.tree)
+        # a tree on a slow file system is looked at less often
+        self.interval = max(_POLL_S, 5 * (time.monotonic() - start))
+        found = changed(self.state, now)
+        self.state = now
+        more = f" and {count_of(len(found) - 1, 'other file')}" if found[1:] else ""
+        return f"{found[0]}{more} changed" if found else ""
+
+    def _enter(self) -> str:
+        """Wait for Enter as long as one look is away from the next; return the phrase for it, or nothing."""
+        if not self.stdin_is_open:
+            time.sleep(self.interval)
+            return ""
+        if not select.select([sys.stdin], [], [], self.interval)[0]:
+            return ""
+        if os.read(sys.stdin.fileno(), 4096):
+            return "Enter was pressed"
+        self.stdin_is_open = False
+        return ""
+
+
+@contextlib.contextmanager
+def shared_folders() -> Iterator[Path]:
+    """Make the folders that are mounted as `HOOK` and `NOTES`: `hook`, and `notes`, where every user may write.
+
+    Raises:
+        HostError: they cannot be made.
+
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(scratch("dev"))
+            (folder / "hook").mkdir()
+            text = (data_dir("dockerfiles") / "dev" / "sitecustomize.py").read_bytes()
+            (folder / "hook" / "sitecustomize.py").write_bytes(text)
+            (folder / "hook" / "sitecustomize.py").chmod(0o644)  # for any user of a container, whatever the umask
+            (folder / "hook").chmod(0o755)
+            (folder / "notes").mkdir()
+            (folder / "notes").chmod(0o1777)
+        except OSError as error:
+            raise HostError(
+                f"the folder for --watch cannot be made: {error.strerror}",
+                where=str(error.filename),
+                hint="set TMPDIR to a folder with space",
+            ) from None
+        yield folder
+
+
+def watch(what: Watched) -> None:
+    """Run a command again after each edit, until somebody presses Ctrl-C.
+
+    Raises:
+        HostError: the container cannot be made, or the tree has too many files.
+        KeyboardInterrupt: somebody pressed Ctrl-C.
+
+    """
+    with shared_folders() as folder:
+        Watch(what, folder).run()

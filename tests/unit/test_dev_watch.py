@@ -1,0 +1,181 @@
+"""`envbuild dev --watch`: which edits start a run, what may be started before one, and what a Python does that waits."""
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from envbuild.cli import cli
+from envbuild.errors import UsageError
+from envbuild.paths import data_dir
+from envbuild.run.container import Container, Mount
+from envbuild.run.dev.watch import can_wait, changed, state_of_files
+
+HOOK = data_dir("dockerfiles") / "dev" / "sitecustomize.py"
+
+
+@pytest.fixture(scope="module")
+def hook():
+    spec = importlib.util.spec_from_file_location("hook_of_dev", HOOK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("")
+    (folder / "pkg" / "__init__.py").write_text("")
+    return folder.resolve()
+
+
+def test_an_edit_is_a_change_of_a_source_and_not_of_what_a_run_writes(tree):
+    before = state_of_files(tree)
+    for name in ("log.txt", "loss.json", "model.pt", "pkg/helpers.cpython-311-x86_64-linux-gnu.so"):
+        (tree / name).write_text("x")
+    for folder in ("__pycache__", ".git", ".cache"):
+        (tree / folder).mkdir()
+        (tree / folder / "x.py").write_text("x")
+    assert changed(before, state_of_files(tree)) == []
+    (tree / "train.py").write_text("more")
+    (tree / "pkg" / "helpers.cpp").write_text("")
+    (tree / "pkg" / "Makefile").write_text("")
+    (tree / "run.yaml").write_text("")
+    (tree / "pkg" / "__init__.py").unlink()
+    found = changed(before, state_of_files(tree))
+    assert found == ["pkg/Makefile", "pkg/__init__.py", "pkg/helpers.cpp", "run.yaml", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "waits"),
+    [
+        (("python", "train.py"), True),
+        (("/opt/venv/bin/python3.11", "-u", "train.py"), True),
+        (("torchrun", "--nproc-per-node", "8", "train.py"), True),
+        (("sh", "train.sh"), False),
+        (("./train.py",), False),
+        (("mpirun", "python", "train.py"), False),
+    ],
+)
+def test_only_a_program_that_reads_nothing_of_the_tree_is_started_early(command, waits):
+    assert can_wait(command, Container(image="x")) is waits
+
+
+def test_nothing_is_started_early_where_a_file_of_the_user_lies_in_a_package():
+    target = "/opt/venv/lib/python3.11/site-packages/transformer_engine/module.py"
+    mounts = (Mount(source=Path("/x"), target=target),)
+    assert not can_wait(("python", "train.py"), Container(image="x", mounts=mounts))
+    assert can_wait(("python", "train.py"), Container(image="x", mounts=(Mount(source=Path("/x"), target="/data"),)))
+
+
+@pytest.mark.parametrize(
+    ("words", "below"),
+    [
+        (["train.py"], "."),
+        (["-u", "train.py", "--lr", "1"], "."),
+        (["-X", "dev", "-W", "error", "pkg/__init__.py"], "pkg"),
+        (["-m", "pkg.run", "x"], "."),
+        (["-um", "pkg"], "."),
+        (["-mpkg"], "."),
+        (["-m", "torch.distributed.run", "train.py"], None),
+        (["-c", "import pkg"], None),
+        (["-uc", "import pkg"], None),
+        (["/bin/torchrun", "train.py"], None),
+        (["missing.py"], None),
+        ([], None),
+    ],
+)
+def test_a_process_waits_where_its_script_lies_in_the_tree(hook, tree, monkeypatch, words, below):
+    monkeypatch.chdir(tree)
+    expected = None if below is None else os.path.normpath(tree / below)
+    assert hook.folder_of(["python", *words], str(tree)) == expected
+
+
+def test_a_script_that_a_link_leads_out_of_the_tree_does_not_wait(hook, tree, tmp_path, monkeypatch):
+    (tmp_path / "other.py").write_text("")
+    (tree / "link.py").symlink_to(tmp_path / "other.py")
+    monkeypatch.chdir(tree)
+    assert hook.folder_of(["python", "link.py"], str(tree)) is None
+
+
+def test_packages_of_the_image_are_those_of_pythons_folders(hook, tree, monkeypatch):
+    monkeypatch.setattr(hook, "TREE", str(tree))
+    monkeypatch.setattr(sys, "path", [str(tree), *sys.path])
+    assert hook.is_of_the_image("json")
+    assert hook.is_of_the_image("pydantic")
+    assert not hook.is_of_the_image("pkg")
+    assert not hook.is_of_the_image("no_such_package")
+    (tree / "colorsys.py").write_text("")  # the tree's own comes before Python's
+    importlib.invalidate_caches()
+    assert not hook.is_of_the_image("colorsys")
+
+
+SCRIPT = """import sys
+print([name in sys.modules for name in ("colorsys", "wave", "pkg")], flush=True)
+import colorsys, pkg
+"""
+
+
+def run_of(tree: Path, place: Path) -> "subprocess.Popen[str]":
+    env = os.environ | {
+        "PYTHONPATH": str(place),
+        "ENVBUILD_DEV_TREE": str(tree),
+        "ENVBUILD_DEV_NOTES": str(place.parent),
+    }
+    return subprocess.Popen(
+        [sys.executable, "train.py"], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_run_waits_with_the_imports_of_the_run_before_it(tree, tmp_path):
+    place = tmp_path / "hook"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(HOOK.read_bytes())
+    (place / "go").touch()
+    (tree / "train.py").write_text(SCRIPT)
+    with run_of(tree, place) as first:
+        out, err = first.communicate(timeout=30)
+    assert (out, err) == ("[False, False, False]\n", "")
+    assert "colorsys" in (names := (tmp_path / "names").read_text().split())
+    assert "pkg" not in names
+    (place / "go").unlink()
+    with (tmp_path / "names").open("a") as file:
+        file.write("no_such_module\nos.path.nothing\n../x\n\x00\n")  # nothing of these can be imported
+    with run_of(tree, place) as second:
+        time.sleep(1.0)
+        assert second.poll() is None
+        (tree / "train.py").write_text(SCRIPT.replace("import colorsys", "import wave, colorsys"))
+        (place / "go").touch()
+        out, err = second.communicate(timeout=30)
+    assert (out, err) == ("[True, False, False]\n", "")
+    assert "wave" in (tmp_path / "names").read_text().split()
+
+
+def test_the_image_s_own_sitecustomize_runs_too(tree, tmp_path):
+    for name, text in (("hook", HOOK.read_text()), ("own", "print('own')\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(text)
+    (tmp_path / "hook" / "go").touch()
+    path = f"{tmp_path / 'hook'}:{tmp_path / 'own'}"
+    done = subprocess.run(
+        [sys.executable, "-c", "print('code')"],
+        env=os.environ | {"PYTHONPATH": path, "ENVBUILD_DEV_TREE": str(tree)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "own\ncode\n"
+
+
+def test_watch_asks_for_a_command(tmp_path):
+    done = CliRunner().invoke(cli, ["dev", "x:y", str(tmp_path), "--watch"], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.what == "no command to run again"
