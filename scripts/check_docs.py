@@ -97,6 +97,8 @@ def problems_of_page(page: Path) -> Iterator[str]:
     """Yield what is wrong in one page."""
     text = page.read_text(encoding="utf-8")
     where = page.relative_to(ROOT)
+    if not text.startswith(("# ", "---\n")):
+        yield f"{where}:1: the page does not begin with its heading"
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > LONGEST and not line.lstrip().startswith("|"):  # a row of a table cannot be broken
             yield f"{where}:{number}: {len(line)} columns, at most {LONGEST} are allowed"

@@ -4,13 +4,15 @@ Python imports this file as each process starts, because its folder is mounted i
 process whose script lies in the tree:
 
 - where there is no file `go` next to this one: imports what an earlier run imported of the image's packages, and waits
-  for `go`. So a run that is started before an edit has all that the edit cannot change;
+  for `go`. So a run that is started before an edit has all that the edit cannot change. Where one of those packages
+  imports a module of the tree, Python starts again without these imports, and waits;
 - then notes what it imports of the image's packages, in the file `names` of the folder ENVBUILD_DEV_NOTES.
 
 Other processes (torchrun, compilers) go on at once. Standard library of Python 3.8 on.
 """
 # ruff: noqa: BLE001, ARG002 - it must survive any error of an import, and its callbacks have fixed arguments
 
+import atexit
 import contextlib
 import importlib
 import importlib.machinery
@@ -22,7 +24,8 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 NAMES = os.path.join(os.environ.get("ENVBUILD_DEV_NOTES", HERE), "names")
 GO = os.path.join(HERE, "go")
-TREE = os.environ.get("ENVBUILD_DEV_TREE", "")
+TREE = os.path.realpath(os.environ["ENVBUILD_DEV_TREE"]) if os.environ.get("ENVBUILD_DEV_TREE") else ""
+PLAIN = "ENVBUILD_DEV_PLAIN"  # set for a Python that starts again
 LARGEST = 1 << 20  # bytes of names: some thousand runs that each import something new
 POLL_S = 0.01
 TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python
@@ -40,7 +43,7 @@ def folder_of(words, tree):
     for word in rest:
         if word in TAKE_A_VALUE:
             next(rest, None)
-        elif word.startswith("--"):
+        elif word.startswith(("--", "-W", "-X")):
             continue
         elif not word.startswith("-") or word == "-":
             script = os.path.realpath(word)
@@ -70,19 +73,33 @@ def is_of_the_image(package):
 
 
 class Recorder:
-    """A finder that finds nothing: it notes the modules of the image's packages that are looked for."""
+    """A finder that finds nothing: it notes the modules of the image's packages that are imported.
+
+    It is asked before each import, and as well where a package only wants to know whether another is there. So a name is
+    noted when a later call, or the end of the process, finds the module loaded.
+    """
 
     def __init__(self, path):
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.packages = {}
+        self.asked = {}
 
     def find_spec(self, name, path=None, target=None):
-        """Note the name; return None."""
+        """Note what was asked for before and is loaded now; return None."""
+        self.note()
         package = name.partition(".")[0]
         if package not in self.packages:
             self.packages[package] = is_of_the_image(package)
-        if self.packages[package] and os.fstat(self.file).st_size < LARGEST:
-            os.write(self.file, (name + "\n").encode("utf-8", "replace"))
+        if self.packages[package]:
+            self.asked[name] = None
+
+    def note(self):
+        """Write the names that were asked for and are loaded."""
+        loaded = [name for name in self.asked if name in sys.modules]
+        for name in loaded:
+            del self.asked[name]
+        if loaded and os.fstat(self.file).st_size < LARGEST:
+            os.write(self.file, "".join(name + "\n" for name in loaded).encode("utf-8", "replace"))
 
 
 def names_of(path):
@@ -111,16 +128,28 @@ def import_all(names, folder):
             sys.path.remove(folder)
 
 
+def has_modules_of(tree):
+    """Return whether a module that is loaded lies in a folder."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return any(isinstance(file, str) and is_below(file, tree) for file in files)
+
+
 def start(words):
     """Wait for `go` and note imports, where the process of these words runs a script of the tree."""
     folder = folder_of(words, TREE) if TREE else None
     if folder is None:
         return
     if not os.path.exists(GO):
-        import_all(names_of(NAMES), folder)
+        if not os.environ.pop(PLAIN, ""):
+            import_all(names_of(NAMES), folder)
+            if has_modules_of(TREE):
+                os.environ[PLAIN] = "1"
+                os.execv(sys.executable, [sys.executable, *words[1:]])  # noqa: S606
         while not os.path.exists(GO):
             time.sleep(POLL_S)
-    sys.meta_path.insert(0, Recorder(NAMES))
+    recorder = Recorder(NAMES)
+    sys.meta_path.insert(0, recorder)
+    atexit.register(recorder.note)
 
 
 def words_of_this_process():

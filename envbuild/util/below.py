@@ -6,6 +6,7 @@ and a link anywhere below `folder` is refused, so that neither a name nor a tree
 
 import contextlib
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -62,7 +63,11 @@ def open_below(folder: Path, relative: str, flags: int = os.O_RDONLY, mode: int 
         OSError: as `os.open`.
 
     """
-    *folders, name = _parts(relative)
+    return _open(folder, _parts(relative), relative, flags, mode, make=make)
+
+
+def _open(folder: Path, parts: list[str], relative: str, flags: int, mode: int, *, make: bool) -> int:
+    *folders, name = parts
     inside = _enter(folder, folders, make=make)
     try:
         # a FIFO without a writer would hold an open for reading for good
@@ -97,6 +102,50 @@ def read_below(folder: Path, relative: str, *, limit: int) -> bytes:
 
     """
     return _read(open_below(folder, relative), relative, limit)
+
+
+def read_found(folder: Path, relative: str, *, limit: int) -> bytes:
+    """Return the bytes of a file that a walk of `folder` found: any name will do, and nothing that became a link since.
+
+    Raises:
+        OutsideError: a part of it is a link, it is no regular file, or it has more than `limit` bytes.
+        OSError: it cannot be read, or is gone.
+
+    """
+    parts = relative.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise OutsideError(f"{relative!r} is not a path below a folder")
+    return _read(_open(folder, parts, relative, os.O_RDONLY, 0, make=False), relative, limit)
+
+
+def write_below(folder: Path, relative: str, body: bytes, *, mode: int) -> None:
+    """Write the file `relative` below `folder` in one step, in the place of one that is there; missing folders are made.
+
+    Whoever else writes to `folder` meanwhile cannot make it write elsewhere. A process that has the old file open keeps it.
+
+    Raises:
+        OutsideError: `relative` leads out of `folder`, or a part of it is a link.
+        OSError: it cannot be written.
+
+    """
+    *folders, name = _parts(relative)
+    inside = _enter(folder, folders, make=True)
+    new = f".envbuild-{secrets.token_hex(8)}.new"
+    try:
+        if _is_link(name, inside):
+            raise OutsideError(f"{relative} is a link in {folder}")
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=inside)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(body)
+                os.fchmod(file.fileno(), mode)
+            os.rename(new, name, src_dir_fd=inside, dst_dir_fd=inside)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=inside)
+            raise
+    finally:
+        os.close(inside)
 
 
 def read_file(path: Path, *, limit: int) -> bytes:

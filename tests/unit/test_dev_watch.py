@@ -15,7 +15,7 @@ from envbuild.cli import cli
 from envbuild.errors import UsageError
 from envbuild.paths import data_dir
 from envbuild.run.container import Container, Mount
-from envbuild.run.dev.watch import can_wait, changed, state_of_files
+from envbuild.run.dev.watch import can_wait, changed, made_by_a_run, state_of_files
 
 HOOK = data_dir("dockerfiles") / "dev" / "sitecustomize.py"
 
@@ -57,23 +57,76 @@ def test_an_edit_is_a_change_of_a_source_and_not_of_what_a_run_writes(tree):
 @pytest.mark.parametrize(
     ("command", "waits"),
     [
-        (("python", "train.py"), True),
-        (("/opt/venv/bin/python3.11", "-u", "train.py"), True),
-        (("torchrun", "--nproc-per-node", "8", "train.py"), True),
-        (("sh", "train.sh"), False),
-        (("./train.py",), False),
-        (("mpirun", "python", "train.py"), False),
+        ("python train.py", True),
+        ("/opt/venv/bin/python3.11 -u -X importtime train.py", True),
+        ("python -W error /w/train.py", True),
+        ("python -m pkg.run", True),
+        ("torchrun --nproc-per-node 8 train.py --config other.py", True),
+        ("sh train.sh", False),
+        ("./train.py", False),
+        ("mpirun python train.py", False),
+        # these read the tree, and none of their Pythons waits
+        ("python -m pytest tests", False),
+        ("python -m cProfile train.py", False),
+        ("python -c pass", False),
+        ("python -E train.py", False),
+        ("python -I train.py", False),
+        ("python -uc pass", False),
+        ("python /elsewhere/other.py", False),
+        ("python ../w2/train.py", False),
+        ("python pkg", False),
+        ("python missing.py", False),
+        ("python link.py", False),
+        ("python", False),
+        ("torchrun --no-python train.py", False),
+        ("torchrun -m pkg train.py", False),
+        ("torchrun /elsewhere/x.py", False),
+        ("torchrun train.sh", False),
     ],
 )
-def test_only_a_program_that_reads_nothing_of_the_tree_is_started_early(command, waits):
-    assert can_wait(command, Container(image="x")) is waits
+def test_only_a_command_whose_pythons_wait_is_started_early(tree, tmp_path, command, waits):
+    (tmp_path / "other.py").write_text("")
+    (tree / "link.py").symlink_to(tmp_path / "other.py")
+    assert can_wait(command.split(), Container(image="x"), tree, "/w") is waits
 
 
-def test_nothing_is_started_early_where_a_file_of_the_user_lies_in_a_package():
+def test_the_folder_that_a_run_starts_in_counts(tree):
+    below, other = Container(image="x", workdir="/w/pkg"), Container(image="x", workdir="/data")
+    assert can_wait(["python", "../train.py"], below, tree, "/w")
+    assert not can_wait(["python", "train.py"], below, tree, "/w")
+    assert not can_wait(["python", "train.py"], other, tree, "/w")
+
+
+def test_nothing_is_started_early_where_a_file_of_the_user_lies_in_a_package(tree):
     target = "/opt/venv/lib/python3.11/site-packages/transformer_engine/module.py"
     mounts = (Mount(source=Path("/x"), target=target),)
-    assert not can_wait(("python", "train.py"), Container(image="x", mounts=mounts))
-    assert can_wait(("python", "train.py"), Container(image="x", mounts=(Mount(source=Path("/x"), target="/data"),)))
+    assert not can_wait(["python", "train.py"], Container(image="x", mounts=mounts), tree, "/w")
+    mounts = (Mount(source=Path("/x"), target="/data"),)
+    assert can_wait(["python", "train.py"], Container(image="x", mounts=mounts), tree, "/w")
+
+
+def test_what_a_run_writes_is_not_an_edit(tree):
+    before = state_of_files(tree)
+    (tree / "wandb" / "run-1").mkdir(parents=True)
+    (tree / "wandb" / "run-1" / "config.yaml").write_text("")
+    (tree / "debug").mkdir()
+    (tree / "debug" / "kernel.py").write_text("")
+    (tree / "used.yaml").write_text("")
+    (tree / "pkg" / "new.py").write_text("")  # as a person adds one
+    own = made_by_a_run(before, state_of_files(tree))
+    assert own == {"wandb/run-1/config.yaml", "debug/kernel.py", "used.yaml"}
+
+
+def test_a_file_that_goes_while_the_tree_is_read_is_left_out(tree, monkeypatch):
+    lstat = Path.lstat
+
+    def gone(path):
+        if path.name == "train.py":
+            raise FileNotFoundError(2, "gone", str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    assert list(state_of_files(tree)) == ["pkg/__init__.py"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +135,7 @@ def test_nothing_is_started_early_where_a_file_of_the_user_lies_in_a_package():
         (["train.py"], "."),
         (["-u", "train.py", "--lr", "1"], "."),
         (["-X", "dev", "-W", "error", "pkg/__init__.py"], "pkg"),
+        (["-Ximporttime", "-Wdefault::Warning:mod", "train.py"], "."),
         (["-m", "pkg.run", "x"], "."),
         (["-um", "pkg"], "."),
         (["-mpkg"], "."),
@@ -124,11 +178,11 @@ import colorsys, pkg
 """
 
 
-def run_of(tree: Path, place: Path) -> "subprocess.Popen[str]":
+def run_of(tree: Path, place: Path, notes: Path | None = None) -> "subprocess.Popen[str]":
     env = os.environ | {
         "PYTHONPATH": str(place),
         "ENVBUILD_DEV_TREE": str(tree),
-        "ENVBUILD_DEV_NOTES": str(place.parent),
+        "ENVBUILD_DEV_NOTES": str(notes or place.parent),
     }
     return subprocess.Popen(
         [sys.executable, "train.py"], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -157,6 +211,44 @@ def test_a_run_waits_with_the_imports_of_the_run_before_it(tree, tmp_path):
         out, err = second.communicate(timeout=30)
     assert (out, err) == ("[True, False, False]\n", "")
     assert "wave" in (tmp_path / "names").read_text().split()
+
+
+def test_a_package_that_imports_the_tree_is_not_imported_early(tree, tmp_path):
+    """Else the run after the edit would have the module of before it."""
+    place, packages = tmp_path / "hook", tmp_path / "site-packages"
+    place.mkdir()
+    (packages / "plugin").mkdir(parents=True)
+    (packages / "plugin" / "__init__.py").write_text("import pkg\n")
+    (place / "sitecustomize.py").write_bytes(HOOK.read_bytes())
+    (tree / "pkg" / "__init__.py").write_text("V = 'old'\n")
+    (tree / "train.py").write_text("import plugin, pkg, wave\nprint(pkg.V, flush=True)\n")
+    (place / "go").touch()
+    path = Path(f"{place}:{packages}")
+    with run_of(tree, path, notes=tmp_path) as first:
+        assert first.communicate(timeout=30) == ("old\n", "")
+    assert {"plugin", "wave"} <= set((tmp_path / "names").read_text().split())
+    (place / "go").unlink()
+    with run_of(tree, path, notes=tmp_path) as second:
+        time.sleep(1.5)
+        assert second.poll() is None
+        (tree / "pkg" / "__init__.py").write_text("V = 'newer'\n")
+        (place / "go").touch()
+        assert second.communicate(timeout=30) == ("newer\n", "")
+
+
+def test_a_package_that_is_only_looked_for_is_not_imported(tree, tmp_path):
+    place = tmp_path / "hook"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(HOOK.read_bytes())
+    (place / "go").touch()
+    (tree / "train.py").write_text(
+        "import importlib.util, colorsys\nassert importlib.util.find_spec('wave')\nimport chunk_of_nothing\n"
+    )
+    with run_of(tree, place) as run:
+        assert "chunk_of_nothing" in run.communicate(timeout=30)[1]
+    names = (tmp_path / "names").read_text().split()
+    assert "colorsys" in names
+    assert "wave" not in names
 
 
 def test_the_image_s_own_sitecustomize_runs_too(tree, tmp_path):

@@ -132,13 +132,19 @@ def test_the_readme_has_no_relative_link(check):
     assert "the package index" in problem
 
 
+def test_a_page_begins_with_its_heading(check):
+    assert check("| # A page whose lines were broken\n") == [
+        "docs/howto/new.md:1: the page does not begin with its heading"
+    ]
+
+
 def test_a_long_line_is_a_problem_and_a_row_of_a_table_is_not(check):
-    assert check(f"| {'a ' * 70}|\n") == []
-    assert check(f"{'a ' * 61}\n") == ["docs/howto/new.md:1: 122 columns, at most 120 are allowed"]
+    assert check(f"# It\n\n| {'a ' * 70}|\n") == []
+    assert check(f"# It\n{'a ' * 61}\n") == ["docs/howto/new.md:2: 122 columns, at most 120 are allowed"]
 
 
 def test_a_link_in_a_code_block_is_text(check):
-    assert check("```\n[it](nowhere.md)\n```\nand `[it](nowhere.md)`\n") == []
+    assert check("# It\n```\n[it](nowhere.md)\n```\nand `[it](nowhere.md)`\n") == []
 
 
 def test_a_name_of_a_page_that_has_moved_is_a_problem(check):

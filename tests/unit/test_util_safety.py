@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.util import names, quote
+from envbuild.util import below, names, quote
 from envbuild.util.below import OutsideError, open_below, path_below, read_below, remove_below
 from envbuild.util.text import count_of
 
@@ -214,3 +214,42 @@ def test_fields_are_read_back_as_they_were(fields):
 )
 def test_one_is_counted_in_the_singular(number, words, text):
     assert count_of(number, *words) == text
+
+
+def test_a_file_that_a_walk_found_is_read_by_any_name_and_not_through_a_link(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "a b").mkdir(parents=True)
+    (tree / "a b" / "é (1).cpp").write_bytes(b"x")
+    assert below.read_found(tree, "a b/é (1).cpp", limit=9) == b"x"
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key.h").write_bytes(b"secret")
+    (tree / "link.h").symlink_to(tmp_path / "secret" / "key.h")
+    (tree / "folder").symlink_to(tmp_path / "secret")
+    os.mkfifo(tree / "fifo.h")
+    for name in ("link.h", "folder/key.h", "fifo.h", "../secret/key.h", "a b/../link.h", "/etc/passwd", ""):
+        with pytest.raises((below.OutsideError, OSError)):
+            below.read_found(tree, name, limit=9)
+    with pytest.raises(below.OutsideError, match="more than 0 bytes"):
+        below.read_found(tree, "a b/é (1).cpp", limit=0)
+
+
+def test_a_file_is_written_in_one_step_and_never_through_a_link(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    below.write_below(tree, "a/b/x.so", b"one", mode=0o755)
+    with (tree / "a" / "b" / "x.so").open("rb") as old:
+        below.write_below(tree, "a/b/x.so", b"two", mode=0o755)
+        assert old.read() == b"one"
+    assert (tree / "a" / "b" / "x.so").read_bytes() == b"two"
+    assert (tree / "a" / "b" / "x.so").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "other").mkdir()
+    (tree / "folder").symlink_to(tmp_path / "other")
+    (tree / "link.so").symlink_to(tmp_path / "other" / "x.so")
+    for name in ("folder/x.so", "link.so", "../other/x.so"):
+        with pytest.raises(below.OutsideError):
+            below.write_below(tree, name, b"three", mode=0o755)
+    (tree / "a" / "full").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        below.write_below(tree, "a/full", b"four", mode=0o644)
+    assert list((tmp_path / "other").iterdir()) == []
+    assert [path.name for path in (tree / "a").iterdir() if path.name.startswith(".")] == []

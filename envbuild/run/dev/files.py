@@ -1,6 +1,7 @@
 """The files of a checkout: which of them are sources of what is compiled, and which folders hold none."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,8 +51,10 @@ def is_passed_over(folder: str) -> bool:
     return folder in _PASSED_OVER or folder.startswith(".")
 
 
-def files_in(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the regular files below a folder, by path and size; no link is followed.
+def files_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the regular files below a folder, by path, with what `lstat` says; no link is followed.
+
+    A file that goes meanwhile is left out.
 
     Raises:
         HostError: there are too many files.
@@ -67,5 +70,9 @@ def files_in(folder: Path) -> Iterator[tuple[str, int]]:
                     f"the tree has more than {MOST} files", where=str(folder), hint="name the root of a checkout"
                 )
             path = Path(place, name)
-            if path.is_file() and not path.is_symlink():
-                yield str(path.relative_to(folder)), path.stat().st_size
+            try:
+                found = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield str(path.relative_to(folder)), found

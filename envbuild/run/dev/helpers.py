@@ -7,9 +7,9 @@ of the step. Where the tree has the sources of the image, the image's own files 
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,7 @@ from envbuild.run.dev.files import MOST, files_in, is_passed_over, is_source
 from envbuild.run.runtime import runtime_for
 from envbuild.settings import Settings
 from envbuild.stacks.model import Stack, Step
-from envbuild.util.below import OutsideError, path_below, read_below
+from envbuild.util.below import OutsideError, path_below, read_below, read_found, write_below
 from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
 from envbuild.util.frozen import Frozen
@@ -64,11 +64,12 @@ def sources_in(folder: Path) -> dict[str, str]:
         HostError: there are too many files.
 
     """
-    return {
-        path: hashlib.sha256((folder / path).read_bytes()).hexdigest()
-        for path, size in files_in(folder)
-        if is_source(path) and size <= _LARGEST
-    }
+    found = {}
+    for path, state in files_in(folder):
+        if is_source(path) and state.st_size <= _LARGEST:
+            with contextlib.suppress(OSError, OutsideError):  # it went, or became a link, meanwhile
+                found[path] = hashlib.sha256(read_found(folder, path, limit=_LARGEST)).hexdigest()
+    return found
 
 
 def key_of(image: Image, steps: Iterable[Step], sources: Mapping[str, str]) -> str:
@@ -184,10 +185,16 @@ def compiled(settings: Settings, image: Image, host: HostFacts, stack: Stack, fo
     globs = [glob for step in steps for glob in step.keep]
     with scratch("dev") as place:
         copy = place / "tree"
-        for path, size in files_in(folder):
-            if size <= _LARGEST and not _is_compiled(path, globs):
+        for path, state in files_in(folder):
+            if state.st_size <= _LARGEST and not _is_compiled(path, globs):
+                try:
+                    body = read_found(folder, path, limit=_LARGEST)
+                except (OSError, OutsideError):  # it went, or became a link, meanwhile
+                    continue
                 (copy / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(folder / path, copy / path)
+                (copy / path).write_bytes(body)
+                (copy / path).chmod(state.st_mode & 0o777)
+                os.utime(copy / path, ns=(state.st_atime_ns, state.st_mtime_ns))  # make compares them
         made = Made()
         for step in steps:
             _run(settings, image, host, stack, step, copy, key)
@@ -317,11 +324,7 @@ def place(made: Made, folder: Path) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 if read_below(folder, path, limit=_COMPILED) == body:
                     continue
-            target = path_below(folder, path, make=True)
-            with scratch("helper", target.parent) as new:
-                (new / "made").write_bytes(body)
-                (new / "made").chmod(0o755)
-                (new / "made").replace(target)  # a process that has the old one loaded keeps it
+            write_below(folder, path, body, mode=0o755)
         except (OSError, OutsideError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise HostError(

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import posixpath
 import re
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -28,10 +29,18 @@ HOOK = "/run/envbuild-dev"
 NOTES = "/run/envbuild-dev-notes"
 """Folder of a container that its processes write to; nothing on the host reads it."""
 _START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
-_WAITS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
-"""Programs that read nothing of the tree themselves, so that they may be started before an edit: their Pythons wait."""
-_TEXTS = (".py", ".pyi", ".yaml", ".yml", ".toml")
+_PROGRAMS = re.compile(r"(?:.*/)?(?:python[0-9.]*|(torchrun))")
+"""Programs that read nothing of the tree before its script."""
+_NO_SCRIPT = ("--no-python", "--no_python", "-m", "--module", "--run-path", "--run_path")
+"""Options of torchrun with which it runs something else than a script, or in a process of its own."""
+_TAKE_A_VALUE = ("-W", "-X")
+_HARMLESS = ("-u", "-B", "-O", "-OO", "-b", "-bb", "-d", "-q", "-s", "-v")
+"""Options of Python with which it still reads PYTHONPATH and runs a script."""
+_SETTINGS = (".yaml", ".yml", ".toml")
+_TEXTS = (".py", ".pyi", *_SETTINGS)
 _POLL_S = 0.15
+_SETTLED_S = 0.05
+_MOST_LOOKS = 40
 _PATIENCE_S = 10.0
 _WHOLE_RUN_S = 30 * 86400.0
 
@@ -65,13 +74,11 @@ def state_of_files(tree: Path) -> State:
         HostError: there are too many files.
 
     """
-    found: State = {}
-    for path, _ in files_in(tree):
-        if path.endswith(_TEXTS) or is_source(path):
-            with contextlib.suppress(OSError):  # it went meanwhile
-                stat = (tree / path).stat()
-                found[path] = (stat.st_mtime_ns, stat.st_size)
-    return found
+    return {
+        path: (state.st_mtime_ns, state.st_size)
+        for path, state in files_in(tree)
+        if path.endswith(_TEXTS) or is_source(path)
+    }
 
 
 def changed(before: State, now: State) -> list[str]:
@@ -79,15 +86,68 @@ def changed(before: State, now: State) -> list[str]:
     return sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
 
 
-def can_wait(command: tuple[str, ...], container: Container) -> bool:
-    """Return whether a run may be started before the edit.
+def made_by_a_run(before: State, now: State) -> set[str]:
+    """Return which files that appeared while a run was on are taken for the run's own.
 
-    Not one by a shell or another program, whose first lines would run too early; nor one with a file of the user's in the
-    place of one of a package, which may be edited, too.
+    Those are YAML and TOML, such as a copy of the settings next to the logs, and whatever lies in a folder that appeared, too.
     """
-    return _WAITS.fullmatch(command[0]) is not None and not any(
-        any(part.endswith("-packages") for part in PurePosixPath(mount.target).parts) for mount in container.mounts
-    )
+    folders = {str(PurePosixPath(path).parent) for path in before}
+    return {
+        path
+        for path in now.keys() - before.keys()
+        if path.endswith(_SETTINGS) or str(PurePosixPath(path).parent) not in folders
+    }
+
+
+def can_wait(command: Sequence[str], container: Container, tree: Path, target: str) -> bool:
+    """Return whether a run may be started before the edit: each Python in it that would read the tree must wait.
+
+    So the command is `python` or `torchrun` with a script of the tree, or `python -m` with a module of it. With a shell or
+    another program its first lines would run too early. A file of the user's in a package's place may be edited, too.
+
+    Args:
+        command: what runs in the container.
+        container: its mounts and the folder that it starts in.
+        tree: the folder of the host that is mounted.
+        target: where it is mounted.
+
+    """
+    parts = [PurePosixPath(mount.target).parts for mount in container.mounts]
+    if any(part.endswith("-packages") for each in parts for part in each):
+        return False
+    program = _PROGRAMS.fullmatch(command[0])
+    folder = PurePosixPath(container.workdir or target)
+
+    def found(path: str) -> Path | None:
+        place = posixpath.normpath(folder / path)
+        below = place.removeprefix(target.rstrip("/") + "/")
+        real = (tree / below).resolve()
+        return real if below != place and real.is_relative_to(tree.resolve()) else None
+
+    def is_script(path: str) -> bool:
+        real = found(path)
+        return real is not None and real.is_file()
+
+    def is_module(name: str) -> bool:
+        package, script = found(name), found(f"{name}.py")
+        return (package is not None and package.is_dir()) or (script is not None and script.is_file())
+
+    if program is None:
+        return False
+    if program[1]:
+        words = [word for word in command[1:] if word in _NO_SCRIPT or word.endswith(".py")]
+        return bool(words) and is_script(words[0])
+    rest = iter(command[1:])
+    for word in rest:
+        if word in _TAKE_A_VALUE:
+            next(rest, None)
+        elif word == "-m":
+            return is_module(next(rest, "").partition(".")[0] or "..")
+        elif not word.startswith("-"):
+            return is_script(word)
+        elif not word.startswith(("-W", "-X")) and word not in _HARMLESS:
+            return False
+    return False
 
 
 @dataclass(kw_only=True)
@@ -112,8 +172,10 @@ class Watch:
     def __init__(self, what: Watched, folder: Path) -> None:
         self.what = what
         self.folder = folder
-        self.waits = can_wait(what.command, what.container)
+        self.waits = can_wait(what.command, what.container, what.tree, what.target)
         self.state: State = {}
+        self.of_runs: set[str] = set()
+        """Files that runs made, whose changes are no edits."""
         self.interval = _POLL_S
         self.stdin_is_open = sys.stdin is not None and not sys.stdin.closed
 
@@ -125,7 +187,7 @@ class Watch:
 
         """
         ready: _Run | None = None
-        self.look()
+        self._look()
         try:
             while True:
                 run, ready = self._begin(ready), None
@@ -136,7 +198,7 @@ class Watch:
                         run.end()
                 if not why:
                     ready = self._start(go=False) if self.waits and run else None
-                    why = self.next_edit()
+                    why = self._next_edit(ready)
                 self.what.note(f"note: {why}")
         finally:
             if ready:
@@ -199,25 +261,45 @@ class Watch:
 
     def _follow(self, run: _Run) -> str:
         """Wait for the end of a run, an edit or Enter; return why it is to run again, nothing where it ended by itself."""
-        while run.process.poll() is None:
-            if why := self.look() or self._enter():
-                return f"{why}: stopped, and run again"
+        why = ""
+        while not why and run.process.poll() is None:
+            why = self._look(on=True) or self._enter()
+        if why:
+            return f"{why}: stopped, and run again"
         self.what.note(f"note: exit code {run.process.returncode}; an edit or Enter runs it again, Ctrl-C ends this")
-        return ""
+        return self._look(on=True)
 
-    def next_edit(self) -> str:
+    def _next_edit(self, ready: _Run | None) -> str:
         """Wait for an edit or Enter; return which."""
         while True:
-            if why := self.look() or self._enter():
+            if why := self._look() or self._enter():
                 return why
+            if ready and ready.process.poll() is not None:
+                self.what.note(
+                    f"note: the next run did not wait, and ended with exit code {ready.process.returncode}: "
+                    "from now on each run starts after the edit"
+                )
+                self.waits, ready = False, None
 
-    def look(self) -> str:
-        """Return which files changed since the last look, as a phrase; nothing where none did."""
+    def _look(self, *, on: bool = False) -> str:
+        """Return which files changed since the last look, as a phrase; nothing where none did.
+
+        Args:
+            on: whether a run is on, which may make files.
+
+        """
         start = time.monotonic()
         now = state_of_files(self.what.tree)
         # a tree on a slow file system is looked at less often
         self.interval = max(_POLL_S, 5 * (time.monotonic() - start))
-        found = changed(self.state, now)
+        if on and self.state:
+            self.of_runs |= made_by_a_run(self.state, now)
+        found = [path for path in changed(self.state, now) if path not in self.of_runs]
+        for _ in range(_MOST_LOOKS if found else 0):  # an editor or git may be about to write more
+            time.sleep(_SETTLED_S)
+            before, now = now, state_of_files(self.what.tree)
+            if before == now:
+                break
         self.state = now
         more = f" and {count_of(len(found) - 1, 'other file')}" if found[1:] else ""
         return f"{found[0]}{more} changed" if found else ""
