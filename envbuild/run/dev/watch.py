@@ -32,7 +32,7 @@ _START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$
 _PROGRAMS = re.compile(r"(?:.*/)?(?:python[0-9.]*|(torchrun))")
 """Programs that read nothing of the tree before its script."""
 _NO_SCRIPT = ("--no-python", "--no_python", "-m", "--module", "--run-path", "--run_path")
-"""Options of torchrun with which it runs something else than a script, or in a process of its own."""
+"""Options of torchrun with which it runs something else than a script of the tree."""
 _TAKE_A_VALUE = ("-W", "-X")
 _HARMLESS = ("-u", "-B", "-O", "-OO", "-b", "-bb", "-d", "-q", "-s", "-v")
 """Options of Python with which it still reads PYTHONPATH and runs a script."""
