@@ -2,11 +2,15 @@
 """Ask pip and uv, in an image, what they would install for twenty popular packages, and print a table.
 
     scripts/try_packages.py IMAGE --pip pip.whl [--ca FILE] [PACKAGE …]
+    scripts/try_packages.py IMAGE --install [--ca FILE] [PACKAGE …]
     scripts/try_packages.py --lock FOLDER [--lock FOLDER …] [PACKAGE …]
 
-Nothing is installed (--dry-run). An install must leave every package of the image's constraints file as it is, or be refused
+Without --install nothing is installed (--dry-run). An install must leave every package of the image's constraints file as it is, or be refused
 with a reason. Exits with 1 where one would change such a package, or fails without naming one. A cell has the package's
 version and how many packages come with it, itself included.
+
+With --install the image's uv installs each package in a container of its own. Then what the constraints file names must
+have the versions that it states, by the metadata of what is installed, and the package's modules are imported.
 
 With --lock no image is needed: uv resolves each package for the lock's Python, with the lock's packages as constraints. An
 index knows no `+cu126`, so a version counts without it.
@@ -71,6 +75,75 @@ def verdict(container: str, tool: str, held: dict[str, str], package: str) -> tu
     return True, f"{new.get(normal(package), '-')} ({len(new)})" if new else "is there"
 
 
+LOOK = """
+import contextlib, importlib, importlib.metadata, io, json, sys
+package, *held = sys.argv[1:]
+modules = [
+    name
+    for name, owners in importlib.metadata.packages_distributions().items()
+    if package in {each.lower().replace("_", "-").replace(".", "-") for each in owners} and name.isidentifier()
+    and not name.startswith("_")
+]
+errors = []
+with contextlib.redirect_stdout(io.StringIO()):
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            errors.append(f"{name}: {type(error).__name__}: {error}")
+versions = {}
+for name in [package, *held]:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions[name] = importlib.metadata.version(name)
+print(json.dumps({"modules": modules, "errors": errors, "versions": versions}))
+"""
+
+
+def installed(image: str, flags: Sequence[str], held: dict[str, str], package: str) -> tuple[bool, str]:
+    """Install a package in a container of its own; return whether all that is held stays, and the row's other cells."""
+    name = f"envbuild-try-{uuid.uuid4().hex[:8]}"
+    subprocess.run(
+        ["docker", "run", *flags, "--name", name, image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        done = run(name, ["uv", "pip", "install", package])
+        if done.returncode:
+            return False, f"failed: {' '.join(done.stderr.split())[-300:]} | | "
+        new = re.findall(r"^ \+ (\S+?)==", done.stderr, re.MULTILINE)
+        seen = run(name, ["python", "-c", LOOK, normal(package), *held])
+        if seen.returncode:
+            return False, f"cannot be looked at: {' '.join(seen.stderr.split())[-300:]} | | "
+        found = json.loads(seen.stdout.splitlines()[-1])
+        moved = [
+            f"{each} {held[each]} to {found['versions'].get(each)}"
+            for each in held
+            if found["versions"].get(each) != held[each]
+        ]
+        imported = found["errors"][0][:200] if found["errors"] else ", ".join(found["modules"])
+        good = not moved and not found["errors"] and bool(found["modules"])
+        cells = [f"{found['versions'].get(normal(package))} ({len(new)})", "; ".join(moved) or "as they were", imported]
+        return good, " | ".join(cell.replace("|", "/") for cell in cells)
+    finally:
+        subprocess.run(["docker", "rm", "--force", name], check=False, capture_output=True)
+
+
+def of_installs(image: str, flags: Sequence[str], packages: Sequence[str]) -> int:
+    """Install each package, print the table, and return the exit code."""
+    shown = subprocess.run(
+        ["docker", "run", "--rm", image, "cat", CONSTRAINTS], capture_output=True, text=True, check=True
+    )
+    held = dict(line.split("==") for line in shown.stdout.splitlines() if "==" in line and not line.startswith("#"))
+    print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
+    print("| package | installed | packages of the image | imported |\n|---|---|---|---|", flush=True)
+    good = 0
+    for package in packages:
+        right, row = installed(image, flags, held, package)
+        good += right
+        print(f"| {package} | {row} |", flush=True)
+    print(f"\n{good} of {len(packages)} are installed next to what is held, and their modules can be imported.")
+    return 0 if good == len(packages) else 1
+
+
 def tabulate(packages: Sequence[str], ways: Sequence[Callable[[str], tuple[bool, str]]]) -> int:
     """Try each package in each way, print the rows and their sum, and return the exit code."""
     good = 0
@@ -123,19 +196,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="IMAGE, PACKAGE …", help="the image, and the packages to ask for")
     parser.add_argument("--lock", type=Path, action="append", help="a folder of a lock, in place of an image")
+    parser.add_argument("--install", action="store_true", help="install each package, in a container of its own")
     parser.add_argument("--pip", type=Path, help="a wheel of pip, which the image need not have")
     parser.add_argument("--ca", type=Path, help="certificates of the index")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.lock:
         return of_locks(options.lock, options.words or list(POPULAR))
-    if not options.words or not options.pip:
-        parser.error("give an IMAGE and --pip, or --lock")
+    if not options.words or not (options.pip or options.install):
+        parser.error("give an IMAGE and --pip or --install, or --lock")
     image, packages = options.words[0], options.words[1:] or POPULAR
     name = f"envbuild-try-{uuid.uuid4().hex[:8]}"
-    flags = ["--rm", "--detach", "--network", "host", "--name", name, "-v", f"{options.pip.resolve()}:/try/pip.whl:ro"]
+    flags = ["--rm", "--detach", "--network", "host"]
     if options.ca:
         flags += ["-v", f"{options.ca.resolve()}:/try/ca.crt:ro"]
         flags += [word for each in ("SSL_CERT_FILE", "PIP_CERT") for word in ("-e", f"{each}=/try/ca.crt")]
+    if options.install:
+        return of_installs(image, flags, packages)
+    flags += ["--name", name, "-v", f"{options.pip.resolve()}:/try/pip.whl:ro"]
     subprocess.run(["docker", "run", *flags, image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL)
     try:
         lines = run(name, ["cat", CONSTRAINTS]).stdout.splitlines()
