@@ -120,6 +120,7 @@ FOUND = {
     "--torch 2.9 --cuda 12.9": {"torch": "2.9*+cu129"},
     "--torch 2.10 --cuda 12.9": {"torch": "2.10.0+cu129"},
     "--torch 2.11 --cuda 12.9": {"torch": "2.11.0+cu129"},
+    "--torch 2.12 --cuda 12.9": {"torch": "2.12.1+cu129"},
     "--torch 2.13 --cuda 12.9": {"torch": "2.13.0+cu129"},
     "--driver 535 --cuda cpu": {"torch": "*+cpu"},
     "--driver 580.95.05 --gpu v100": {"gpu": "sm_70"},
