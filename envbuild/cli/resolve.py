@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from envbuild.evidence.claims import Claim
     from envbuild.evidence.pairs import PairStanding
+    from envbuild.evidence.trials import Ledger
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
@@ -55,7 +56,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
         flavor: Any = solution.cell.versions.get("flavor", "runtime")
         inputs_of(matrix, solution.cell, stack=stack, flavor=flavor)
     verdict = driver_verdict(matrix, solution.cell)
-    claim = _claim(solution, lock)
+    claim = _claim(matrix, solution, lock)
     emit(
         _answer(solution, verdict, claim),
         as_json=as_json,
@@ -73,7 +74,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
     """Explain why each version was chosen and what the alternatives were, or why no cell fits, with sources."""
     from envbuild.errors import NoCellError
     from envbuild.evidence.pairs import standing_of_pairs
-    from envbuild.evidence.refs import committed_trials, evidence_refs
+    from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
     from envbuild.solver.asked import read_request
@@ -91,9 +92,9 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
     applied = (*solution.rules, *solution.tested_with)
-    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, committed_trials())
+    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, _trials(matrix))
     verdict = driver_verdict(matrix, solution.cell)
-    claim = _claim(solution, lock)
+    claim = _claim(matrix, solution, lock)
     other = _by_other_recipe(claim, flags, lock_file)
     emit(
         {
@@ -185,10 +186,19 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
     return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
 
 
-def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
+def _trials(matrix: "Matrix") -> "Ledger":
+    from functools import partial
+
+    from envbuild.evidence.pairs import torch_on_index
+    from envbuild.evidence.refs import committed_trials
+
+    return committed_trials().with_builds(partial(torch_on_index, matrix))
+
+
+def _claim(matrix: "Matrix", solution: "Solution", lock: "Lock | None") -> "Claim":
     """Return what is known of the cell. With a lock, a record of another one is stale."""
     from envbuild.evidence.claims import claim_of
-    from envbuild.evidence.refs import committed_evidence, committed_trials
+    from envbuild.evidence.refs import committed_evidence
 
     def suite_of(axes: "Collection[str]", level: str, date: "datetime") -> str:
         from envbuild.verify.suite import suite_of as of
@@ -201,7 +211,7 @@ def _claim(solution: "Solution", lock: "Lock | None") -> "Claim":
         committed_evidence(),
         suite=suite_of,
         lock_digest=lock.digest if lock else None,
-        trials=committed_trials(),
+        trials=_trials(matrix),
     )
 
 

@@ -25,6 +25,10 @@ class Tried(Protocol):
     def verdict(self) -> str:
         """`passed`, `failed` or `undecided`."""
 
+    @property
+    def read(self) -> Mapping[AxisName, str]:
+        """What they read that is another release or build than what was asked about."""
+
     def describe(self) -> str:
         """Return it in words: `tried: metadata and names passed`."""
 
@@ -46,6 +50,8 @@ class ComponentClaim(Frozen):
     """Id of the record that it rests on."""
     tried: Mapping[AxisName, str] = field(default_factory=dict)
     """What the trials with each other component of the cell came to, in words."""
+    read: tuple[str, ...] = ()
+    """What these trials read that is another release or build than the cell's: `torch 2.12.1+cu130`."""
 
 
 class Claim(Frozen):
@@ -197,7 +203,9 @@ def _claim_of(
     others = [record for record in records if record.id in ids]  # of cells that hold what was left open
     if not others:
         tried = _tried(components)
-        text = f"{tried.words}: trials of its components with each other passed" if tried is Proof.TRIED else ""
+        read = dict.fromkeys(name for each in components.values() for name in each.read)
+        with_ = f", with {', '.join(read)}" if read else ""
+        text = f"{tried.words}: trials of its components with each other passed{with_}" if tried is Proof.TRIED else ""
         return Claim(
             status="never", proof=tried, text=text or f"{tried.words}: no run of it is recorded", components=components
         )
@@ -293,7 +301,9 @@ def _component(
     words = {name: each.describe() for name, each in tried.items()}
     if best is None:
         word = Proof.TRIED if passed else Proof.STATED
-        return ComponentClaim(proof=word, text=word.words, tried=words)
+        read = tuple(dict.fromkeys(f"{name} {v}" for each in tried.values() for name, v in each.read.items()))
+        text = f"{word.words} (with {', '.join(read)})" if passed and read else word.words
+        return ComponentClaim(proof=word, text=text, tried=words, read=read)
     word = proof(best)
     on = place_of(best)["gpu"]
     short = [*([on] if "gpu" in differences(best, versions) else []), *(f"with {name}" for name in other(best))]

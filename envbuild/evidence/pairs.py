@@ -1,7 +1,7 @@
 """What is known of each pair of releases in a chosen cell: tried, stated by a rule or a release, or neither."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from envbuild.components import COMPONENTS
@@ -27,6 +27,8 @@ class PairStanding:
     text: str
     source: str = ""
     """The rule or the trials."""
+    read: Mapping[AxisName, str] = field(default_factory=dict)
+    """What its trials read that is another release or build than the cell's."""
 
     def __str__(self) -> str:
         (one, first), (other, second) = self.versions.items()
@@ -40,7 +42,14 @@ class PairStanding:
             "verdict": self.verdict,
             "text": self.text,
             "source": self.source,
+            "tried_with": dict(self.read),
         }
+
+
+def torch_on_index(matrix: Matrix, version: str) -> str:
+    """Return the release that PyPI's torch of this version is: `2.12.1+cu130` for `2.12.1`; the version where none is."""
+    builds = (r for r in matrix.releases["torch"] if r.version.partition("+")[0] == version)
+    return next((r.version for r in builds if r.facts.index == "pypi"), version)
 
 
 def pairs_in(versions: Mapping[AxisName, str]) -> Iterator[dict[AxisName, str]]:
@@ -70,7 +79,14 @@ def _standing(matrix: Matrix, pair: Mapping[AxisName, str], rules: Sequence[Rule
     tried = ledger.of(pair)
     if tried is not None:
         source = ", ".join(f"trial:{trial.id}" for trial in tried.trials)
-        return PairStanding(versions=pair, known="tried", verdict=tried.verdict, text=tried.describe(), source=source)
+        return PairStanding(
+            versions=pair,
+            known="tried",
+            verdict=tried.verdict,
+            text=tried.describe(),
+            source=source,
+            read=tried.read,
+        )
     for rule in rules:
         named = {*rule.when, *rule.needs, *rule.with_, *rule.same, *(a for alt in rule.any_of for a in alt)}
         if pair.keys() <= named:

@@ -5,11 +5,12 @@ rest of its line.
 """
 
 import contextlib
+import copy
 import datetime as dt
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -179,16 +180,20 @@ class Tried(Frozen):
     verdict: Verdict
     trials: tuple[Last, ...]
     """By kind, as `KINDS` has them."""
+    read: Mapping[AxisName, str]
+    """What the trials read in the place of what was asked about, with its build: `torch: 2.12.1+cu130` for 2.12.0+cu126."""
 
     def describe(self) -> str:
-        """Return it in words: `tried: metadata and names passed`."""
+        """Return it in words: `tried: metadata and names passed`, or `tried with torch 2.12.1+cu130: …`."""
         parts = []
         for verdict, word in (("failed", "failed"), ("undecided", "not decided"), ("passed", "passed")):
             kinds = [trial.kind for trial in self.trials if trial.verdict == verdict]
             if kinds:
                 parts.append(f"{', '.join(kinds)} {word}")
         wrong = next((trial for trial in self.trials if trial.verdict == "failed"), None)
-        return f"tried: {'; '.join(parts)}" + (f" ({wrong.first})" if wrong else "")
+        read = ", ".join(f"{axis} {version}" for axis, version in self.read.items())
+        tried = f"tried with {read}" if read else "tried"
+        return f"{tried}: {'; '.join(parts)}" + (f" ({wrong.first})" if wrong else "")
 
 
 def same_release(axis: AxisName, tried: str, version: str) -> bool:
@@ -239,6 +244,17 @@ class Ledger:
         self._by_version: dict[frozenset[str], dict[str, list[_Pair]]] = {}
         """The same by the version of the axis that comes first where torch is last."""
         self._lines: dict[frozenset[str], bytes] = {}
+        self.build_of: Callable[[str], str] = str
+        """The build of torch that a trial of a version read; the version itself where `with_builds` was not asked."""
+
+    def with_builds(self, build_of: Callable[[str], str]) -> "Ledger":
+        """Return the same ledger, which knows which build of torch a trial read: `2.12.1` -> `2.12.1+cu130`.
+
+        Trials read the index's torch, and a record states its version alone.
+        """
+        known = copy.copy(self)
+        known.build_of = build_of
+        return known
 
     @classmethod
     def kept(cls, lines: list[bytes]) -> "Ledger":
@@ -274,8 +290,19 @@ class Ledger:
                 )
                 verdicts = [trial.verdict for trial in trials]
                 worst = next(v for v in ("failed", "undecided", "passed") if v in verdicts)
-                return Tried(verdict=worst, trials=trials)
+                read = self._read(known, versions)
+                return Tried(verdict=worst, trials=trials, read=read)
         return None
+
+    def _read(self, known: Mapping[AxisName, str], versions: Mapping[AxisName, str]) -> dict[AxisName, str]:
+        """Return what trials of `known` read that is another release or build than that of `versions`."""
+        torch = known.get("torch")
+        if torch is None:
+            return {}
+        read = self.build_of(torch)
+        asked = versions["torch"]
+        # a build that is not known is none that differs
+        return {} if read == (asked if "+" in read else asked.partition("+")[0]) else {"torch": read}
 
     def passed_with(self, axis: AxisName, version: str) -> Iterator[tuple[AxisName, str]]:
         """Yield the releases, axis and version, whose trials with this one all passed."""

@@ -199,12 +199,15 @@ def test_each_component_has_its_own_word() -> None:
 class _Trials:
     """A ledger of trials by pair of axes."""
 
-    def __init__(self, **verdicts: str) -> None:
+    def __init__(self, *, read=(), **verdicts: str) -> None:
+        self.read = dict(read)
         self.verdicts = {frozenset(pair.split("_")): verdict for pair, verdict in verdicts.items()}
 
     def of(self, versions):
         verdict = self.verdicts.get(frozenset(versions))
-        return verdict and SimpleNamespace(verdict=verdict, trials=(), describe=lambda: f"tried: names {verdict}")
+        return verdict and SimpleNamespace(
+            verdict=verdict, trials=(), read=self.read, describe=lambda: f"tried: names {verdict}"
+        )
 
 
 def test_a_trial_is_tried_without_a_gpu() -> None:
@@ -214,6 +217,13 @@ def test_a_trial_is_tried_without_a_gpu() -> None:
     assert found.text == "tried without a GPU: trials of its components with each other passed"
     assert found.components["te"].proof is Proof.TRIED
     assert found.as_json()["components"]["te"]["tried"] == {"torch": "tried: names passed"}
+    # with another release or build than the cell's
+    read = {"torch": "2.11.1+cu128"}
+    near = claim_of(cell, (), [], trials=_Trials(read=read, te_torch="passed", apex_torch="passed"))
+    assert near.text == (
+        "tried without a GPU: trials of its components with each other passed, with torch 2.11.1+cu128"
+    )
+    assert near.components["te"].text == "tried without a GPU (with torch 2.11.1+cu128)"
     # one that was not tried, or failed
     some = claim_of(cell, (), [], trials=_Trials(te_torch="passed"))
     assert (some.proof, some.components["te"].proof) == (Proof.STATED, Proof.TRIED)

@@ -19,6 +19,7 @@ from envbuild.evidence.recording import from_report
 from envbuild.evidence.records import Evidence, content_id, load_evidence, read_evidence, record_evidence
 from envbuild.evidence.report import Outcome, SmokeReport
 from envbuild.evidence.standing import evidence_for
+from envbuild.matrix.load import load_matrix
 from envbuild.verify.suite import suite_hash
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -278,7 +279,8 @@ def test_resolve_with_a_lock_holds_the_record_against_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(evidence_refs, "committed_evidence", lambda: (kept,))
     versions = {axis: version for axis, version in kept.cell.items() if isinstance(version, str)}
     solution = SimpleNamespace(cell=SimpleNamespace(id=kept.cell_id, versions=versions), evidence=[])
-    claims = [_claim(solution, lock and SimpleNamespace(digest=lock)) for lock in (None, kept.lock_digest, "other")]
+    matrix, locks = load_matrix(), (None, kept.lock_digest, "other")
+    claims = [_claim(matrix, solution, lock and SimpleNamespace(digest=lock)) for lock in locks]
     assert [each.status for each in claims] == ["verified", "verified", "stale"]
     assert claims[2].text.endswith("but the lock has changed since")
     assert claims[2].as_json()["date"] == "2026-11-20T12:00:00Z"

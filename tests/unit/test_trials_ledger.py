@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from functools import partial
 
 import pytest
 from pydantic import ValidationError
@@ -9,8 +10,9 @@ from small_matrix import requires, small_matrix, with_rules
 
 from envbuild.curate.checks import check_matrix
 from envbuild.errors import DataError
-from envbuild.evidence.pairs import standing_of_pairs
+from envbuild.evidence.pairs import standing_of_pairs, torch_on_index
 from envbuild.evidence.trials import Ledger, Trial, add_trial, load_trials, read_trials, trials_folder
+from envbuild.matrix.load import load_matrix
 
 INPUTS = "ab" * 32
 
@@ -93,6 +95,31 @@ def test_the_last_trial_of_a_kind_counts_and_the_worst_verdict_is_the_pairs():
 )
 def test_which_cells_a_trial_speaks_for(versions, known):
     assert (Ledger([trial()]).of(versions) is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("torch", "text"),
+    [
+        ("2.9.1+cu128", "tried: names passed"),  # the build that PyPI has
+        ("2.9.1+cu130", "tried with torch 2.9.1+cu128: names passed"),
+        ("2.9.0+cu128", "tried with torch 2.9.1+cu128: names passed"),
+    ],
+)
+def test_the_release_and_build_that_a_trial_read_is_named_where_a_cell_has_another(torch, text):
+    ledger = Ledger([trial()])
+    known = ledger.with_builds({"2.9.1": "2.9.1+cu128"}.__getitem__)
+    assert known.of({"te": "2.7.0", "torch": torch}).describe() == text
+    # where the build is not known, another release is named alone
+    plain = ledger.of({"te": "2.7.0", "torch": torch})
+    assert plain.read == ({"torch": "2.9.1"} if torch.startswith("2.9.0") else {})
+
+
+def test_the_answer_of_a_pair_has_what_was_read():
+    matrix, versions = load_matrix(), {"te": "2.16.1", "torch": "2.12.0+cu126"}
+    ledger = Ledger([trial(te="2.16.1", torch="2.12.1").sealed()]).with_builds(partial(torch_on_index, matrix))
+    (found,) = standing_of_pairs(matrix, versions, (), ledger)
+    assert str(found) == "te 2.16.1 with torch 2.12.0+cu126: tried with torch 2.12.1+cu130: names passed"
+    assert found.as_json()["tried_with"] == {"torch": "2.12.1+cu130"}
 
 
 def test_each_pair_of_a_cell_is_tried_stated_or_neither():
