@@ -113,7 +113,7 @@ def try_pairs(
         return
     chosen: Any = kinds or _KINDS[:4]
     outcome = runner.run(pairs, chosen, note=note)
-    emit(_answer(outcome), as_json=as_json, human=lambda: _table(outcome))
+    emit(_answer(outcome), as_json=as_json, human=lambda: outcome_text(outcome))
 
 
 @click.command("trials")
@@ -201,6 +201,7 @@ def _answer(outcome: "Outcome") -> dict[str, Any]:
         "pairs": outcome.pairs,
         "held": outcome.held,
         "tried": outcome.complete,
+        "nothing_to_try": outcome.unasked,
         "made": outcome.made,
         "kept": outcome.kept,
         "absent": outcome.absent,
@@ -209,7 +210,8 @@ def _answer(outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def _table(outcome: "Outcome") -> str:
+def outcome_text(outcome: "Outcome") -> str:
+    """Return what a run came to, as a table and lines."""
     from envbuild.cli.show import table
 
     rows: list[tuple[str, ...]] = [("kind", "tried", "passed", "failed", "not decided")]
@@ -224,6 +226,8 @@ def _table(outcome: "Outcome") -> str:
             f"{count_of(outcome.made, 'trial')} made now, {outcome.kept} known before"
         ),
     ]
+    if outcome.unasked:
+        parts.append(f"nothing to try of {count_of(outcome.unasked, 'pair')}: none of the kinds applies")
     if outcome.absent:
         parts.append(f"not on the index, so not tried: {', '.join(outcome.absent)}")
     if outcome.contradictions:

@@ -13,6 +13,7 @@ import pytest
 from index_server import Index, wheel
 from small_matrix import release, small_matrix
 
+from envbuild.cli.matrix_try import outcome_text
 from envbuild.curate.trials import precompiled, sources
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
@@ -142,6 +143,15 @@ def test_each_kind_finds_what_does_not_fit_and_a_second_run_tries_nothing_again(
     )
     assert any(text.startswith("te 2.6.0 with torch 2.9.0 on Python 3.12: ") for text in outcome.contradictions)
     assert notes[-1].startswith("[6/6] te 2.5.0 with torch 2.8.0: metadata passed, names passed")
+
+
+def test_a_pair_with_nothing_to_try_does_not_count_as_tried(index, matrix, tmp_path):
+    with index.served() as url:
+        outcome, notes = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("headers",))
+    assert (outcome.pairs, outcome.complete, outcome.unasked, outcome.made) == (1, 0, 1, 0)
+    assert notes == ["[1/1] te 2.5.0 with torch 2.8.0: nothing to try"]
+    assert "; 0 tried, 0 trials made now" in outcome_text(outcome)
+    assert "nothing to try of 1 pair" in outcome_text(outcome)
 
 
 def test_what_changes_on_the_index_is_tried_again_and_the_old_record_stays(index, matrix, tmp_path):

@@ -48,6 +48,8 @@ class Outcome:
     """Pairs that some cell holds, and that a trial shows not to fit."""
     complete: int = 0
     """Pairs that were tried in every kind that applies to them."""
+    unasked: int = 0
+    """Pairs to which none of the kinds applies."""
 
 
 class Runner:
@@ -130,8 +132,11 @@ class Runner:
             outcome.verdicts.setdefault(kind, Counter())[trial.verdict] += 1
             results.append(f"{kind} {trial.verdict}" + (f" ({trial.first[:160]})" if trial.verdict != "passed" else ""))
             outcome.contradictions += _contradictions(pair, trial)
+        if not results:
+            outcome.unasked += 1
+            return "nothing to try"
         outcome.complete += 1
-        return ", ".join(results) or "nothing to try"
+        return ", ".join(results)
 
     def _subject(self, axis: AxisName, version: str, cuda: str) -> Subject | None:
         key = (axis, version, cuda)
