@@ -58,6 +58,8 @@ class Apex(Component):
         flags_in=(),
         defines=("-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"),  # torch's version, in older setup.py
     )
+    # torch.nn._functions.rnn and .thnn, which it imports, were gone before torch 1.13
+    unimportable = ("apex.RNN",)
     upstream = Upstream(repository=_URL)
     extensions = {"apex": _EXTENSIONS}
 

@@ -228,6 +228,9 @@ class Component:
     a cell must be served."""
     host_sources: ClassVar[HostSources | None] = None
     """The C++ of its source distribution."""
+    unimportable: ClassVar[tuple[str, ...]] = ()
+    """Modules and packages of it that import with no torch of the matrix, those of NVIDIA's images aside, and that no other
+    module of it imports. A trial of names sees to the latter, and leaves them out."""
 
     def module(self, view: View) -> str | None:
         """Return a module that imports where the component is installed."""

@@ -18,6 +18,8 @@ class DeepSpeed(Component):
         flags_in=("op_builder/builder.py",),
         cxx_flags="cxx_args",
     )
+    # it derives a class from torch.nn.module, which no torch has; torch.nn.Module is meant
+    unimportable = ("deepspeed.model_implementations.transformers.ds_base",)
     upstream = Upstream(
         distribution="deepspeed", to_fill_in=("whether its requirements changed (requirements/requirements.txt)",)
     )

@@ -211,6 +211,36 @@ def test_only_what_the_entry_leads_to_fails(torch):
     assert found.counts == {"present": 1, "missing": 3}
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "decided"),
+    [
+        ("", True),
+        ("from .deadly import x\n", True),
+        ("from .dead import old\n", False),
+        ("def f():\n    from . import dead\n", False),
+        ("try:\n    import pkg.dead.old\nexcept ImportError:\n    pass\n", False),
+    ],
+)
+def test_what_no_torch_can_import_decides_nothing_where_nobody_imports_it(torch, elsewhere, decided):
+    made = consumer(
+        pkg__init="",
+        pkg__extra=elsewhere,
+        pkg__deadly="x = 1\n",
+        pkg__dead__init="from . import old\n",
+        pkg__dead__old="from torch.nn import Gone\n",
+    )
+    found = try_names(made, entry="pkg", libraries={"torch": torch}, of="torch", unimportable=("pkg.dead",))
+    assert found.counts["missing"] == 1
+    assert not found.missing
+    assert bool(found.doubtful) is not decided
+
+
+def test_what_the_entry_leads_to_fails_whatever_is_stated(torch):
+    made = consumer(pkg__init="from torch.nn import Gone\n")
+    found = try_names(made, entry="pkg", libraries={"torch": torch}, of="torch", unimportable=("pkg",))
+    assert found.missing
+
+
 def test_what_a_function_imports_counts_where_the_entry_leads_to_the_function(torch):
     text = "def f():\n    from torch.onnx import _type_utils\nfrom torch import whatever\n"
     made = consumer(pkg__init="from . import core\n", pkg__core=text, pkg__extra=text)

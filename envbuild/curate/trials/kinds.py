@@ -140,7 +140,8 @@ class Ways:
                         Subject(axis=name, version=version, wheels=(wheel,)),
                     )
         of = TORCH if other.axis == TORCH else next(iter(sorted(mine.roots & ROOTS)), other.axis)
-        names = try_names(consumer, entry=component.entry, libraries=libraries, of=of)
+        dead = COMPONENTS[component.axis].unimportable
+        names = try_names(consumer, entry=component.entry, libraries=libraries, of=of, unimportable=dead)
         if not names.asked:
             return None
         first = next(lines(names), "")

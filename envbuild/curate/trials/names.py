@@ -85,6 +85,20 @@ class Consumer:
                     waiting += [f"{need.module}.{each}" for each in need.names[:1]]
         return found
 
+    def left_out(self, stated: tuple[str, ...]) -> set[str]:
+        """Return the modules at and below each name of `stated` that no module elsewhere imports, wherever it would."""
+        found: set[str] = set()
+        for each in stated:
+            inside = {name for name in self.modules if f"{name}.".startswith(f"{each}.")}
+            asked = {name for name in self.modules.keys() - inside if self._asks_for(name, each)}
+            if not asked:
+                found |= inside
+        return found
+
+    def _asks_for(self, name: str, wanted: str) -> bool:
+        needs = (need for need, _ in judged(self.modules[name].items, lambda _: "no"))
+        return any(f"{need}.".startswith(f"{wanted}.") for need in needs)
+
 
 def read_consumer(files: Files, subject: Subject) -> Consumer:
     """Return the Python of `subject`: of its tree, its wheels, and of sdists what wheels do not have.
@@ -137,7 +151,14 @@ class NamesFound:
     """The same of what could not be decided, or lies where the component's entry does not lead."""
 
 
-def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, Library], of: str) -> NamesFound:
+def try_names(
+    consumer: Consumer,
+    *,
+    entry: str | None,
+    libraries: Mapping[str, Library],
+    of: str,
+    unimportable: tuple[str, ...] = (),
+) -> NamesFound:
     """Look up each name that `consumer` asks of `libraries`.
 
     Args:
@@ -145,6 +166,8 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
         entry: the module that a program imports; without one, every module counts as imported.
         libraries: top module -> its library.
         of: the top module that the trial is about: what imports it in the open counts as an entry, unless it is torch.
+        unimportable: modules and packages in which a missing name is counted and decides nothing, as long as no other
+            module imports them.
 
     """
     own = consumer.roots
@@ -160,6 +183,7 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
     if of != "torch":
         entries += [name for name, module in consumer.modules.items() if _imports_in_the_open(module, of)]
     reached = consumer.reached(tuple(entries))
+    left_out = consumer.left_out(unimportable) - reached
     counts: Counter[State] = Counter()
     asked = 0
     missing, doubtful = [], []
@@ -172,7 +196,7 @@ def try_names(consumer: Consumer, *, entry: str | None, libraries: Mapping[str, 
             line = shown(f"{module.path}:{need.line}: {need}")
             if state == "missing" and name in reached:
                 missing.append(line)
-            elif state == "missing":
+            elif state == "missing" and name not in left_out:
                 doubtful.append(f"{line} is missing, and importing {entry} does not lead there")
             elif state == "late" and name in reached:
                 doubtful.append(f"{line} is missing, and imported when a function is called")

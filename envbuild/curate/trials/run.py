@@ -164,6 +164,8 @@ class Runner:
         reads: tuple[str, ...] = (
             (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
         )
+        if kind == "names":
+            reads = COMPONENTS[component.axis].unimportable
         refused = ""
         if kind == "sources" and sources:
             found = self.ways.set_of(requirements, pythons) if pair.other == TORCH else None
