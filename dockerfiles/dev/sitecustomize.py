@@ -129,9 +129,9 @@ def import_all(names, folder):
 
 
 def has_modules_of(tree):
-    """Return whether a module that is loaded lies in a folder."""
+    """Return whether a module that is loaded lies in a folder. torch has some that state a file which does not exist."""
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return any(isinstance(file, str) and is_below(file, tree) for file in files)
+    return any(isinstance(file, str) and os.path.isfile(file) and is_below(file, tree) for file in files)
 
 
 def start(words):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -116,6 +115,12 @@ def test_a_helper_that_does_not_compile_stops_the_run_with_what_the_compiler_say
     assert "loss" not in refused.out
 
 
+LOADED = r"""for process in /proc/[0-9]*; do
+    tr '\0' ' ' <$process/cmdline | grep -Eq 'python[0-9.]* (-u )?train\.py' && grep -q "$0" $process/maps && exit 0
+done
+exit 1"""
+
+
 class Watching:
     """`envbuild dev --watch` in the background, and what it has printed."""
 
@@ -148,16 +153,16 @@ class Watching:
                     return self.seen[-1]
         pytest.fail(f"no {text!r} in:\n" + "\n".join(self.seen))
 
-    def waiting(self) -> None:
-        """Wait until the next run waits in its container, by a Python that runs the script."""
-        end = time.monotonic() + 60
+    def waiting(self, loaded: str = "python") -> None:
+        """Wait until the next run waits in its container, in a Python that runs the script and has loaded a library."""
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             for name in containers():
-                top = subprocess.run(["docker", "top", name], capture_output=True, text=True, check=False)
-                if re.search(r"python\S* (-u )?train\.py", top.stdout):
+                look = ["docker", "exec", name, "sh", "-c", LOADED, loaded]
+                if subprocess.run(look, capture_output=True, check=False).returncode == 0:
                     return
             time.sleep(0.2)
-        pytest.fail("no run waits")
+        pytest.fail("no run waits:\n" + "\n".join(self.seen))
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
@@ -212,7 +217,7 @@ def test_watch_runs_again_after_an_edit_with_the_packages_imported_before_it(pla
     run = watching("torchrun", "--nproc-per-node", "1", "train.py")
     assert "'torch': False" in run.until("early")
     run.until("exit code 0")
-    run.waiting()
+    run.waiting("libtorch_python")
     assert not any("loss 16.0" in line for line in run.seen)
     (tree / "train.py").write_text(LATE.replace("ones(4)", "ones(8)"))
     assert run.until("early") == "early {'torch': True, 'helpers': False} loss 16.0"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,16 @@ def test_packages_of_the_image_are_those_of_pythons_folders(hook, tree, monkeypa
     (tree / "colorsys.py").write_text("")  # the tree's own comes before Python's
     importlib.invalidate_caches()
     assert not hook.is_of_the_image("colorsys")
+
+
+def test_a_module_lies_in_the_tree_where_its_file_does(hook, tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    made_up = types.ModuleType("made_up")
+    made_up.__file__ = "_ops.py"  # as torch.ops has it
+    monkeypatch.setitem(sys.modules, "made_up", made_up)
+    assert not hook.has_modules_of(str(tree))
+    made_up.__file__ = str(tree / "train.py")
+    assert hook.has_modules_of(str(tree))
 
 
 SCRIPT = """import sys
