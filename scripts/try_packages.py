@@ -9,7 +9,7 @@ Without --install nothing is installed (--dry-run). An install must leave every 
 with a reason. Exits with 1 where one would change such a package, or fails without naming one. A cell has the package's
 version and how many packages come with it, itself included.
 
-With --install the image's uv installs each package in a container of its own. Then what the constraints file names must
+With --install the image's uv installs each package in a separate container. Then what the constraints file names must
 have the versions that it states, by the metadata of what is installed, and the package's modules are imported.
 
 With --lock no image is needed: uv resolves each package for the lock's Python, with the lock's packages as constraints. An
@@ -100,7 +100,7 @@ print(json.dumps({"modules": modules, "errors": errors, "versions": versions}))
 
 
 def installed(image: str, flags: Sequence[str], held: dict[str, str], package: str) -> tuple[bool, str]:
-    """Install a package in a container of its own; return whether all that is held stays, and the row's other cells."""
+    """Install a package in a separate container; return whether all that is held stays, and the row's other cells."""
     name = f"envbuild-try-{uuid.uuid4().hex[:8]}"
     subprocess.run(
         ["docker", "run", *flags, "--name", name, image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL
@@ -196,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="IMAGE, PACKAGE …", help="the image, and the packages to ask for")
     parser.add_argument("--lock", type=Path, action="append", help="a folder of a lock, in place of an image")
-    parser.add_argument("--install", action="store_true", help="install each package, in a container of its own")
+    parser.add_argument("--install", action="store_true", help="install each package, in a separate container")
     parser.add_argument("--pip", type=Path, help="a wheel of pip, which the image need not have")
     parser.add_argument("--ca", type=Path, help="certificates of the index")
     options = parser.parse_intermixed_args()
