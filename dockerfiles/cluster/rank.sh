@@ -4,6 +4,8 @@ set -eu
 python3 -c "$5" "$1" "$2" "$3" "$4"
 limit=$(ulimit -H -l)
 ulimit -S -l "$limit" 2>/dev/null || :
+ulimit -S -s 65536 2>/dev/null || :
+ulimit -S -c 0
 if [ -d /dev/infiniband ] && [ "$limit" != unlimited ]; then
     echo "envbuild: $(uname -n): locked memory is limited to $limit KiB: RDMA can fail to register memory" >&2
 fi

@@ -71,6 +71,6 @@ def _pyxis_mounts(cluster: Cluster) -> str:
 
     """
     for each in cluster.shared:
-        if "," in each.source + each.target:
-            raise UsageError("pyxis takes no comma in a path", where="--mount", hint="name a path without one")
+        if any(mark in each.source + each.target for mark in ',"$`'):
+            raise UsageError('pyxis takes no path with one of , " $ `', where="--mount", hint="name a path without one")
     return "".join(f"{each.source}:{each.target}{':ro' if each.read_only else ''}," for each in cluster.shared)

@@ -272,7 +272,9 @@ KUBERNETES = ("--format", "kubernetes", "--image", "r.example.org/x:y", "--diges
         (["--mount", "data:/data"], "is no mount"),
         (["--mount", "/data:/data:rx"], "is no mount"),
         (["--mount", "/da\tta:/data"], "is no mount"),
-        (["--runtime", "pyxis", "--mount", "/a,b:/data"], "pyxis takes no comma"),
+        (["--runtime", "pyxis", "--mount", "/a,b:/data"], "pyxis takes no path"),
+        (["--runtime", "pyxis", "--mount", "/a$b:/data"], "pyxis takes no path"),
+        (["--runtime", "pyxis", "--mount", "/a`b`:/data"], "pyxis takes no path"),
     ],
 )
 def test_what_no_job_of_a_cluster_can_hold(words, says):

@@ -63,6 +63,8 @@ def require_what_enroot_reads_and_no_more(folder: Path) -> dict[str, str]:
     task, container = seen(folder / "task"), seen(folder / "container")
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "ENROOT_ROOTFS_WRITABLE", "MELLANOX_VISIBLE_DEVICES"):
         assert task[name] == JOB[name]
+    # its login shell would read /etc/profile, where Debian has its own PATH
+    assert task["ENROOT_LOGIN_SHELL"] == "no"
     assert not OF_THE_JOB & (task.keys() | container.keys())
     assert not [name for name in container if name.startswith("XDG_")]
     return container

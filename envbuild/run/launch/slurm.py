@@ -140,7 +140,7 @@ none | auto | all) ;;
 *) export CUDA_VISIBLE_DEVICES="$seen" CUDA_DEVICE_ORDER=PCI_BUS_ID ;;
 esac
 export ENVBUILD_RANK="$rank" ENVBUILD_SLOTS="$slots"
-exec sh -c "$inside"
+exec sh -c {shlex.quote(LIMITS)} sh sh -c "$inside"
 """
 
 
@@ -242,27 +242,30 @@ def _pyxis_flags(job: Job) -> list[str]:
 
     def written(mount: Mount) -> str:
         both = (str(mount.source), mount.target)
-        if any(mark in path for path in both for mark in ":,"):
+        if any(mark in path for path in both for mark in ':,"$`'):
             raise UsageError(
-                "pyxis takes no path with a colon or a comma", where=f"--mount {shown(str(mount.source))}",
+                'pyxis takes no path with one of : , " $ `', where=f"--mount {shown(str(mount.source))}",
                 hint="mount a folder above it",
             )  # fmt: skip
         return ":".join((*both, *(["ro"] if mount.read_only else [])))
 
     # pyxis hands on what srun exports, beyond --container-env
     hooks = sorted(name for name in os.environ if name.startswith(FOR_ENROOTS_HOOKS) and name.isidentifier())
-    exported = dict.fromkeys((*FOR_ENROOT, *hooks, *_handed(job)))
+    exported = dict.fromkeys((*FOR_ENROOT, "ENROOT_LOGIN_SHELL", *hooks, *_handed(job)))
     flags = [f"--export={','.join(exported)}", f"--container-image={place}"]
     flags += ["--no-container-mount-home", "--no-container-entrypoint"]
     if asked.mounts:
         flags.append("--container-mounts=" + ",".join(map(written, asked.mounts)))
     if asked.workdir:
         flags.append(f"--container-workdir={asked.workdir}")
-    if names := _handed(job):
+    # the other names are no image's: they need no word, and enroot reads a value of several lines as several variables
+    if names := [name for name in _handed(job) if not name.startswith(VALUES)]:
         flags.append("--container-env=" + ",".join(names))
     return flags
 
 
 def srun_environment(job: Job, environ: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Return the environment of `srun`: the job's variables in the form that the image's runtime reads. None is on a line."""
-    return environ() | _handed(job)
+    # enroot's login shell reads /etc/profile, where Debian has its own PATH in place of the image's
+    own = {"ENROOT_LOGIN_SHELL": "no"} if _runtime(job.container.image) == "pyxis" else {}
+    return environ() | own | _handed(job)
