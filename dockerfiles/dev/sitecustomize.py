@@ -26,7 +26,7 @@ NAMES = os.path.join(os.environ.get("ENVBUILD_DEV_NOTES", HERE), "names")
 GO = os.path.join(HERE, "go")
 TREE = os.path.realpath(os.environ["ENVBUILD_DEV_TREE"]) if os.environ.get("ENVBUILD_DEV_TREE") else ""
 PLAIN = "ENVBUILD_DEV_PLAIN"  # set for a Python that starts again
-LARGEST = 1 << 20  # bytes of names: some thousand runs that each import something new
+LARGEST = 16 << 20  # bytes of names: each rank of a first run notes all that it imports
 POLL_S = 0.01
 TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python
 
@@ -80,26 +80,40 @@ class Recorder:
     """
 
     def __init__(self, path):
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.path = path
+        self.known = set(names_of(path))
         self.packages = {}
         self.asked = {}
 
     def find_spec(self, name, path=None, target=None):
         """Note what was asked for before and is loaded now; return None."""
-        self.note()
+        with contextlib.suppress(Exception):  # a full disk, say, is no reason for an import to fail
+            self.note()
         package = name.partition(".")[0]
         if package not in self.packages:
             self.packages[package] = is_of_the_image(package)
-        if self.packages[package]:
+        if self.packages[package] and name not in self.known:
             self.asked[name] = None
 
     def note(self):
         """Write the names that were asked for and are loaded."""
-        loaded = [name for name in self.asked if name in sys.modules]
+        loaded = [name for name in list(self.asked) if name in sys.modules]  # other threads import, too
         for name in loaded:
-            del self.asked[name]
-        if loaded and os.fstat(self.file).st_size < LARGEST:
-            os.write(self.file, "".join(name + "\n" for name in loaded).encode("utf-8", "replace"))
+            self.asked.pop(name, None)
+        self.known.update(loaded)
+        if loaded:
+            # opened each time: a program may close all descriptors
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                if os.fstat(file).st_size < LARGEST:
+                    os.write(file, "".join(name + "\n" for name in loaded).encode("utf-8", "replace"))
+            finally:
+                os.close(file)
+
+    def note_the_last(self):
+        """Note what the end of the process finds."""
+        with contextlib.suppress(Exception):
+            self.note()
 
 
 def names_of(path):
@@ -149,11 +163,11 @@ def start(words):
             time.sleep(POLL_S)
     recorder = Recorder(NAMES)
     sys.meta_path.insert(0, recorder)
-    atexit.register(recorder.note)
+    atexit.register(recorder.note_the_last)
 
 
 def words_of_this_process():
-    """Return the command line: `sys.argv` is not there yet."""
+    """Return the command line: `sys.argv` lacks Python's own options."""
     with open("/proc/self/cmdline", "rb") as file:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 

@@ -170,9 +170,9 @@ class Watching:
 
 
 def containers() -> list[str]:
-    """Names of the containers of `dev --watch` that run."""
+    """Names of the containers of `dev --watch`, also of those that have ended."""
     listed = subprocess.run(
-        ["docker", "ps", "--filter", "name=envbuild-dev-", "--format", "{{.Names}}"],
+        ["docker", "ps", "--all", "--filter", "name=envbuild-dev-", "--format", "{{.Names}}"],
         capture_output=True,
         text=True,
         check=True,

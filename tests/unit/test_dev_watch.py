@@ -80,6 +80,7 @@ def test_an_edit_is_a_change_of_a_source_and_not_of_what_a_run_writes(tree):
         ("python link.py", False),
         ("python", False),
         ("torchrun --no-python train.py", False),
+        ("torchrun --no-pyth ./run.sh train.py", False),
         ("torchrun -m pkg train.py", False),
         ("torchrun /elsewhere/x.py", False),
         ("torchrun train.sh", False),
@@ -116,6 +117,17 @@ def test_what_a_run_writes_is_not_an_edit(tree):
     (tree / "pkg" / "new.py").write_text("")  # as a person adds one
     own = made_by_a_run(before, state_of_files(tree))
     assert own == {"wandb/run-1/config.yaml", "debug/kernel.py", "used.yaml"}
+
+
+def test_settings_that_are_written_again_as_they_were_are_no_edit(tree):
+    (tree / "used.yaml").write_text("lr: 1\n")
+    before = state_of_files(tree)
+    (tree / "used.yaml").unlink()
+    (tree / "used.yaml").write_text("lr: 1\n")
+    os.utime(tree / "used.yaml", (1, 1))
+    assert changed(before, state_of_files(tree)) == []
+    (tree / "used.yaml").write_text("lr: 2\n")
+    assert changed(before, state_of_files(tree)) == ["used.yaml"]
 
 
 def test_a_file_that_goes_while_the_tree_is_read_is_left_out(tree, monkeypatch):
@@ -183,6 +195,21 @@ def test_a_module_lies_in_the_tree_where_its_file_does(hook, tree, monkeypatch):
     assert hook.has_modules_of(str(tree))
 
 
+def lit(folder: Path) -> Path:
+    """Make a folder of packages with `beacon`, whose import makes the file `lit`."""
+    place = folder / "site-packages"
+    (place / "beacon").mkdir(parents=True)
+    (place / "beacon" / "__init__.py").write_text(f"open({str(folder / 'lit')!r}, 'w').close()\n")
+    return place
+
+
+def until_there(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 SCRIPT = """import sys
 print([name in sys.modules for name in ("colorsys", "wave", "pkg")], flush=True)
 import colorsys, pkg
@@ -213,9 +240,9 @@ def test_a_run_waits_with_the_imports_of_the_run_before_it(tree, tmp_path):
     assert "pkg" not in names
     (place / "go").unlink()
     with (tmp_path / "names").open("a") as file:
-        file.write("no_such_module\nos.path.nothing\n../x\n\x00\n")  # nothing of these can be imported
-    with run_of(tree, place) as second:
-        time.sleep(1.0)
+        file.write("no_such_module\nos.path.nothing\n../x\n\x00\nbeacon\n")  # only the last can be imported
+    with run_of(tree, Path(f"{place}:{lit(tmp_path)}"), notes=tmp_path) as second:
+        until_there(tmp_path / "lit")
         assert second.poll() is None
         (tree / "train.py").write_text(SCRIPT.replace("import colorsys", "import wave, colorsys"))
         (place / "go").touch()
@@ -240,11 +267,22 @@ def test_a_package_that_imports_the_tree_is_not_imported_early(tree, tmp_path):
     assert {"plugin", "wave"} <= set((tmp_path / "names").read_text().split())
     (place / "go").unlink()
     with run_of(tree, path, notes=tmp_path) as second:
-        time.sleep(1.5)
+        time.sleep(1.5)  # it has started, found the tree's module, and started again
         assert second.poll() is None
         (tree / "pkg" / "__init__.py").write_text("V = 'newer'\n")
         (place / "go").touch()
         assert second.communicate(timeout=30) == ("newer\n", "")
+
+
+def test_a_program_that_closes_all_descriptors_imports_on(tree, tmp_path):
+    place = tmp_path / "hook"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(HOOK.read_bytes())
+    (place / "go").touch()
+    (tree / "train.py").write_text("import os\nos.closerange(3, 256)\nimport colorsys, wave\nprint('on')\n")
+    with run_of(tree, place) as run:
+        assert run.communicate(timeout=30) == ("on\n", "")
+    assert "colorsys" in (tmp_path / "names").read_text().split()
 
 
 def test_a_package_that_is_only_looked_for_is_not_imported(tree, tmp_path):

@@ -6,11 +6,14 @@ import posixpath
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from envbuild.engine.image import Image
@@ -20,6 +23,8 @@ from envbuild.paths import data_dir
 from envbuild.run.container import READ_COMPAT, Container, Mount
 from envbuild.run.dev.files import files_in, is_source
 from envbuild.run.runtime import Guest, Runtime
+from envbuild.util.below import OutsideError, read_found
+from envbuild.util.names import shown
 from envbuild.util.processes import end_group, guarded
 from envbuild.util.scratch import scratch
 from envbuild.util.text import count_of
@@ -31,21 +36,24 @@ NOTES = "/run/envbuild-dev-notes"
 _START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
 _PROGRAMS = re.compile(r"(?:.*/)?(?:python[0-9.]*|(torchrun))")
 """Programs that read nothing of the tree before its script."""
-_NO_SCRIPT = ("--no-python", "--no_python", "-m", "--module", "--run-path", "--run_path")
-"""Options of torchrun with which it runs something else than a script of the tree."""
+_ABBREVIATED = ("--no-p", "--no_p", "--mod", "--run-p", "--run_p")
+"""Beginnings of options with which torchrun runs something else than a script of the tree; a beginning is enough for it."""
+_NO_SCRIPT = ("-m",)
+"""The same, short."""
 _TAKE_A_VALUE = ("-W", "-X")
 _HARMLESS = ("-u", "-B", "-O", "-OO", "-b", "-bb", "-d", "-q", "-s", "-v")
 """Options of Python with which it still reads PYTHONPATH and runs a script."""
 _SETTINGS = (".yaml", ".yml", ".toml")
 _TEXTS = (".py", ".pyi", *_SETTINGS)
 _POLL_S = 0.15
+_LARGEST_SETTINGS = 1 << 20
 _SETTLED_S = 0.05
 _MOST_LOOKS = 40
 _PATIENCE_S = 10.0
 _WHOLE_RUN_S = 30 * 86400.0
 
 State = dict[str, tuple[int, int]]
-"""Files of a tree: time of the last change and size, by path."""
+"""Files of a tree: what shows a change (the time of the last one, or a sum of the bytes) and size, by path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +83,24 @@ def state_of_files(tree: Path) -> State:
 
     """
     return {
-        path: (state.st_mtime_ns, state.st_size)
+        path: (_mark(tree, path, state), state.st_size)
         for path, state in files_in(tree)
         if path.endswith(_TEXTS) or is_source(path)
     }
+
+
+def _mark(tree: Path, path: str, state: os.stat_result) -> int:
+    """Return what shows a change: of YAML and TOML their bytes, since a run may write its settings again as they were."""
+    if path.endswith(_SETTINGS) and state.st_size <= _LARGEST_SETTINGS:
+        with contextlib.suppress(OSError, OutsideError):
+            return _sum(tree, path, state.st_mtime_ns, state.st_size)
+    return state.st_mtime_ns
+
+
+@lru_cache(maxsize=20_000)
+def _sum(tree: Path, path: str, written: int, size: int) -> int:
+    del written, size  # another time or size is another file
+    return zlib.crc32(read_found(tree, path, limit=_LARGEST_SETTINGS))
 
 
 def changed(before: State, now: State) -> list[str]:
@@ -135,6 +157,8 @@ def can_wait(command: Sequence[str], container: Container, tree: Path, target: s
     if program is None:
         return False
     if program[1]:
+        if any(word.startswith(_ABBREVIATED) for word in command[1:]):
+            return False
         words = [word for word in command[1:] if word in _NO_SCRIPT or word.endswith(".py")]
         return bool(words) and is_script(words[0])
     rest = iter(command[1:])
@@ -177,7 +201,7 @@ class Watch:
         self.of_runs: set[str] = set()
         """Files that runs made, whose changes are no edits."""
         self.interval = _POLL_S
-        self.stdin_is_open = sys.stdin is not None and not sys.stdin.closed
+        self.stdin_is_open = sys.stdin is not None and not sys.stdin.closed and _is_no_file(sys.stdin.fileno())
 
     def run(self) -> None:
         """Run the command, and again after each edit, until KeyboardInterrupt.
@@ -196,6 +220,8 @@ class Watch:
                 finally:
                     if run:
                         run.end()
+                if run:  # what it wrote when it was asked to end
+                    self._note_files_of_a_run(state_of_files(self.what.tree))
                 if not why:
                     ready = self._start(go=False) if self.waits and run else None
                     why = self._next_edit(ready)
@@ -212,6 +238,8 @@ class Watch:
             if ready:
                 ready.end()
             self.what.note(f"error: {error.where}: {error.what}")
+            if error.hint:
+                self.what.note(f"to do: {error.hint}")
             return None
         if ready and ready.process.poll() is None:
             (self.folder / "hook" / "go").touch()
@@ -293,7 +321,7 @@ class Watch:
         # a tree on a slow file system is looked at less often
         self.interval = max(_POLL_S, 5 * (time.monotonic() - start))
         if on and self.state:
-            self.of_runs |= made_by_a_run(self.state, now)
+            self._note_files_of_a_run(now)
         found = [path for path in changed(self.state, now) if path not in self.of_runs]
         for _ in range(_MOST_LOOKS if found else 0):  # an editor or git may be about to write more
             time.sleep(_SETTLED_S)
@@ -302,7 +330,13 @@ class Watch:
                 break
         self.state = now
         more = f" and {count_of(len(found) - 1, 'other file')}" if found[1:] else ""
-        return f"{found[0]}{more} changed" if found else ""
+        return f"{shown(found[0])}{more} changed" if found else ""
+
+    def _note_files_of_a_run(self, now: State) -> None:
+        """Take what appeared while a run was on for its own, unless it came with an edit, as by `git pull`."""
+        own = made_by_a_run(self.state, now)
+        if all(path in own or path in self.of_runs for path in changed(self.state, now)):
+            self.of_runs |= own
 
     def _enter(self) -> str:
         """Wait for Enter as long as one look is away from the next; return the phrase for it, or nothing."""
@@ -311,10 +345,16 @@ class Watch:
             return ""
         if not select.select([sys.stdin], [], [], self.interval)[0]:
             return ""
-        if os.read(sys.stdin.fileno(), 4096):
-            return "Enter was pressed"
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            if os.read(sys.stdin.fileno(), 4096):
+                return "Enter was pressed"
         self.stdin_is_open = False
         return ""
+
+
+def _is_no_file(handle: int) -> bool:
+    """Return whether somebody may press Enter there: a terminal, a pipe or a socket, and no file."""
+    return not stat.S_ISREG(os.fstat(handle).st_mode)
 
 
 @contextlib.contextmanager
