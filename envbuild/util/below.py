@@ -6,11 +6,17 @@ and a link anywhere below `folder` is refused, so that neither a name nor a tree
 
 import contextlib
 import os
+import re
 import secrets
 import stat
+import time
 from pathlib import Path
 
 from envbuild.util.names import FileName, Sha256, TreePath, checked
+
+_LEFT = re.compile(r"\.envbuild-[0-9a-f]{16}\.new")
+_LEFT_S = 3600.0
+"""Seconds after which nobody writes such a file any more."""
 
 
 class OutsideError(ValueError):
@@ -132,6 +138,7 @@ def write_below(folder: Path, relative: str, body: bytes, *, mode: int) -> None:
     inside = _enter(folder, folders, make=True)
     new = f".envbuild-{secrets.token_hex(8)}.new"
     try:
+        _remove_left(inside)
         if _is_link(name, inside):
             raise OutsideError(f"{relative} is a link in {folder}")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=inside)
@@ -146,6 +153,16 @@ def write_below(folder: Path, relative: str, body: bytes, *, mode: int) -> None:
             raise
     finally:
         os.close(inside)
+
+
+def _remove_left(inside: int) -> None:
+    """Remove from a folder what runs of this user left there that were killed between the two steps of a write."""
+    for name in os.listdir(inside):
+        if _LEFT.fullmatch(name):
+            with contextlib.suppress(OSError):
+                found = os.stat(name, dir_fd=inside, follow_symlinks=False)
+                if found.st_uid == os.getuid() and time.time() - found.st_mtime > _LEFT_S:
+                    os.unlink(name, dir_fd=inside)
 
 
 def read_file(path: Path, *, limit: int) -> bytes:

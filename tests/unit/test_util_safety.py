@@ -242,6 +242,13 @@ def test_a_file_is_written_in_one_step_and_never_through_a_link(tmp_path):
         assert old.read() == b"one"
     assert (tree / "a" / "b" / "x.so").read_bytes() == b"two"
     assert (tree / "a" / "b" / "x.so").stat().st_mode & 0o777 == 0o755
+    killed, at_work = (tree / "a" / "b" / f".envbuild-{digit * 16}.new" for digit in "01")
+    for path in (killed, at_work):
+        path.write_bytes(b"half")
+    os.utime(killed, (1, 1))
+    below.write_below(tree, "a/b/x.so", b"two", mode=0o755)
+    assert not killed.exists()
+    assert at_work.exists()
     (tmp_path / "other").mkdir()
     (tree / "folder").symlink_to(tmp_path / "other")
     (tree / "link.so").symlink_to(tmp_path / "other" / "x.so")
