@@ -5,8 +5,8 @@
     scripts/try_packages.py IMAGE --install [--ca FILE] [PACKAGE …]
     scripts/try_packages.py --lock FOLDER [--lock FOLDER …] [PACKAGE …]
 
-Without --install nothing is installed (--dry-run). An install must leave every package of the image's constraints file as it is, or be refused
-with a reason. Exits with 1 where one would change such a package, or fails without naming one. A cell has the package's
+Without --install nothing is installed (--dry-run). An install must leave every package of the image's constraints file
+as it is, or be refused with a reason. Exits with 1 where one would change such a package, or fails without naming one. A cell has the package's
 version and how many packages come with it, itself included.
 
 With --install the image's uv installs each package in a separate container. Then what the constraints file names must
@@ -50,6 +50,14 @@ def run(container: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in the container."""
     line = ["docker", "exec", container, *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def pins(constraints: str) -> dict[str, str]:
+    """Print and return what a constraints file holds: version by name."""
+    lines = constraints.splitlines()
+    held = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
+    return held
 
 
 def changes(container: str, tool: str, done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -132,8 +140,7 @@ def of_installs(image: str, flags: Sequence[str], packages: Sequence[str]) -> in
     shown = subprocess.run(
         ["docker", "run", "--rm", image, "cat", CONSTRAINTS], capture_output=True, text=True, check=True
     )
-    held = dict(line.split("==") for line in shown.stdout.splitlines() if "==" in line and not line.startswith("#"))
-    print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
+    held = pins(shown.stdout)
     print("| package | installed | packages of the image | imported |\n|---|---|---|---|", flush=True)
     good = 0
     for package in packages:
@@ -215,9 +222,7 @@ def main() -> int:
     flags += ["--name", name, "-v", f"{options.pip.resolve()}:/try/pip.whl:ro"]
     subprocess.run(["docker", "run", *flags, image, "sleep", "7200"], check=True, stdout=subprocess.DEVNULL)
     try:
-        lines = run(name, ["cat", CONSTRAINTS]).stdout.splitlines()
-        held = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
-        print(f"{len(held)} packages are held, {', '.join(f'{n} {v}' for n, v in held.items())}.\n", flush=True)
+        held = pins(run(name, ["cat", CONSTRAINTS]).stdout)
         print("| package | pip | uv |\n|---|---|---|", flush=True)
         return tabulate(packages, [partial(verdict, name, tool, held) for tool in TOOLS])
     finally:

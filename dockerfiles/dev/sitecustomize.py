@@ -167,7 +167,7 @@ def start(words):
 
 
 def words_of_this_process():
-    """Return the command line: `sys.argv` lacks Python's own options."""
+    """Return the command line with the options of Python, which `sys.argv` leaves out."""
     with open("/proc/self/cmdline", "rb") as file:
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 

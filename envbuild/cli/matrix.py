@@ -181,13 +181,11 @@ def page(folder: Path, catalog_file: Path | None, as_json: bool) -> None:
     was proven; then stacks, images, proof by GPU, evidence, rules and releases. Its search field reads the flags of the
     command line, and its address holds them. Writing it takes some seconds.
     """
-    from functools import partial
-
     from envbuild.curate.page import build_page
     from envbuild.curate.page_html import page_path, render_page, write_page
     from envbuild.curate.page_published import read_published
-    from envbuild.evidence.pairs import torch_on_index
-    from envbuild.evidence.refs import committed_evidence, committed_trials, evidence_refs
+    from envbuild.evidence.pairs import trials_of
+    from envbuild.evidence.refs import committed_evidence, evidence_refs
     from envbuild.matrix.load import load_matrix
     from envbuild.stacks.load import load_stack, stack_names
     from envbuild.verify.suite import suite_of
@@ -200,7 +198,7 @@ def page(folder: Path, catalog_file: Path | None, as_json: bool) -> None:
         stacks=[load_stack(name) for name in stack_names()],
         records=committed_evidence(),
         evidence=evidence_refs(),
-        trials=committed_trials().with_builds(partial(torch_on_index, loaded)),
+        trials=trials_of(loaded),
         published=published,
         suite=suite_of,
         note=note,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from envbuild.evidence.claims import Claim
     from envbuild.evidence.pairs import PairStanding
-    from envbuild.evidence.trials import Ledger
     from envbuild.lock.model import Lock
     from envbuild.matrix.cell import Request
     from envbuild.matrix.driver import DriverVerdict
@@ -73,7 +72,7 @@ def resolve(lock_file: Path | None, as_json: bool, **flags: Any) -> None:
 def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: Any) -> None:
     """Explain why each version was chosen and what the alternatives were, or why no cell fits, with sources."""
     from envbuild.errors import NoCellError
-    from envbuild.evidence.pairs import standing_of_pairs
+    from envbuild.evidence.pairs import standing_of_pairs, trials_of
     from envbuild.evidence.refs import evidence_refs
     from envbuild.matrix.driver import driver_verdict
     from envbuild.matrix.load import load_matrix
@@ -92,7 +91,7 @@ def explain(lock_file: Path | None, with_nearest: bool, as_json: bool, **flags: 
         raise
     choices = choices_of(solution, evidence, asked=read_request(matrix, request))
     applied = (*solution.rules, *solution.tested_with)
-    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, _trials(matrix))
+    pairs = standing_of_pairs(matrix, solution.cell.versions, applied, trials_of(matrix))
     verdict = driver_verdict(matrix, solution.cell)
     claim = _claim(matrix, solution, lock)
     other = _by_other_recipe(claim, flags, lock_file)
@@ -186,18 +185,10 @@ def _verdict_line(verdict: "DriverVerdict | None") -> str:
     return f"driver     {verdict.driver}: {verdict.verdict}; {verdict.why} ({verdict.source})"
 
 
-def _trials(matrix: "Matrix") -> "Ledger":
-    from functools import partial
-
-    from envbuild.evidence.pairs import torch_on_index
-    from envbuild.evidence.refs import committed_trials
-
-    return committed_trials().with_builds(partial(torch_on_index, matrix))
-
-
 def _claim(matrix: "Matrix", solution: "Solution", lock: "Lock | None") -> "Claim":
     """Return what is known of the cell. With a lock, a record of another one is stale."""
     from envbuild.evidence.claims import claim_of
+    from envbuild.evidence.pairs import trials_of
     from envbuild.evidence.refs import committed_evidence
 
     def suite_of(axes: "Collection[str]", level: str, date: "datetime") -> str:
@@ -211,7 +202,7 @@ def _claim(matrix: "Matrix", solution: "Solution", lock: "Lock | None") -> "Clai
         committed_evidence(),
         suite=suite_of,
         lock_digest=lock.digest if lock else None,
-        trials=_trials(matrix),
+        trials=trials_of(matrix),
     )
 
 

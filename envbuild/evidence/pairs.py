@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from envbuild.components import COMPONENTS
+from envbuild.evidence.refs import committed_trials
 from envbuild.evidence.trials import Ledger, Verdict
 from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName, Rule
@@ -50,6 +52,16 @@ def torch_on_index(matrix: Matrix, version: str) -> str:
     """Return the release that PyPI's torch of this version is: `2.12.1+cu130` for `2.12.1`; the version where none is."""
     builds = (r for r in matrix.releases["torch"] if r.version.partition("+")[0] == version)
     return next((r.version for r in builds if r.facts.index == "pypi"), version)
+
+
+def trials_of(matrix: Matrix) -> Ledger:
+    """Return the trials of this installation, which know the builds of torch that they read. Read once.
+
+    Raises:
+        DataError: a record was edited.
+
+    """
+    return committed_trials().with_builds(partial(torch_on_index, matrix))
 
 
 def pairs_in(versions: Mapping[AxisName, str]) -> Iterator[dict[AxisName, str]]:

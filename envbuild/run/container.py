@@ -21,6 +21,9 @@ Access = str
 READ_COMPAT = "if [ -f /opt/envbuild/cuda-compat.sh ]; then . /opt/envbuild/cuda-compat.sh; fi; "
 """Start of a `sh -c` text that runs in a container without its image's entrypoint: it switches on cuda-compat where needed."""
 
+ON_PYTHONPATH = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
+"""Text of a `sh -c` that puts the folder `$0` before the image's PYTHONPATH, which `sh` reads in the container, and runs the words after it."""
+
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*(=.*)?$", re.DOTALL)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")

@@ -16,7 +16,7 @@ from envbuild.util.names import FileName, Sha256, TreePath, checked
 
 _LEFT = re.compile(r"\.envbuild-[0-9a-f]{16}\.new")
 _LEFT_S = 3600.0
-"""Seconds after which nobody writes such a file any more."""
+"""Seconds after which such a file is one that a killed run left."""
 
 
 class OutsideError(ValueError):

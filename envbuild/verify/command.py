@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from envbuild.settings import Settings
 
 _HOOK, _OUT = "/envbuild-watch", "/envbuild-watched"
-# The image's own PYTHONPATH stays behind ours; `sh -c` reads it in the container.
-_START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
 # What Docker's and podman's commands print of a container that does not start.
 _NOT_THERE = re.compile(
     r"could not select device driver|unresolvable CDI devices|nvidia-container-cli"
@@ -231,7 +229,7 @@ def _started(
 ) -> tuple[dict[str, Any], Started]:
     """Start the command; return where it runs, for the report."""
     from envbuild.host import facts
-    from envbuild.run.container import READ_COMPAT, Container, Mount, wanted_gpus
+    from envbuild.run.container import ON_PYTHONPATH, READ_COMPAT, Container, Mount, wanted_gpus
     from envbuild.run.runtime import runtime_for
 
     watch = {"ENVBUILD_WATCH_STEPS": str(request.steps)}
@@ -246,7 +244,7 @@ def _started(
         environment["ENVBUILD_WATCH_OUT"] = str(out)
         if request.gpus != "auto":
             wanted_gpus(facts(settings), request.gpus)
-        words = ["sh", "-c", _START, str(hook), *request.command]
+        words = ["sh", "-c", ON_PYTHONPATH, str(hook), *request.command]
         if request.workdir and not os.path.isdir(request.workdir):  # noqa: PTH112 - a name that is too long is none, too
             raise UsageError(
                 f"{shown(request.workdir)} is no folder of this host", where="--workdir", hint="name one that is there"
@@ -275,7 +273,7 @@ def _started(
         workdir=request.workdir,
         init=True,
     )
-    command = ["-c", READ_COMPAT + _START, _HOOK, *request.command]
+    command = ["-c", READ_COMPAT + ON_PYTHONPATH, _HOOK, *request.command]
     where = {
         "kind": "image",
         "reference": request.image,

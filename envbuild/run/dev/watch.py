@@ -20,7 +20,7 @@ from envbuild.engine.image import Image
 from envbuild.errors import BuildError, HostError
 from envbuild.host import HostFacts
 from envbuild.paths import data_dir
-from envbuild.run.container import READ_COMPAT, Container, Mount
+from envbuild.run.container import ON_PYTHONPATH, READ_COMPAT, Container, Mount
 from envbuild.run.dev.files import files_in, is_source
 from envbuild.run.runtime import Guest, Runtime
 from envbuild.util.below import OutsideError, read_found
@@ -33,13 +33,12 @@ HOOK = "/run/envbuild-dev"
 """Folder of a container, read-only there: `dockerfiles/dev/sitecustomize.py`, and `go` when a run is to begin."""
 NOTES = "/run/envbuild-dev-notes"
 """Folder of a container that its processes write to; nothing on the host reads it."""
-_START = 'PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; export PYTHONPATH; exec "$@"'
 _PROGRAMS = re.compile(r"(?:.*/)?(?:python[0-9.]*|(torchrun))")
 """Programs that read nothing of the tree before its script."""
 _ABBREVIATED = ("--no-p", "--no_p", "--mod", "--run-p", "--run_p")
-"""Beginnings of options with which torchrun runs something else than a script of the tree; a beginning is enough for it."""
-_NO_SCRIPT = ("-m",)
-"""The same, short."""
+"""Beginnings of options with which torchrun runs something else than a script of the tree; a beginning is enough for it.
+
+`-m` is the same, short."""
 _TAKE_A_VALUE = ("-W", "-X")
 _HARMLESS = ("-u", "-B", "-O", "-OO", "-b", "-bb", "-d", "-q", "-s", "-v")
 """Options of Python with which it still reads PYTHONPATH and runs a script."""
@@ -159,7 +158,7 @@ def can_wait(command: Sequence[str], container: Container, tree: Path, target: s
     if program[1]:
         if any(word.startswith(_ABBREVIATED) for word in command[1:]):
             return False
-        words = [word for word in command[1:] if word in _NO_SCRIPT or word.endswith(".py")]
+        words = [word for word in command[1:] if word == "-m" or word.endswith(".py")]
         return bool(words) and is_script(words[0])
     rest = iter(command[1:])
     for word in rest:
@@ -273,7 +272,7 @@ class Watch:
                         ),
                         init=True,
                     ),
-                    ["-c", READ_COMPAT + _START, HOOK, *what.command],
+                    ["-c", READ_COMPAT + ON_PYTHONPATH, HOOK, *what.command],
                     entrypoint="sh",
                     seconds=_WHOLE_RUN_S,
                 )
@@ -353,7 +352,7 @@ class Watch:
 
 
 def _is_no_file(handle: int) -> bool:
-    """Return whether somebody may press Enter there: a terminal, a pipe or a socket, and no file."""
+    """Return whether Enter can come from a descriptor: it is a terminal, a pipe or a socket, and no file."""
     return not stat.S_ISREG(os.fstat(handle).st_mode)
 
 
@@ -385,11 +384,11 @@ def shared_folders() -> Iterator[Path]:
 
 
 def watch(what: Watched) -> None:
-    """Run a command again after each edit, until somebody presses Ctrl-C.
+    """Run a command again after each edit, until Ctrl-C.
 
     Raises:
         HostError: the container cannot be made, or the tree has too many files.
-        KeyboardInterrupt: somebody pressed Ctrl-C.
+        KeyboardInterrupt: Ctrl-C was pressed.
 
     """
     with shared_folders() as folder:
