@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -245,9 +246,8 @@ class EngineClient:
                 where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
                 hint=f"`{self._start[0]} image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
-        return HostError(
-            shown(output[-1]) if output else "the engine does not answer", hint="`envbuild doctor` shows how to fix it"
-        )
+        said = shown(output[-1]) if output else "the engine does not answer"
+        return HostError(said, hint="`envbuild doctor` shows how to fix it")
 
     def find_image(self, reference: str) -> Image | None:
         """Return the image that `reference` names now, or None.
@@ -264,10 +264,9 @@ class EngineClient:
     def tags(self, repository: str) -> list[str]:
         """Return the names `repository:tag` that the engine has; none where it does not answer."""
         words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
-        try:
+        with contextlib.suppress(OSError):
             return self._ask(*words, seconds=QUICK_S).out.decode("utf-8", "replace").splitlines()
-        except OSError:
-            return []
+        return []
 
     def tag(self, image: str, name: str) -> None:
         """Give an image a name.
@@ -281,10 +280,8 @@ class EngineClient:
         try:
             self._whales.image.tag(image, name)
         except DockerException as error:
-            output = error.stderr or ""
-            raise EngineError(
-                f"the engine does not tag the image: {shown(last_words(output))}", output=output
-            ) from None
+            what = f"the engine does not tag the image: {shown(last_words(error.stderr or ''))}"
+            raise EngineError(what, output=error.stderr or "") from None
 
     def untag(self, name: str) -> None:
         """Take a name from an image; the image goes with its last name. Where that cannot be, it stays."""
@@ -376,13 +373,17 @@ class EngineClient:
 
     def remove(self, name: str) -> None:
         """End a container and remove it with its volumes, if there is one, whatever signals come meanwhile."""
+        tries, end = 3, time.monotonic() + _LEFT_S
         with uninterrupted(), contextlib.suppress(OSError):
-            for _ in range(3):
+            while tries:
                 ran = self._ask("rm", "--force", "--volumes", name, seconds=QUICK_S)
-                if not ran.code and not ran.fault:
+                if (not ran.code and not ran.fault) or b"no such container" in ran.err.lower():
                     return
-                if b"no such container" in ran.err.lower():
-                    return
+                # `--rm` had the engine begin by itself: it is gone soon
+                if b"already in progress" in ran.err and time.monotonic() < end:
+                    time.sleep(0.1)
+                else:
+                    tries -= 1
 
 
 def engine_client(settings: Settings) -> EngineClient:

@@ -50,6 +50,16 @@ def test_what_is_tidied_up_is_left_where_no_engine_answers(client):
     client.remove("one")
 
 
+def test_a_container_that_the_engine_is_removing_is_waited_for(tmp_path, monkeypatch):
+    """`--rm` removes it, too, and the engine refuses the second one while that goes on."""
+    busy = "removal of container one is already in progress"
+    script = f"""echo x >>{tmp_path}/asked
+[ $(wc -l <{tmp_path}/asked) -lt 7 ] || {{ echo 'No such container: one' >&2; exit 1; }}
+echo 'Error response from daemon: {busy}' >&2; exit 1"""
+    docker_that(tmp_path, monkeypatch, script).remove("one")
+    assert (tmp_path / "asked").read_text().count("x") == 7
+
+
 def test_a_missing_docker_command_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     client = EngineClient(Settings(cache_dir=tmp_path))

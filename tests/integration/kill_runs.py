@@ -329,9 +329,9 @@ class Killer:
         yield from (f"image {tag}" for tag in tags if tag != self.tag)
         if self.tag not in tags:
             yield f"no image {self.tag}"
-        yield from (
-            f"container {each}" for each in _docker("ps", "--all", "--quiet", f"--filter=ancestor={self.tag}").split()
-        )
+        # by the label: for the filter `ancestor`, docker looks at every container's image, and one may have just gone
+        listed = _docker("ps", "--all", "--filter=label=io.envbuild.stack=killed", "--format={{.Names}} {{.Status}}")
+        yield from (f"container {each}" for each in listed.splitlines())
 
     def close(self) -> None:
         """Remove the image and the folders."""

@@ -186,8 +186,9 @@ def test_jupyter_lab_answers_on_its_port(image, user, tmp_path):
         listens = subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True)
         assert [each.split()[3] for each in listens.stdout.splitlines()] == [f"127.0.0.1:{port}"]
     finally:
-        ids = ["docker", "ps", "--quiet", f"--filter=ancestor={image}"]
-        found = subprocess.run(ids, capture_output=True, text=True, check=True).stdout.split()
+        listed = ["docker", "ps", "--no-trunc", "--format={{.ID}} {{.Command}}"]
+        ours = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+        found = [line.split()[0] for line in ours if f"--port={port}" in line]
         subprocess.run(["docker", "rm", "--force", *found], capture_output=True, check=True)
         started.wait(60)
 
