@@ -11,7 +11,7 @@ class GroupedGemm(Component):
     switches = ("GROUPED_GEMM_",)
     label = "ggemm"
     distributions = ("nv-grouped-gemm",)
-    host_sources = HostSources(folders=("csrc",), includes=("csrc",))
+    host_sources = HostSources(folders=("csrc",), includes=("csrc", "third_party/cutlass/include"))
     upstream = Upstream(
         distribution="nv-grouped-gemm",
         to_fill_in=("whether its sdist holds third_party/cutlass", "the C++ standard that setup.py gives nvcc"),

@@ -304,6 +304,7 @@ def test_cu_files_are_checked_by_the_nvcc_of_the_wheel(index, matrix, tmp_path):
         ("nvidia-cuda-nvcc", "13.0.88", {f"{cu13}/bin/{p}": NVCC.with_name(p).read_bytes() for p in PROGRAMS}),
         ("nvidia-cuda-cccl", "13.0.85", {}),
         ("nvidia-cuda-crt", "13.0.88", {}),
+        ("nvidia-cuda-profiler-api", "13.0.85", {}),
     ):
         index.add(name, version, wheel(name, version, f"py3-none-{LINUX}", members=members))
     header = "#pragma once\nnamespace torch { struct Tensor { int dim(); }; }\n"
@@ -332,6 +333,8 @@ def test_cu_files_are_checked_by_the_nvcc_of_the_wheel(index, matrix, tmp_path):
             files.programs(dataclasses.replace(file, sha256="0" * 64), (f"{cu13}/bin/nvcc",))
         with pytest.raises(LockError, match="states no hash"):
             files.programs(dataclasses.replace(file, sha256=None), (f"{cu13}/bin/nvcc",))
+        less, _ = run(matrix, tmp_path, url, "te", "torch", kinds=("sources",), cpp_only=True, again=True)
+        assert (less.made, less.unasked) == (0, 4)  # without .cu files there is none to look at, and nothing has passed
     found = {tuple(t.pair.values()): t for t in load_trials(tmp_path / "records")}
     assert {key: trial.verdict for key, trial in found.items()} == {
         ("2.6.0", "2.9.0"): "failed",

@@ -91,7 +91,10 @@ def test_without_cuda_s_headers_nothing_looks_at_cu_files(headers):
 @pytest.mark.parametrize(
     ("runtime", "tools"),
     [
-        (("nvidia-cuda-runtime", "13.0.96"), ("nvcc==13.0.*", "cccl==13.0.*", "crt==13.0.*")),
+        (
+            ("nvidia-cuda-runtime", "13.0.96"),
+            ("nvcc==13.0.*", "cccl==13.0.*", "profiler-api==13.0.*", "crt==13.0.*"),
+        ),
         (
             ("nvidia-cuda-runtime-cu12", "12.6.77"),
             ("nvcc-cu12==12.6.*", "cccl-cu12==12.6.*", "profiler-api-cu12==12.6.*"),

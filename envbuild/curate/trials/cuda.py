@@ -121,6 +121,8 @@ class FrontEnd:
             "-nocudalib",
             "-w",
             "-ferror-limit=1",
+            # what is wrong in a template that nothing instantiates, as in one of cutlass's, stops no build by nvcc
+            "-fdelayed-template-parsing",
         ]
         return [
             [*start, f"--cuda-path={toolkit}", "--no-cuda-version-check", "--cuda-gpu-arch=sm_90", *flags, str(unit)]

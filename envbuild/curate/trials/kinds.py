@@ -229,7 +229,10 @@ class Ways:
         return None
 
 
-def _of_sources(checked: SourcesFound) -> Result:
+def _of_sources(checked: SourcesFound) -> Result | None:
+    """Return what the files came to; None where not one was looked at, as where all are .cu files that are left out."""
+    if not checked.units and not checked.cuda_by:
+        return None
     counts = {
         "units": checked.units,
         "failed": len(checked.failed),

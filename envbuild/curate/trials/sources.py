@@ -208,7 +208,6 @@ def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
             minor = ".".join(version.split(".")[:2]).replace("11.7", "11.8")
             ending = name.removeprefix("nvidia-cuda-runtime")
             cccl = "12.5" if ending == "-cu12" and Version(minor) < Version("12.5") else minor
-            found = (f"nvidia-cuda-nvcc{ending}=={minor}.*", f"nvidia-cuda-cccl{ending}=={cccl}.*")
-            more = f"nvidia-cuda-profiler-api{ending}" if ending else "nvidia-cuda-crt"
-            return (*found, f"{more}=={minor}.*")
+            tools = {"nvcc": minor, "cccl": cccl, "profiler-api": minor} | ({} if ending else {"crt": minor})
+            return tuple(f"nvidia-cuda-{tool}{ending}=={release}.*" for tool, release in tools.items())
     return ()
