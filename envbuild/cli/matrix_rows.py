@@ -52,9 +52,10 @@ def axis_command(name: str) -> click.Command:
 
 def _listing(loaded: "Matrix", allowed: "dict[str, tuple[str, ...]] | None" = None) -> "Listing":
     from envbuild.evidence.listed import Listing
-    from envbuild.evidence.refs import committed_evidence, committed_trials
+    from envbuild.evidence.pairs import trials_of
+    from envbuild.evidence.refs import committed_evidence
 
-    return Listing(loaded, committed_evidence(), committed_trials(), allowed)
+    return Listing(loaded, committed_evidence(), trials_of(loaded), allowed)
 
 
 def _of_releases(loaded: "Matrix", name: str, releases: "Sequence[Release]") -> "list[Listed | None]":

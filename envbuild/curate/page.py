@@ -140,7 +140,7 @@ def build_page(
                 "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
                 "standing": summaries(records, pins, solution.cell.versions, suite),
-                "tried": tried_word(solution.cell.versions, ledger).value,
+                "tried": tried_word(solution.cell.versions, ledger)[0].value,
                 "pairs": [
                     [str(pair), pair.known, pair.verdict or ""]
                     for pair in standing_of_pairs(

@@ -203,7 +203,7 @@ def _claim_of(
     others = [record for record in records if record.id in ids]  # of cells that hold what was left open
     if not others:
         tried = _tried(components)
-        read = dict.fromkeys(name for each in components.values() for name in each.read)
+        read = _read(components)
         with_ = f", with {', '.join(read)}" if read else ""
         text = f"{tried.words}: trials of its components with each other passed{with_}" if tried is Proof.TRIED else ""
         return Claim(
@@ -325,9 +325,14 @@ def _tried_with(axis: AxisName, versions: Mapping[AxisName, str], trials: Trials
     return found
 
 
-def tried_word(versions: Mapping[AxisName, str], trials: Trials | None) -> Proof:
-    """Return the word that trials alone give a cell."""
-    return Proof.STATED if trials is None else _tried(component_claims(versions, (), trials))
+def tried_word(versions: Mapping[AxisName, str], trials: Trials) -> tuple[Proof, tuple[str, ...]]:
+    """Return the word that trials alone give a cell, and what they read that is another build: `torch 2.10.0+cu128`."""
+    components = component_claims(versions, (), trials)
+    return _tried(components), _read(components)
+
+
+def _read(components: Mapping[AxisName, ComponentClaim]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for each in components.values() for name in each.read))
 
 
 def _tried(components: Mapping[AxisName, ComponentClaim]) -> Proof:

@@ -33,18 +33,24 @@ class Listed(Frozen):
     """The GPUs of the runs that give the word; nothing where no run on a GPU does."""
     record: str | None = None
     """Id of the newest of these runs."""
+    read: tuple[str, ...] = ()
+    """What trials that give the word read in the place of a row's version: `torch 2.10.0+cu128`."""
 
     @property
     def text(self) -> str:
-        """The word, and on which GPUs it ran: `run on this GPU (sm_90)`."""
-        return f"{self.proof.words} ({', '.join(self.gpus)})" if self.gpus else self.proof.words
+        """The word, and on which GPUs it ran, or what was tried: `run on this GPU (sm_90)`."""
+        more = self.gpus or ((f"with {', '.join(self.read)}",) if self.read else ())
+        return f"{self.proof.words} ({', '.join(more)})" if more else self.proof.words
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values; the names are those of `resolve --json`."""
-        return {"claim": self.proof.value, "text": self.text, "gpus": list(self.gpus), "record": self.record}
-
-
-_ALONE = {proof: Listed(proof=proof) for proof in Proof}
+        return {
+            "claim": self.proof.value,
+            "text": self.text,
+            "gpus": list(self.gpus),
+            "record": self.record,
+            "tried_with": list(self.read),
+        }
 
 
 class _Kept:
@@ -87,7 +93,7 @@ class Listing:
         self._allowed = dict(allowed or {})
         self._every = (1 << len(self._runs)) - 1
         self._found: dict[tuple[object, ...], Listed] = {}
-        self._tried: dict[tuple[tuple[AxisName, str], ...], Proof] = {}
+        self._tried: dict[tuple[tuple[AxisName, str], ...], Listed] = {}
         self._speaking: dict[tuple[AxisName, str], int] = {}
 
     def of(self, versions: Mapping[AxisName, str]) -> Listed:
@@ -103,15 +109,15 @@ class Listing:
         if tried not in self._tried:
             self._tried[tried] = self._word_of_trials(dict(tried))
         if not speaking:
-            return _ALONE[self._tried[tried]]
+            return self._tried[tried]
         key = (speaking, *versions.items())
         if key not in self._found:
             self._found[key] = self._of(versions, speaking, self._tried[tried])
         return self._found[key]
 
-    def _of(self, versions: Mapping[AxisName, str], speaking: int, tried: Proof) -> Listed:
+    def _of(self, versions: Mapping[AxisName, str], speaking: int, tried: Listed) -> Listed:
         wanted = {**self._allowed, **{axis: (version,) for axis, version in versions.items()}}
-        best = _ALONE[tried]
+        best = tried
         gpus: set[str] = set()
         for number, (record, place) in enumerate(self._runs):
             if not speaking >> number & 1:
@@ -160,15 +166,16 @@ class Listing:
         words = [proof_of(record, {**versions, GPU: gpu}) for gpu in fleet] or [proof_of(record, versions)]
         return min(words, key=_STRENGTH.index)
 
-    def _word_of_trials(self, components: Mapping[AxisName, str]) -> Proof:
+    def _word_of_trials(self, components: Mapping[AxisName, str]) -> Listed:
         if len(components) != 1:
-            return tried_word(components, self._pairs)
+            word, read = tried_word(components, self._pairs)
+            return Listed(proof=word, read=read if word is Proof.TRIED else ())
         ((axis, version),) = components.items()
         passed = any(
             other not in self._allowed or any(same_release(other, tried, each) for each in self._allowed[other])
             for other, tried in self._trials.passed_with(axis, version)
         )
-        return Proof.TRIED if passed else Proof.STATED
+        return Listed(proof=Proof.TRIED if passed else Proof.STATED)
 
 
 def allowed_by(asked: "ReadRequest") -> dict[AxisName, tuple[str, ...]]:

@@ -165,12 +165,13 @@ def _step(
     narrowed = tuple(compiled.names[axis] for axis in touched)
     first = causes[0]
     if first.rule is not None:
-        rules = list(dict.fromkeys(cause.rule.id for cause in causes if cause.rule))
+        rules = {cause.rule.id: cause.rule for cause in causes if cause.rule}
         text, rule, source = first.rule.why, first.rule.id, first.rule.source
-        if len(rules) > 1:
-            text = (
-                f"{_sentence(compiled, text)} Likewise {'rule' if len(rules) == 2 else 'rules'} {_listed(rules[1:])}."
-            )
+        also = [each for name, each in rules.items() if name != rule]
+        if len(also) == 1:
+            text = f"{_sentence(compiled, text)} {_sentence(compiled, f'{also[0].why} (rule {also[0].id})')}"
+        elif also:
+            text = f"{_sentence(compiled, text)} Likewise rules {_listed([each.id for each in also])}."
     elif first.kind == "derived":
         givers = [n for n in axes if n != first.axis]
         others = [name for name in givers if name not in narrowed]

@@ -71,6 +71,14 @@ def test_the_tables_have_the_word() -> None:
     ]
 
 
+def test_a_row_names_the_build_that_its_trials_read() -> None:
+    read = {row["torch"]: row["standing"] for row in rows("cells torch te --cuda 12.9 --te 2.12 --torch 2.8")}
+    assert read["2.8.0+cu129"]["tried_with"] == ["torch 2.8.0+cu128"]
+    assert read["2.8.0+cu129"]["text"] == "tried without a GPU (with torch 2.8.0+cu128)"
+    (same,) = rows("cells torch te --cuda 12.8 --te 2.8 --torch 2.8")
+    assert (same["standing"]["text"], same["standing"]["tried_with"]) == ("tried without a GPU", [])
+
+
 def test_an_axis_that_no_run_speaks_of_has_no_word() -> None:
     assert {row["standing"] for row in rows("driver 580")} == {None}
     assert "proof" not in stdout_of("matrix driver 580").splitlines()[0]
