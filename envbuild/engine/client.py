@@ -246,8 +246,8 @@ class EngineClient:
                 where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
                 hint=f"`{self._start[0]} image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
-        said = shown(output[-1]) if output else "the engine does not answer"
-        return HostError(said, hint="`envbuild doctor` shows how to fix it")
+        what = shown(output[-1]) if output else "the engine does not answer"
+        return HostError(what, hint="`envbuild doctor` shows how to fix it")
 
     def find_image(self, reference: str) -> Image | None:
         """Return the image that `reference` names now, or None.

@@ -143,9 +143,11 @@ def driver_verdict(matrix: Matrix, cell: Cell, driver: str | None = None) -> Dri
 
 
 def _full_floor(matrix: Matrix, cell: Cell, facts: CudaFacts) -> tuple[str, str | None]:
-    """Return the toolkit update that the cell runs, and its floor; the newest listed update where torch states none."""
+    """Return the toolkit update that the cell runs, and its floor; the newest listed update where nothing states one."""
     torch = matrix.release("torch", cell.versions["torch"]).facts
     toolkit = torch.toolkit if isinstance(torch, TorchFacts) else None
+    if _is_ngc(matrix, cell):  # its torch is NVIDIA's own build, with the toolkit of the image
+        toolkit = cell.versions.get("nvcc")
     if toolkit in facts.driver_full:
         return toolkit, facts.driver_full[toolkit]
     from packaging.version import Version

@@ -6,7 +6,7 @@ Read only where the text as it stands matches no release, so that no spelling ch
 import re
 from collections.abc import Iterator, Sequence
 
-from envbuild.matrix.model import Axis, GpuFacts, Release
+from envbuild.matrix.model import Axis, BaseFacts, GpuFacts, Release
 from envbuild.util.patterns import pattern
 
 _TAG = pattern(r"(?:[A-Za-z]+[_-])?[vV]?(?=\d)")
@@ -19,8 +19,8 @@ _ARCH = pattern(r"(?:sm|compute)?[_ ]?(\d{2,3})[af]?", re.IGNORECASE)
 """`sm_90`, `sm_90a`, `compute_100f`, `90`: what is specific to an architecture or a family runs on the same GPU."""
 _CAPABILITY = pattern(r"(\d{1,2})\.(\d)[af]?", re.IGNORECASE)
 _NOISE = pattern(
-    r"nvidia|geforce|tesla|generation|laptop|mobile|gpu|super|d|server|workstation|edition|max|q|blackwell"
-    r"|pcie|sxm\d?|nvl|hbm\d?e?|\d+gb",
+    r"nvidia|geforce|tesla|generation|laptop|mobile|embedded|gpu|super|d|v2|server|workstation|edition|max|q|with|design|active"
+    r"|blackwell|sff|pcie|sxm\d?|nvl\d*|hgx|ac|lc|3e|hbm\d?e?|\d+gb?",
     re.IGNORECASE,
 )
 """Words of a board's name that do not decide its compute capability."""
@@ -112,6 +112,13 @@ def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iter
         yield f"{found[1]}.{found[2]}"
     elif axis.name == "python" and (found := _PYTHON.fullmatch(text)):
         yield f"3.{found[1]}"
+    elif axis.name == "base" and text:
+        # an image as `docker pull` names it
+        yield from (
+            r.version
+            for r in releases
+            if r and isinstance(r.facts, BaseFacts) and _is_image(r.facts.builder or "", text)
+        )
     if axis.scheme == "name":
         yield text.casefold()
         yield re.sub(r"[\s_]+", "-", text.strip().casefold())
@@ -121,6 +128,36 @@ def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iter
         if _STAR.fullmatch(text):
             yield text.removesuffix(".*")
         yield text.casefold()  # CPU
+
+
+def _is_image(image: str, text: str) -> bool:
+    return text in {image, image.removeprefix("docker.io/"), image.rpartition("/")[2], image.rpartition(":")[2]}
+
+
+_OLDER = {
+    "Kepler": pattern(r"(sm|compute)?[ _]?3[0257]|3\.[0257]|k\d0c?|k\d0m|gk\d+\w*|kepler", re.IGNORECASE),
+    "Maxwell": pattern(r"(sm|compute)?[ _]?5[023]|5\.[023]|m4|m[1-6]0|gtx9\d0(ti|m)?|maxwell", re.IGNORECASE),
+    "Pascal": pattern(
+        r"(sm|compute)?[ _]?6[012]|6\.[012]|p4|p6|p40|p100|gtx10\d0(ti)?|titanxp?|quadrop\d+|pascal", re.IGNORECASE
+    ),
+    "Jetson Orin": pattern(r"(sm|compute)?[ _]?87|8\.7|(jetson|agx|orin)*orin(nx|nano)?", re.IGNORECASE),
+}
+"""GPUs that people ask for and no component here has code for."""
+
+
+def unlisted_gpu(text: str) -> str | None:
+    """Return why the matrix has no such GPU, where `text` names one that it leaves out; None otherwise."""
+    key = board_key(text)
+    family = next((name for name, named in _OLDER.items() if named.fullmatch(key) or named.fullmatch(text)), None)
+    if family == "Jetson Orin":
+        return "it is a Jetson Orin (sm_87), which torch's and Transformer Engine's wheels hold no code for"
+    if family:
+        return (
+            f"it is a {family} GPU, which Transformer Engine's wheels hold no code for: they begin with Volta (sm_70)"
+        )
+    if key == "ampere":
+        return "Ampere is sm_80 (A100, A30) or sm_86 (A40, A10, RTX 3090)"
+    return None
 
 
 def _gpu(text: str, releases: Sequence[Release | None]) -> Iterator[str]:

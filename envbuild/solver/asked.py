@@ -8,11 +8,20 @@ from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
 from envbuild.matrix.load import Matrix, without_wheels
 from envbuild.matrix.model import AxisName, Release
 from envbuild.matrix.spec import check_spec, check_text, matches, version_key
-from envbuild.matrix.spelling import board_of, has_arm_host, is_data_center, is_geforce, spellings
+from envbuild.matrix.spelling import (
+    board_of,
+    has_arm_host,
+    is_data_center,
+    is_geforce,
+    spellings,
+    unlisted_gpu,
+)
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.util.frozen import Frozen, replace
 
 _ARM = "aarch64"
+_FIRST_BRANCH = 100
+"""Smaller numbers are none of a driver; CUDA's are."""
 
 ANY = "any"
 """A synonym of `auto` in a pin."""
@@ -58,13 +67,34 @@ def _near(word: str, choices: Sequence[str]) -> str:
 def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageError:
     """Return the error that no release of `axis` matches `spec`, which `origin` asks for."""
     names = [name for release in matrix.releases[axis] for name in (release.version, *release.aliases)]
-    update = axis == "cuda" and any(release.version == spec for release in matrix.releases.get("nvcc", ()))
-    return UsageError(
-        f"no release of {axis} matches {spec!r}",
-        where=origin,
-        hint=(f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; " if update else "")
-        + f"similar: {_near(spec, names)}; `envbuild matrix {axis}` lists them all",
+    update = (
+        f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; "
+        if _is_update(matrix, axis, spec)
+        else ""
     )
+    why = unlisted_gpu(spec) if axis == GPU else None
+    return UsageError(
+        f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),
+        where=origin,
+        hint=update + ("" if why else f"similar: {_near(spec, names)}; ") + f"`envbuild matrix {axis}` lists them all",
+    )
+
+
+def _is_update(matrix: Matrix, axis: AxisName, spec: str) -> bool:
+    """Return whether `spec` names an update of CUDA, as nvcc's releases do: `12.6.3`, and `12.6.0` too."""
+    return axis == "cuda" and any(release.version == spec for release in matrix.releases.get("nvcc", ()))
+
+
+def _check_driver(matrix: Matrix, pin: Pin) -> None:
+    """Raise UsageError where a driver is asked for by a number that is none of any driver."""
+    version = version_key(pin.spec) if pin.axis == "driver" else None
+    listed = [known for each in matrix.releases.get(pin.axis, ()) if (known := version_key(each.version))]
+    if version is not None and version.major < _FIRST_BRANCH <= min(listed, default=version).major:
+        raise UsageError(
+            f"{pin.spec} is not a driver version",
+            where=pin.origin,
+            hint="nvidia-smi prints it after 'Driver Version', such as 560.35.05; what stands after 'CUDA Version' is --cuda",
+        )
 
 
 def matching(matrix: Matrix, name: AxisName, spec: str, origin: str) -> Sequence[Release]:
@@ -268,6 +298,7 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
                 hint=f"similar: {_near(pin.axis, list(matrix.axes))}; `envbuild matrix list` lists the axes",
             )
         check_text(pin.axis, pin.spec, pin.origin)
+        _check_driver(matrix, pin)
         if axis.open and version_key(pin.spec) and not _is_listed(matrix, pin):
             added[pin.axis] = Release(version=pin.spec, source=f"run:asked as {pin.origin}")
     fleets = _fleets(matrix, request) if GPU in matrix.axes else {}
@@ -293,7 +324,7 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
                 check_spec(compiled.axes[number], pin.spec, pin.origin, matrix.releases[pin.axis])
             if pin.axis in added and pin.spec == added[pin.axis].version:
                 mask = 1 << compiled.position[number][pin.spec]  # exactly the host's driver, not a listed 560.28.3.x
-            if not mask:
+            if not mask or _is_update(matrix, pin.axis, pin.spec):
                 raise no_release(matrix, pin.axis, pin.spec, pin.origin)
         masks.append((pin, number, mask))
     return ReadRequest(

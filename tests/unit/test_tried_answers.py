@@ -13,6 +13,20 @@ from envbuild.errors import NoCellError, UsageError
     [
         ("--gpu b300 --driver 570", "driver-gpu-blackwell-ultra"),
         ("--gpu gb300 --driver 570", "driver-gpu-blackwell-ultra"),
+        ("--gpu NVIDIA_B300_SXM6_AC --driver 575.57.08", "driver-gpu-blackwell-ultra"),
+        ("--gpu h200 --driver 550.54.15", "driver-board-h200"),
+        ("--gpu h200 --driver 555.42.02", "driver-board-h200"),
+        ("--gpu h200-nvl --driver 550.163.01", "driver-board-h200-nvl"),
+        ("--gpu h20 --driver 535.129.03", "driver-board-h20"),
+        ("--gpu h20 --driver 545.29.06", "driver-board-h20"),
+        ("--gpu l20 --driver 545.29.06", "driver-board-l20-l2"),
+        ("--gpu l40s --driver 535.54.03", "driver-board-l40s"),
+        ("--gpu l4 --driver 525.60.13", "driver-board-l4"),
+        ("--gpu h800 --driver 525.60.13", "driver-board-h800"),
+        ("--gpu l40 --driver 525.60.13", "driver-board-l40"),
+        ("--gpu gb200 --driver 570.86.15", "driver-board-gb200"),
+        ("--gpu rtx-pro-6000-server --driver 575.51.03", "driver-board-rtx-pro-6000-server"),
+        ("--gpu v100 --torch 2.11.0+cu129 --te none", "torch-arch-2.11-cu129"),
         ("--gpu gb10 --driver 575", "driver-gpu-gb10"),
         ("--os ubuntu18.04 --torch 2.6 --cuda 11.8 --apex auto", "cxx17-gcc"),
         ("--base ngc-25.03 --megatron 0.19.0", "mcore-ngc-0.16"),
@@ -43,7 +57,11 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("words", "cell"),
     [
-        ("--gpu b300 --driver 575", r"cu129-.*-sm103-"),
+        ("--gpu b300 --driver 580", r"cu130-.*-sm103-"),
+        ("--gpu h200 --driver 550", r"cu12.*-sm90-"),  # a release of the branch that has it in its list
+        ("--gpu h20 --driver 535", r"cu12.*-sm90-"),
+        ("--gpu l4 --driver 525.105.17", r"cu12.*-sm89-"),
+        ("--gpu v100 --torch 2.9.1+cu129 --te none", r"cu129-.*-sm70-"),
         ("--gpu b200 --driver 570", r"cu12.*-sm100-"),
         ("--base ngc-25.11 --megatron 0.16.1", r"-tengc-apexngc-mcore0\.16\.1-"),
         ("--base ngc-26.06 --megatron 0.19.0", r"-tengc-apexngc-mcore0\.19\.0-"),
@@ -109,10 +127,10 @@ def test_what_a_board_implies_is_asked_for_by_its_name_once() -> None:
 
 
 def test_what_is_known_of_aarch64_wheels_is_not_called_unknown() -> None:
-    """PyTorch's index has them for CUDA 12.8; what is in them is what no source says."""
+    """PyTorch's index has them for several releases of CUDA; what is in them is what no source says."""
     with pytest.raises(NoCellError) as refused:
         resolved("--torch 2.8+cu128 --gpu gh200")
-    assert "PyTorch's own index has some for CUDA 12.8, whose kernels and libraries were not read" in str(refused.value)
+    assert "PyTorch's own index has more, for CUDA 12.6 to 13.2, which are not listed here" in str(refused.value)
 
 
 def test_grace_hopper_needs_the_open_kernel_modules_and_other_hopper_boards_do_not() -> None:
@@ -126,3 +144,38 @@ def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
         "--gpu a100 --driver 470"
     )
     assert re.search(r"^cu1\d\d-.*-te[12]\.", resolved("--gpu a100 --driver 470 --te auto"))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--gpu P100", "it is a Pascal GPU"),
+        ("--gpu sm_52", "it is a Maxwell GPU"),
+        ("--gpu k80", "it is a Kepler GPU"),
+        ("--gpu agx-orin", "it is a Jetson Orin"),
+        ("--gpu ampere", "Ampere is sm_80"),
+        ("--cuda 12.6.0", "`--nvcc 12.6.0` asks for an update of it"),
+        ("--driver 12.6", "12.6 is not a driver version"),
+    ],
+)
+def test_what_the_matrix_does_not_have_is_answered_with_the_reason(words, text) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolved(words)
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--base nvcr.io/nvidia/pytorch:25.03-py3", ["base", "ngc-25.03"]),
+        ("--base 25.03-py3", ["base", "ngc-25.03"]),
+        ("--gpu gb200_nvl72 --driver 580", ["gpu", "sm_100"]),
+        ("--gpu H20-3e", ["gpu", "sm_90"]),
+    ],
+)
+def test_images_and_boards_are_understood_as_others_write_them(words, line) -> None:
+    assert line in [each.split()[:2] for each in resolved(words).splitlines()]
+
+
+def test_the_driver_of_an_ngc_image_is_judged_by_the_cuda_of_that_image() -> None:
+    assert "570.86.15: full; CUDA 12.8.0" in resolved("--base ngc-25.01 --gpu h100 --driver 570.86.15")
