@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envbuild.matrix.cell import NONE, Pin
-from envbuild.matrix.model import AxisName, Release
+from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.matrix.text import spec_text
 from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
@@ -67,6 +67,9 @@ def steps_of(
             left.remove(more)
             batch.append(more)
             axis = _fire(compiled, domains, more)
+        if axis is not None and cause.rule is not None:
+            axis = _fire_rest(compiled, domains, cause.rule, axis)
+            left = [n for n in left if not _holds(compiled, domains, n)]
         last = subject
         touched = [i for i, (old, new) in enumerate(zip(before, domains, strict=True)) if old != new]
         shown_steps.append(_step(compiled, batch, before, domains, touched, failed=axis is None))
@@ -113,6 +116,22 @@ def _fire(compiled: Clauses, domains: list[int], number: int) -> int | None:
         return None
     domains[axis] &= dict(compiled.clauses[number].literals)[axis]
     return axis
+
+
+def _fire_rest(compiled: Clauses, domains: list[int], rule: Rule, axis: int) -> int | None:
+    """Narrow by what else a rule says at this point, so that a step names all that the rule leaves; None when that is nothing."""
+    rest = [n for n, clause in enumerate(compiled.clauses) if clause.cause.rule is rule]
+    while (ready := next((n for n in rest if _firing(compiled, domains, n) is not None), None)) is not None:
+        fired = _fire(compiled, domains, ready)
+        if fired is None:
+            return None
+        axis = fired
+    return axis
+
+
+def _holds(compiled: Clauses, domains: Sequence[int], number: int) -> bool:
+    """Return whether nothing that is left can break a clause."""
+    return any(not domains[axis] & ~mask for axis, mask in compiled.clauses[number].literals)
 
 
 def _asked_text(compiled: Clauses, pin: Pin, mask: int) -> str:

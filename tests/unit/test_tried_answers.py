@@ -179,3 +179,9 @@ def test_images_and_boards_are_understood_as_others_write_them(words, line) -> N
 
 def test_the_driver_of_an_ngc_image_is_judged_by_the_cuda_of_that_image() -> None:
     assert "570.86.15: full; CUDA 12.8.0" in resolved("--base ngc-25.01 --gpu h100 --driver 570.86.15")
+
+
+def test_a_step_names_all_that_its_rule_leaves() -> None:
+    with pytest.raises(NoCellError) as refused:
+        resolved("--gpu h100 --cuda 12.1 --os ubuntu24.04")
+    assert "That leaves nvcc 12.1.0 and 12.1.1." in str(refused.value)
