@@ -65,7 +65,7 @@ def _list(*, as_json: bool) -> None:
     def human() -> str:
         rows: list[tuple[str, ...]] = [("axis", "use", "releases", "what it is")]
         rows += [(axis.name, axis.use, str(len(loaded.releases[axis.name])), axis.about) for axis in axes]
-        kinds = ("requires", "inert", "tested-with")
+        kinds = ("requires", "inert", "tested-with", "note")
         counts = ", ".join(f"{sum(r.kind == kind for r in loaded.rules)} {kind}" for kind in kinds)
         return f"{table(rows, indent='')}\n\n{count_of(len(loaded.rules), 'rule')}: {counts}\nmatrix {loaded.digest}"
 

@@ -137,6 +137,7 @@ def _answer(solution: "Solution", verdict: "DriverVerdict | None", claim: "Claim
         "arch": solution.cell.arch,
         "driver_verdict": verdict.verdict if verdict else None,
         "rules": [_rule_answer(rule) for rule in (*solution.rules, *solution.tested_with)],
+        "notes": [_rule_answer(rule) for rule in solution.notes],
         "evidence": [
             {
                 "id": ref.id,
@@ -241,6 +242,10 @@ def _why(solution: "Solution", claim: "Claim", name: str) -> str:
     return f"{component.text}; {solution.reasons[name]}" if component else solution.reasons[name]
 
 
+def _note_lines(solution: "Solution") -> list[str]:
+    return [f"note       {rule.why} ({rule.source})" for rule in solution.notes]
+
+
 def _left_out_lines(solution: "Solution") -> list[str]:
     from envbuild.solver.solve import NOT_ASKED
 
@@ -266,6 +271,7 @@ def _resolved_text(matrix: "Matrix", solution: "Solution", verdict: "DriverVerdi
             "",
             _verdict_line(verdict),
             f"evidence   {claim.text}",
+            *_note_lines(solution),
             *_left_out_lines(solution),
         ]
     )
@@ -302,4 +308,4 @@ def _explained(
     if pairs:
         lines += ["", "pairs of releases:", *(f"    {pair}" for pair in pairs)]
     lines += ["", _verdict_line(verdict), f"evidence   {claim.text}", *([_OTHER_RECIPE] if other_recipe else [])]
-    return "\n".join([*lines, *_left_out_lines(solution)])
+    return "\n".join([*lines, *_note_lines(solution), *_left_out_lines(solution)])

@@ -11,6 +11,8 @@ class DeepSpeed(Component):
     switches = ("DS_",)
     label = "ds"
     distributions = ("deepspeed",)
+    # op_builder imports distutils, which Python has up to 3.11 and Debian's own Python not at all; setuptools has it
+    runtime = ("setuptools",)
     # the two ops that a training run compiles by default: the fused optimisers of GPU and CPU
     host_sources = HostSources(
         folders=("csrc/adam", "csrc/utils"),

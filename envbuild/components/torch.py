@@ -4,6 +4,11 @@ from typing import Any
 
 from envbuild.components.base import Component, View
 from envbuild.util.model import Model
+from envbuild.util.patterns import pattern
+
+_SETUPTOOLS = pattern(r"2\.[1-6]\.")
+"""Releases whose Triton imports setuptools where it compiles a kernel's launcher, and states no such requirement
+(PyPI:triton==3.1.0:triton/runtime/build.py). torch asks for it on some versions of Python alone."""
 
 
 class TorchFacts(Model):
@@ -44,6 +49,11 @@ class Torch(Component):
         except InvalidVersion:
             version = release.version
         return f"torch=={version}", None
+
+    def requirements(self, view: View) -> tuple[str, ...]:
+        """Return what it imports and does not ask for; torch itself is installed in a separate step."""
+        imports = _SETUPTOOLS.match(view.release("torch").version) and not self.is_provided(view)
+        return ("setuptools",) if imports else ()
 
     def module(self, view: View) -> str:
         del view

@@ -152,7 +152,7 @@ def _dead(matrix: Matrix) -> Iterator[MatrixFinding]:
         if not reach.applies(rule):
             level: Level = "warning" if rule.kind == "tested-with" else "note"
             yield MatrixFinding(level=level, where=where, text="no cell that other rules allow has what it speaks of")
-        elif rule.kind != "tested-with" and not reach.refuses(rule):
+        elif rule.refuses and not reach.refuses(rule):
             yield MatrixFinding(
                 level="note", where=where, text="refuses nothing that other rules and needs do not refuse too"
             )

@@ -136,7 +136,7 @@ def inputs_of(
         )
 
     sources = {component.axis: component.sources(view) for component in used}
-    env = [line for component in used for line in component.requirements(view) if component is not torch]
+    env = [line for component in used for line in component.requirements(view)]
     trees = [tree for each in sources.values() for tree in each.trees]
     sdists = [sdist for each in sources.values() for sdist in each.sdists]
     # what is compiled by itself comes before Python, and what a wheel's build takes after it

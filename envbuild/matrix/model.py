@@ -189,14 +189,14 @@ class Rule(Model):
     """One relation between axes.
 
     `requires` refuses a cell; `inert` says that `component` would be ignored and refuses a cell that holds it;
-    `tested-with` only ranks. A rule applies where every axis of `when` is in use and matches. It then demands all of
+    `tested-with` only ranks; `note` says what to know of a cell, and applies where none of `without` is in use. A rule applies where every axis of `when` is in use and matches. It then demands all of
     `needs`, one whole alternative of `any_of` (both hold for an axis that is not in use), the axes in `with`, none of
     `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule applies only together with its
     `component`.
     """
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
-    kind: Literal["requires", "inert", "tested-with"]
+    kind: Literal["requires", "inert", "tested-with", "note"]
     topic: str
     """The class of rule, e.g. driver-floor, gpu-arch, nvcc-equals-torch, fa3-lookup."""
     when: dict[AxisName, Spec] = {}
@@ -214,7 +214,10 @@ class Rule(Model):
     @model_validator(mode="after")
     def _shape(self) -> "Rule":
         demands = bool(self.needs or self.any_of or self.with_ or self.without or self.same)
-        if self.kind != "tested-with" and not demands:
+        if self.kind == "note":
+            if not self.when or self.needs or self.any_of or self.with_ or self.same:
+                raise ValueError(f"rule {self.id}: a note has `when`, perhaps `without`, and no other condition")
+        elif self.kind != "tested-with" and not demands:
             raise ValueError(
                 f"rule {self.id}: a {self.kind} rule must require something (needs, any_of, with, without or same)"
             )
@@ -223,6 +226,11 @@ class Rule(Model):
         if (self.kind == "inert") != (self.component is not None):
             raise ValueError(f"rule {self.id}: `component` is only for kind inert")
         return self
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a cell that breaks it is refused."""
+        return self.kind in {"requires", "inert"}
 
 
 class AxisFile(Model):

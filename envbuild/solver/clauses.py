@@ -363,7 +363,7 @@ def _compile(matrix: Matrix, extra: Mapping[AxisName, Release], kept: Clauses | 
                 cause = Cause(kind="asked", axis=compiler.names[axis], releases=(release,))
                 clauses.append(Clause(((axis, compiler.full[axis] & ~(1 << value)),), cause))
     for rule in matrix.rules:
-        if rule.kind != "tested-with":
+        if rule.refuses:
             clauses += compiler.rule(rule)
     made = Clauses(
         matrix=matrix,

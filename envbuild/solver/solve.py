@@ -33,6 +33,8 @@ class Solution(Frozen):
     """The refusing rules that apply to the cell, all satisfied."""
     tested_with: tuple[Rule, ...]
     """The tested-with rules that the cell satisfies."""
+    notes: tuple[Rule, ...]
+    """What to know of the cell."""
     evidence: tuple[EvidenceRef, ...]
     """The evidence of the highest rank that speaks for the cell."""
     reasons: Mapping[AxisName, str]
@@ -86,8 +88,9 @@ def _solution(
         cell=cell,
         request=asked.request,
         matrix_digest=compiled.matrix.digest,
-        rules=tuple(rule for rule in applied if rule.kind != "tested-with"),
+        rules=tuple(rule for rule in applied if rule.refuses),
         tested_with=tested,
+        notes=tuple(rule for rule in applied if rule.kind == "note" and not cell.versions.keys() & set(rule.without)),
         evidence=proofs,
         reasons=_reasons(asked, values, domains, tested, proofs),
         score=score,

@@ -42,7 +42,7 @@ class Naive:
         # each rule with the last axis that it speaks of, or None where one of them is derived: then it can be judged
         self._judged = {axis: [] for axis in (*order, None)}
         for rule in matrix.rules:
-            if rule.kind != "tested-with":
+            if rule.kind in {"requires", "inert"}:
                 spoken = named_by(rule)
                 self._judged[None if spoken - set(order) else max(spoken, key=order.index)].append(rule)
         self.cells = list(self._search({}, order))
@@ -80,6 +80,8 @@ class Naive:
     def applies(self, cell, rule):
         if rule.component and cell[rule.component] is None:
             return False
+        if rule.kind == "note" and any(cell[axis] is not None for axis in rule.without):
+            return False
         return all(
             cell[axis] is not None and cell[axis] in self.versions(axis, spec) for axis, spec in rule.when.items()
         )
@@ -102,7 +104,7 @@ class Naive:
         )
 
     def rule_holds(self, cell, rule):
-        if rule.kind == "tested-with" or not self.applies(cell, rule):
+        if rule.kind in {"tested-with", "note"} or not self.applies(cell, rule):
             return True
         if not all(self.fits(cell, axis, spec) for axis, spec in rule.needs.items()):
             return False

@@ -178,7 +178,17 @@ def test_resolve_prints_the_answer_alone():
     done = CliRunner().invoke(resolve_command, ["--cuda", "12.6", "--te", "2.6", "--driver", "560.35.05", "--json"])
     answer = json.loads(done.stdout)
     assert answer.pop("arch") == "x86_64"
-    assert set(answer) == {"cell", "id", "driver_verdict", "rules", "evidence", "standing", "left_out", "matrix"}
+    assert set(answer) == {
+        "cell",
+        "id",
+        "driver_verdict",
+        "rules",
+        "evidence",
+        "standing",
+        "left_out",
+        "matrix",
+        "notes",
+    }
     assert {"status", "text", "date", "claim"} <= set(answer["standing"])
     assert answer["driver_verdict"] == "full"
     assert answer["left_out"]["megatron"] == "not requested (--AXIS auto adds a version that fits)"

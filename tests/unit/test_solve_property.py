@@ -138,7 +138,7 @@ def check(matrix, naive, request, evidence, *, explain):
     assert naive.score(cell, request.pins, evidence, request.prefer) == best, (request, cell)
     assert scores.count(best) == 1  # the order is total: nothing is left to chance
     assert compared(solution.score, request.prefer) == best
-    assert {r.id for r in (*solution.rules, *solution.tested_with)} == {
+    assert {r.id for r in (*solution.rules, *solution.tested_with, *solution.notes)} == {
         r.id for r in matrix.rules if naive.applies(cell, r)
     }
     assert set(solution.reasons) == set(solution.cell.versions)

@@ -1,5 +1,6 @@
 """Requests that an engineer found answered wrong: what was accepted and cannot be, what was refused and runs, and the reasons."""
 
+import json
 import re
 
 import pytest
@@ -27,6 +28,19 @@ from envbuild.errors import NoCellError, UsageError
         ("--gpu gb200 --driver 570.86.15", "driver-board-gb200"),
         ("--gpu rtx-pro-6000-server --driver 575.51.03", "driver-board-rtx-pro-6000-server"),
         ("--gpu v100 --torch 2.11.0+cu129 --te none", "torch-arch-2.11-cu129"),
+        ("--te 2.6 --python 3.9", "te-python-2.5"),
+        ("--te 2.0 --python 3.9", "te-python-2.0"),
+        ("--te 1.10 --python 3.8", "te-python-1.9"),
+        ("--megatron 0.11 --te 2.2 --apex none", "fused-rope-mcore-0.10"),
+        ("--megatron 0.19 --mamba-ssm auto", "mamba-ssm-megatron"),
+        ("--megatron 0.19 --grouped-gemm auto", "grouped-gemm-megatron-0.17"),
+        ("--deepspeed 0.5.1 --python 3.10", "deepspeed-python-0.5"),
+        ("--deepspeed 0.19.8 --python 3.8", "deepspeed-python-0.19"),
+        ("--flash-attn-hopper 3.0.0.post20260815 --python 3.9 --te none", "fa3-python-3.10"),
+        ("--flash-attn-hopper 3.0.0b1.post20250621 --python 3.8 --te none", "fa3-python-3.9"),
+        ("--te 1.12 --flash-attn-hopper 3.0.0b1.post20240916", "fa3-te-1.12"),
+        ("--te 1.11 --flash-attn-hopper 3.0.0b1.post20240725", "fa3-te-1.11"),
+        ("--te 2.14 --gpu rtx5090 --torch 2.10 --cuda 12.8", "te-fused-sm120"),
         ("--gpu gb10 --driver 575", "driver-gpu-gb10"),
         ("--os ubuntu18.04 --torch 2.6 --cuda 11.8 --apex auto", "cxx17-gcc"),
         ("--base ngc-25.03 --megatron 0.19.0", "mcore-ngc-0.16"),
@@ -62,6 +76,9 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
         ("--gpu h20 --driver 535", r"cu12.*-sm90-"),
         ("--gpu l4 --driver 525.105.17", r"cu12.*-sm89-"),
         ("--gpu v100 --torch 2.9.1+cu129 --te none", r"cu129-.*-sm70-"),
+        ("--megatron 0.9 --te 2.3 --apex none", r"te2\.3\.0-mcore0\.9\.0-"),
+        ("--megatron 0.19 --mamba-ssm auto --causal-conv1d auto", r"mcore0\.19"),
+        ("--te 2.14 --gpu rtx5090 --torch 2.10 --cuda 12.8 --flash-attn 2.8.3", r"te2\.14.*fa2\.8\.3-sm120-"),
         ("--gpu b200 --driver 570", r"cu12.*-sm100-"),
         ("--base ngc-25.11 --megatron 0.16.1", r"-tengc-apexngc-mcore0\.16\.1-"),
         ("--base ngc-26.06 --megatron 0.19.0", r"-tengc-apexngc-mcore0\.19\.0-"),
@@ -185,3 +202,22 @@ def test_a_step_names_all_that_its_rule_leaves() -> None:
     with pytest.raises(NoCellError) as refused:
         resolved("--gpu h100 --cuda 12.1 --os ubuntu24.04")
     assert "That leaves nvcc 12.1.0 and 12.1.1." in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        ("--megatron 0.9 --te 2.3 --apex none", ["fused-rope-mcore-0.8", "mcore-without-apex", "mcore-weights-only"]),
+        ("--megatron 0.9 --te 1.13 --torch 2.5 --apex auto", []),
+        ("--te 2.12 --gpu h100 --flash-attn-hopper 3.0.0", ["flash-attention-3-behind-cudnn", "fa3-context-parallel"]),
+        ("--te 2.12 --gpu h100 --flash-attn-hopper 3.0.0b1.post20251021", ["flash-attention-3-behind-cudnn"]),
+        ("--te 2.6 --gpu a100 --flash-attn auto", []),
+        ("--te 2.6 --gpu h100 --flash-attn auto", ["flash-attention-behind-cudnn"]),
+        ("--deepspeed 0.15.4 --torch 2.8", ["deepspeed-weights-only", "deepspeed-ops-need-nvcc"]),
+    ],
+)
+def test_what_a_cell_does_without_saying_so_is_noted(words, notes) -> None:
+    answer = json.loads(resolved(f"{words} --json"))
+    assert [note["rule"] for note in answer["notes"]] == notes
+    text = resolved(words)
+    assert all(f"note       {note['text']} ({note['source']})" in text for note in answer["notes"])

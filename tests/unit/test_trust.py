@@ -326,7 +326,7 @@ def answer(**more) -> dict:
         "tag": "envbuild:x", "origin": "pulled", "seconds": 3.0, "digest": ONE, "size_bytes": 1, "verified": verified,
         "reference": f"r.example/team:x@{ONE}", "lock": {"digest": TWO, "folder": "/lock"}, "stages": [], "proven": "now",
         "audit": {"size": {"bytes": 1}, "checks": []}, "smoke": None, "stack_proof": [], "not_proven": [],
-        "left_out": {}, "unreached": {}, "only_when_asked": [], "pushed": None, "run": "docker run",
+        "left_out": {}, "unreached": {}, "notes": ["a thing to know"], "only_when_asked": [], "pushed": None, "run": "docker run",
     } | more  # fmt: skip
 
 
