@@ -137,7 +137,7 @@ def build_page(
                 **pins,
                 "id": solution.cell.id,
                 "versions": {a: solution.cell.versions[a] for a in _SHOWN if a in solution.cell.versions},
-                "rules": [rule.id for rule in (*solution.rules, *solution.tested_with)],
+                "rules": [rule.id for rule in (*solution.rules, *solution.tested_with, *solution.notes)],
                 "together": [r.id for r in solution.tested_with if {"torch", "te"} <= r.when.keys()],
                 "standing": summaries(records, pins, solution.cell.versions, suite),
                 "tried": tried_word(solution.cell.versions, ledger)[0].value,
