@@ -18,10 +18,11 @@ from envbuild.matrix.spelling import (
 )
 from envbuild.solver.clauses import UNUSED, Clauses, compile_matrix
 from envbuild.util.frozen import Frozen, replace
+from envbuild.util.patterns import pattern
 
 _ARM = "aarch64"
-_FIRST_BRANCH = 100
-"""Smaller numbers are none of a driver; CUDA's are."""
+_NO_DRIVER = pattern(r"(1[0-9]|9)\.\d")
+"""What nvidia-smi prints as the version of CUDA."""
 
 ANY = "any"
 """A synonym of `auto` in a pin."""
@@ -87,9 +88,7 @@ def _is_update(matrix: Matrix, axis: AxisName, spec: str) -> bool:
 
 def _check_driver(matrix: Matrix, pin: Pin) -> None:
     """Raise UsageError where a driver is asked for by a number that is none of any driver."""
-    version = version_key(pin.spec) if pin.axis == "driver" else None
-    listed = [known for each in matrix.releases.get(pin.axis, ()) if (known := version_key(each.version))]
-    if version is not None and version.major < _FIRST_BRANCH <= min(listed, default=version).major:
+    if pin.axis == "driver" and _NO_DRIVER.fullmatch(pin.spec) and not _is_listed(matrix, pin):
         raise UsageError(
             f"{pin.spec} is not a driver version",
             where=pin.origin,
