@@ -94,7 +94,8 @@ class Ways:
             return self._metadata(component, requirements, pythons)
         if kind == "names":
             asks = requirements_for(self.matrix, pair.versions, _asks_along(component, other))
-            return self._names(component, other, self.set_of(asks, pythons))
+            oldest = min(pythons, key=lambda python: int(python.partition(".")[2]), default="")
+            return self._names(component, other, self.set_of(asks, pythons), oldest)
         if kind == "libraries":
             return self._shared(component, other, cuda, requirements, pythons)
         if other.axis != TORCH or COMPONENTS[component.axis].host_sources is None or not self._folders(component):
@@ -126,7 +127,7 @@ class Ways:
                 return found
         return None
 
-    def _names(self, component: Subject, other: Subject, found: Resolved | None) -> Result | None:
+    def _names(self, component: Subject, other: Subject, found: Resolved | None, python: str) -> Result | None:
         if self._consumer is None or self._consumer[0] is not component:
             self._consumer = (component, read_consumer(self.files, component))
         consumer = self._consumer[1]
@@ -141,7 +142,7 @@ class Ways:
                     )
         of = TORCH if other.axis == TORCH else next(iter(sorted(mine.roots & ROOTS)), other.axis)
         dead = COMPONENTS[component.axis].unimportable
-        names = try_names(consumer, entry=component.entry, libraries=libraries, of=of, unimportable=dead)
+        names = try_names(consumer, entry=component.entry, libraries=libraries, of=of, unimportable=dead, python=python)
         if not names.asked:
             return None
         first = next(lines(names), "")

@@ -10,6 +10,7 @@ from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.imports import Item, Need, State, judged, needs_of
 from envbuild.curate.trials.modules import Answer, Library
 from envbuild.curate.trials.subject import Subject
+from envbuild.curate.trials.syntax import lowest_python
 from envbuild.util.bounded import read_text
 from envbuild.util.names import shown
 
@@ -27,6 +28,8 @@ class Module:
     path: str
     is_package: bool
     items: tuple[Item, ...]
+    python: int
+    """The minor of the lowest Python 3 that reads it."""
 
 
 @dataclass(kw_only=True)
@@ -46,11 +49,11 @@ class Consumer:
         if not name or name in self.modules:
             return
         try:
-            items = needs_of(text, name, is_package=is_package)
+            items, python = needs_of(text, name, is_package=is_package), lowest_python(text)
         except (SyntaxError, ValueError, RecursionError):
             self.unread.append(path)
             return
-        self.modules[name] = Module(name=name, path=path, is_package=is_package, items=items)
+        self.modules[name] = Module(name=name, path=path, is_package=is_package, items=items, python=python)
 
     @property
     def roots(self) -> frozenset[str]:
@@ -158,6 +161,7 @@ def try_names(
     libraries: Mapping[str, Library],
     of: str,
     unimportable: tuple[str, ...] = (),
+    python: str = "",
 ) -> NamesFound:
     """Look up each name that `consumer` asks of `libraries`.
 
@@ -168,6 +172,7 @@ def try_names(
         of: the top module that the trial is about: what imports it in the open counts as an entry, unless it is torch.
         unimportable: modules and packages in which a missing name is counted and decides nothing, as long as no other
             module imports them.
+        python: the oldest Python of the cells, which has to read what importing the component leads to; empty for any.
 
     """
     own = consumer.roots
@@ -187,7 +192,10 @@ def try_names(
     counts: Counter[State] = Counter()
     asked = 0
     missing, doubtful = [], []
+    minor = int(python.partition(".")[2] or "99")
     for name, module in sorted(consumer.modules.items()):
+        if name in reached and name != "setup" and module.python > minor:
+            missing.append(shown(f"{module.path}: Python 3.{module.python} reads it, and {python} does not"))
         for need, state in judged(module.items, has):
             counts[state] += 1
             asked += need.module.partition(".")[0] == of
