@@ -35,7 +35,7 @@ def report_on(asked: ResolvedRequest, made: "Made", unreached: dict[str, str]) -
         "lock": {"digest": lock.digest, "folder": str(made.lock_folder), "complete": lock.complete},
         "left_out": {**left_out_of(asked), **{axis: why_unreached(host) for axis, host in unreached.items()}},
         "unreached": unreached,
-        "notes": [rule.why for rule in asked.solution.notes],
+        "notes": [{"rule": rule.id, "text": rule.why, "source": rule.source} for rule in asked.solution.notes],
         "only_when_asked": sorted(axis for axis in asked.solution.left_out if asked.matrix.axes[axis].use == "asked"),
         "stages": [
             {"name": s.name, "seconds": round(s.seconds, 1), "executed": s.executed, "cached": s.cached}
@@ -135,7 +135,7 @@ def for_people(report: dict[str, Any]) -> str:
     forbidden = {axis: why for axis, why in report["left_out"].items() if axis not in report["unreached"]}
     lines += left_out_lines(forbidden)
     if report["notes"]:
-        lines += ["", "to know", *(f"  - {text}" for text in report["notes"])]
+        lines += ["", "to know", *(f"  - {note['text']}" for note in report["notes"])]
     if report["only_when_asked"]:
         lines += ["", f"not in it; a flag or a stack adds them: {', '.join(report['only_when_asked'])}"]
     if report["pushed"]:

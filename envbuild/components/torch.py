@@ -6,7 +6,7 @@ from envbuild.components.base import Component, View
 from envbuild.util.model import Model
 from envbuild.util.patterns import pattern
 
-_SETUPTOOLS = pattern(r"2\.[1-6]\.")
+_SETUPTOOLS = pattern(r"2\.[0-6]\.(?!.*\+cpu)")
 """Releases whose Triton imports setuptools where it compiles a kernel's launcher, and states no such requirement
 (PyPI:triton==3.1.0:triton/runtime/build.py). torch asks for it on some versions of Python alone."""
 

@@ -142,7 +142,7 @@ _OLDER = {
     ),
     "Jetson Orin": pattern(r"(sm|compute)?[ _]?87|8\.7|(jetson|agx|orin)*orin(nx|nano)?", re.IGNORECASE),
 }
-"""GPUs that people ask for and no component here has code for."""
+"""GPUs that people ask for and the matrix does not have."""
 
 
 def unlisted_gpu(text: str) -> str | None:

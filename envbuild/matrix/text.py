@@ -10,7 +10,10 @@ def spec_text(spec: Spec) -> str:
 
 def rule_text(rule: Rule) -> tuple[str, str]:
     """Return when a rule applies, and what it then demands; the second is empty where it demands nothing."""
-    when = ", ".join(f"{axis} {spec_text(spec)}" for axis, spec in rule.when.items())
+    spoken = [f"{axis} {spec_text(spec)}" for axis, spec in rule.when.items()]
+    if rule.kind == "note":
+        return ", ".join([*spoken, *(f"no {axis}" for axis in rule.without)]), ""
+    when = ", ".join(spoken)
     then = [f"{axis} {spec_text(spec)}" for axis, spec in rule.needs.items()]
     then += [" and ".join(f"{axis} {spec_text(spec)}" for axis, spec in each.items()) for each in rule.any_of]
     then += [f"{axis} in use" for axis in rule.with_]

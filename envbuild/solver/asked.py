@@ -269,11 +269,14 @@ def _one_gpu(matrix: Matrix, text: str, pin: Pin) -> Release:
         if len(named) == 1:
             return named[0]
     names = [name for release in listed for name in (release.version, *release.aliases)]
+    why = unlisted_gpu(text) if text else None
     raise UsageError(
-        f"{text!r} in {pin.spec!r} names no GPU" if text else f"{pin.spec!r} has an empty place between its commas",
+        f"{text!r} in {pin.spec!r} names no GPU of the matrix" + (f": {why}" if why else "")
+        if text
+        else f"{pin.spec!r} has an empty place between its commas",
         where=pin.origin,
         hint="name each GPU of the fleet, such as a100,h100,b200"
-        + (f"; similar: {_near(text, names)}" if text else ""),
+        + (f"; similar: {_near(text, names)}" if text and not why else ""),
     )
 
 
@@ -323,7 +326,8 @@ def read_request(matrix: Matrix, request: Request) -> ReadRequest:
                 check_spec(compiled.axes[number], pin.spec, pin.origin, matrix.releases[pin.axis])
             if pin.axis in added and pin.spec == added[pin.axis].version:
                 mask = 1 << compiled.position[number][pin.spec]  # exactly the host's driver, not a listed 560.28.3.x
-            if not mask or _is_update(matrix, pin.axis, pin.spec):
+            # a file may write 12.6.0 for 12.6
+            if not mask or (pin.origin.startswith("-") and _is_update(matrix, pin.axis, pin.spec)):
                 raise no_release(matrix, pin.axis, pin.spec, pin.origin)
         masks.append((pin, number, mask))
     return ReadRequest(

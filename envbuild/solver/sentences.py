@@ -182,6 +182,7 @@ def _step(
     causes = [compiled.clauses[n].cause for n in batch]
     axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
     narrowed = tuple(compiled.names[axis] for axis in touched)
+    axes = tuple(dict.fromkeys((*axes, *narrowed)))
     first = causes[0]
     if first.rule is not None:
         rules = {cause.rule.id: cause.rule for cause in causes if cause.rule}
@@ -189,6 +190,7 @@ def _step(
         also = [each for name, each in rules.items() if name != rule]
         if len(also) == 1:
             text = f"{_sentence(compiled, text)} {_sentence(compiled, f'{also[0].why} (rule {also[0].id})')}"
+            source = "; ".join(dict.fromkeys((source, also[0].source)))
         elif also:
             text = f"{_sentence(compiled, text)} Likewise rules {_listed([each.id for each in also])}."
     elif first.kind == "derived":

@@ -334,6 +334,9 @@ def test_cu_files_are_checked_by_the_nvcc_of_the_wheel(index, matrix, tmp_path):
         with pytest.raises(LockError, match="states no hash"):
             files.programs(dataclasses.replace(file, sha256=None), (f"{cu13}/bin/nvcc",))
         less, _ = run(matrix, tmp_path, url, "te", "torch", kinds=("sources",), cpp_only=True, again=True)
+        kept = (tmp_path / "records" / "te.jsonl").read_text()
+        run(matrix, tmp_path, url, "te", "torch", kinds=("sources",), again=True)
+        assert (tmp_path / "records" / "te.jsonl").read_text() == kept  # what says the same of one day is not added
         assert (less.made, less.unasked) == (0, 4)  # without .cu files there is none to look at, and nothing has passed
     found = {tuple(t.pair.values()): t for t in load_trials(tmp_path / "records")}
     assert {key: trial.verdict for key, trial in found.items()} == {

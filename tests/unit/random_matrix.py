@@ -65,10 +65,13 @@ def random_matrix(random):
         releases[name] = tuple(found)
     rules = []
     for number in range(random.randint(0, 8)):
-        kind = random.choice(["requires", "requires", "inert", "tested-with", "tested-with"])
+        kind = random.choice(["requires", "requires", "inert", "tested-with", "tested-with", "note"])
         when_axes = random.sample(names, random.randint(2, 3) if kind == "tested-with" else random.randint(1, 2))
         body = {"when": {a: spec(a) for a in when_axes}}
-        if kind != "tested-with":
+        if kind == "note":
+            left = [n for n in names if n not in when_axes]
+            body["without"] = tuple(random.sample(left, random.randint(0, 1)))
+        elif kind != "tested-with":
             left = [n for n in names if n not in when_axes]
             form = random.choice(["needs", "needs", "any_of", "with", "without", "same"])
             if form == "needs":

@@ -60,7 +60,7 @@ def answer_of(matrix: Matrix, request: Request) -> object:
         dict(found.cell.commits),
         found.reasons,
         found.left_out,
-        [rule.id for rule in (*found.rules, *found.tested_with)],
+        [rule.id for rule in (*found.rules, *found.tested_with, *found.notes)],
         [ref.id for ref in found.evidence],
         found.score,
         found.added,

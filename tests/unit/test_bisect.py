@@ -192,7 +192,7 @@ def test_the_ends_are_tested_first(tmp_path):
 
 
 def test_a_kill_loses_nothing_and_a_torn_line_runs_again(tmp_path):
-    matrix, first, second = next(pair for pair in random_pairs(7, 200) if len(path_between(*pair)) > 5)
+    matrix, first, second = next(pair for pair in random_pairs(7, 2000) if len(path_between(*pair)) > 5)
     stops = named(path_between(matrix, first, second))
     bad = stops[3].moved[0]
     place, runs, limit = tmp_path / "log.jsonl", [], 0

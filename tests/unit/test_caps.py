@@ -1,8 +1,10 @@
 """Bounds on numpy, pydantic, setuptools, wheel and others: what a cell gets, and that its lock is resolved under them."""
 
 import pytest
+from cell_inputs import inputs_for
 from packaging.requirements import Requirement
 
+from envbuild.components import COMPONENTS
 from envbuild.errors import NoCellError
 from envbuild.lock.inputs import inputs_of
 from envbuild.lock.make import _caps
@@ -104,3 +106,20 @@ def test_megatron_has_the_psutil_that_a_distributed_checkpoint_needs(matrix):
         inputs = inputs_of(matrix, cell(matrix, {"megatron": version, "python": "3.11"}))
         env = next(group.requirements for group in inputs.python if group.name == "env")
         assert "psutil" in env, version
+
+
+@pytest.mark.parametrize(
+    ("axes", "asked"),
+    [
+        ({"torch": "2.5", "te": "none", "apex": "none", "python": "3.11", "cuda": "12.4"}, True),
+        ({"torch": "2.7", "te": "none", "apex": "none"}, False),
+        ({"torch": "2.5", "cuda": "cpu"}, False),
+        ({"deepspeed": "0.16.9", "torch": "2.8", "te": "none", "apex": "none"}, True),
+    ],
+)
+def test_setuptools_is_there_where_triton_or_deepspeed_imports_it(axes, asked) -> None:
+    """A fused operation ended in `No module named 'setuptools'`: torch asks for it on some versions of Python alone."""
+    inputs = inputs_for(**axes)
+    stated = [line for group in inputs.python if group.name == "env" for line in group.requirements]
+    stated += [line for wheel in inputs.components for line in COMPONENTS[wheel.axis].runtime]
+    assert ("setuptools" in stated) is asked

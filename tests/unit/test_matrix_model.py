@@ -128,6 +128,7 @@ def test_the_digest_covers_every_file(folder, tmp_path):
         ({"rules": RULES.replace('"requires"', '"inert"')}, ["rules.toml", "`component` is only for kind inert"]),
         ({"rules": RULES.replace('"requires"', '"tested-with"')}, ["rules.toml", "names at least two axes"]),
         ({"rules": RULES.replace('"requires"', '"forbids"')}, ["rules.toml", "rule.0.kind"]),
+        ({"rules": RULES.replace('"requires"', '"note"')}, ["rules.toml", "a note has `when`"]),
     ],
 )
 def test_each_mistake_is_one_clear_error(folder, changed, words):

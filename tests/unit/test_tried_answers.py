@@ -27,6 +27,10 @@ from envbuild.errors import NoCellError, UsageError
         ("--gpu l40 --driver 525.60.13", "driver-board-l40"),
         ("--gpu gb200 --driver 570.86.15", "driver-board-gb200"),
         ("--gpu rtx-pro-6000-server --driver 575.51.03", "driver-board-rtx-pro-6000-server"),
+        ("--gpu NVIDIA_GH200_480GB --driver 535.54.03", "driver-board-gh200"),
+        ("--gpu h20-3e --driver 535.183.06", "driver-board-h20-3e"),
+        ("--gpu h100-nvl --driver 525", "driver-board-h100-nvl"),
+        ("--gpu rtx5090d --driver 570.172.08 --cuda 13.0", "driver-compat-sm120"),
         ("--gpu v100 --torch 2.11.0+cu129 --te none", "torch-arch-2.11-cu129"),
         ("--te 2.6 --python 3.9", "te-python-2.5"),
         ("--te 2.0 --python 3.9", "te-python-2.0"),
@@ -75,6 +79,7 @@ def test_what_cannot_be_is_refused(words: str, rule: str) -> None:
         ("--gpu h200 --driver 550", r"cu12.*-sm90-"),  # a release of the branch that has it in its list
         ("--gpu h20 --driver 535", r"cu12.*-sm90-"),
         ("--gpu l4 --driver 525.105.17", r"cu12.*-sm89-"),
+        ("--gpu l4 --driver 530", r"cu12.*-sm89-"),
         ("--gpu v100 --torch 2.9.1+cu129 --te none", r"cu129-.*-sm70-"),
         ("--megatron 0.9 --te 2.3 --apex none", r"te2\.3\.0-mcore0\.9\.0-"),
         ("--megatron 0.19 --mamba-ssm auto --causal-conv1d auto", r"mcore0\.19"),
@@ -213,7 +218,19 @@ def test_a_step_names_all_that_its_rule_leaves() -> None:
         ("--te 2.12 --gpu h100 --flash-attn-hopper 3.0.0b1.post20251021", ["flash-attention-3-behind-cudnn"]),
         ("--te 2.6 --gpu a100 --flash-attn auto", []),
         ("--te 2.6 --gpu h100 --flash-attn auto", ["flash-attention-behind-cudnn"]),
+        ("--te 2.6 --gpu h100 --flash-attn-hopper 3.0.0", ["flash-attention-3-behind-cudnn", "fa3-context-parallel"]),
+        (
+            "--te 2.14 --gpu h100 --flash-attn-hopper 3.0.0b1.post20251021",
+            ["flash-attention-3-behind-cudnn", "fa3-context-parallel-2.14"],
+        ),
+        ("--te 1.13 --gpu h100 --flash-attn auto", ["flash-attention-behind-cudnn-1.x"]),
+        ("--te 2.15 --gpu h100 --flash-attn-4 auto", ["flash-attention-4-behind-cudnn"]),
+        ("--megatron 0.9 --te 2.3 --apex 25.09.post20260114", ["fused-rope-mcore-0.8-apex", "mcore-weights-only"]),
+        ("--megatron 0.11 --torch 2.8 --te 2.2 --apex 25.05", ["mcore-weights-only-0.11"]),
         ("--deepspeed 0.15.4 --torch 2.8", ["deepspeed-weights-only", "deepspeed-ops-need-nvcc"]),
+        ("--deepspeed 0.16.9 --flavor runtime", ["deepspeed-ops-in-runtime"]),
+        ("--deepspeed 0.16.9 --flavor devel --base nvidia-cuda-*", []),
+        ("--deepspeed 0.16.9 --base ngc-25.03", []),
     ],
 )
 def test_what_a_cell_does_without_saying_so_is_noted(words, notes) -> None:
@@ -221,3 +238,16 @@ def test_what_a_cell_does_without_saying_so_is_noted(words, notes) -> None:
     assert [note["rule"] for note in answer["notes"]] == notes
     text = resolved(words)
     assert all(f"note       {note['text']} ({note['source']})" in text for note in answer["notes"])
+
+
+def test_two_rules_that_refuse_have_both_their_sources() -> None:
+    with pytest.raises(NoCellError) as refused:
+        resolved("--te >=2.2,<2.7 --python 3.9")
+    step = refused.value.conflict.steps[-1]
+    assert step.source.count("NVIDIA/TransformerEngine@") == 2
+    assert "(rule te-python-2" in step.text
+
+
+def test_a_gpu_of_a_fleet_that_the_matrix_does_not_have_is_answered_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="'p100' in 'p100,h100' names no GPU of the matrix: it is a Pascal GPU"):
+        resolved("--gpu p100,h100")

@@ -326,7 +326,7 @@ def answer(**more) -> dict:
         "tag": "envbuild:x", "origin": "pulled", "seconds": 3.0, "digest": ONE, "size_bytes": 1, "verified": verified,
         "reference": f"r.example/team:x@{ONE}", "lock": {"digest": TWO, "folder": "/lock"}, "stages": [], "proven": "now",
         "audit": {"size": {"bytes": 1}, "checks": []}, "smoke": None, "stack_proof": [], "not_proven": [],
-        "left_out": {}, "unreached": {}, "notes": ["a thing to know"], "only_when_asked": [], "pushed": None, "run": "docker run",
+        "left_out": {}, "unreached": {}, "notes": [{"rule": "r", "text": "a thing to know", "source": "s"}], "only_when_asked": [], "pushed": None, "run": "docker run",
     } | more  # fmt: skip
 
 
@@ -348,6 +348,7 @@ def test_the_answer_of_a_built_image_says_no_more_than_that_it_was_built():
         printed = for_people(answer(origin=origin, reference=None, verified=built))
         assert "pulled" not in printed
         assert "trust" not in printed
+        assert "\nto know\n  - a thing to know\n" in printed
 
 
 def test_what_an_image_says_of_itself_in_an_audit_reaches_no_terminal_raw():

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 _OLDEST, _NEWEST = 7, 14
-"""Minors of Python 3 that are told apart: one before the oldest that a cell has, and the newest."""
+"""Minors of Python 3 that are distinguished: one before the oldest that a cell has, and the newest."""
 _GENERIC = {"dict", "frozenset", "list", "set", "tuple", "type"}
 """What takes `[...]` from Python 3.9 on."""
 
