@@ -7,6 +7,8 @@ from envbuild.util.model import Field, Model
 class MpiFacts(Model):
     package: str | None = None
     """The OS package, when it comes from the OS."""
+    also: dict[str, tuple[str, ...]] = {}
+    """What else it takes on a release of the os axis, whose package does not depend on it."""
     url: str | None = None
     """The source archive, when it is compiled; with `sha256`, `prefix` and `configure`."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")

@@ -193,7 +193,7 @@ def inputs_of(
     if flavor == "devel":
         runtime |= set(_DEVEL_PACKAGES)
     if mpi and mpi.package:
-        runtime.add(mpi.package)
+        runtime |= {mpi.package, *mpi.also.get(v["os"], ())}
     compiled_mpi = mpi is not None and mpi.url is not None
     works = stack is not None and bool(stack.patches or any(s.compiles for s in stack.steps))
     return Inputs(

@@ -62,6 +62,9 @@ def check_recipe(matrix: Matrix, recipe: Recipe) -> Report:
         held = built if any(s.axis == "te" and s.source for s in view) else plain
         refused = list(contradictions(held, recipe, [s for s in view if s in argued_set]))
         refused += other_cudas([s for s in view if s not in argued_set], view)
+        if recipe.kind != "toml":
+            stated = {line for finding in refused for line in finding.lines}
+            refused += [f for f in rules.toolkits(matrix, recipe, view, in_no_cell) if not stated >= {*f.lines}]
         together |= dict.fromkeys([*refused, *rules.drivers(plain, recipe, view, refused)])
         together |= dict.fromkeys(rules.unplaced(matrix, recipe, view) if recipe.kind != "toml" else ())
         together |= dict.fromkeys(rules.compilers(matrix, recipe, view) if recipe.kind != "toml" else ())

@@ -44,13 +44,13 @@ _VARIABLES = re.compile(
 _COMMANDS = re.compile(
     r"--no-build-isolation|\bsetup\w*\.py\b.{0,200}\b(?:install|develop|build|build_ext|bdist_wheel)\b"
     r"|\bpython3? -m build\b|\b(?:pip3?|uv) wheel\b|\bTORCH_CUDA_ARCH_LIST=|\bDS_BUILD_\w+=|\bMAX_JOBS=|\bFORCE_CUDA="
-    r"|\bpip3? install\b[^\n;&|]*--no-binary\b|\bnvcc -"
+    r"|\bnvcc -"
 )
+_PIP_INSTALL, _NO_BINARY = re.compile(r"\bpip3? install\b"), re.compile(r"--no-binary\b")
+_INSTALL = re.compile(r"\binstall\b")
 # One of them in an install command, whatever its index; not a wheel by its file name, which is compiled already.
 _INSTALLED = re.compile(
-    r"\binstall\b.*[\s\"'](?:"
-    + "|".join(sorted(n.replace("-", "[-_.]") for n in _PACKAGES))
-    + r")(?=$|[\s\"'\[=<>~!@;,])",
+    r"[\s\"'](?:" + "|".join(sorted(n.replace("-", "[-_.]") for n in _PACKAGES)) + r")(?=$|[\s\"'\[=<>~!@;,])",
     re.IGNORECASE,
 )
 
@@ -72,4 +72,14 @@ def compiles(recipe: Recipe) -> bool:
 def _is_compile(command: str) -> bool:
     if command.startswith(("echo ", "printf ")) or re.search(r"\buninstall\b", command):
         return False
-    return bool(_COMMANDS.search(command) or _INSTALLED.search(command))
+    return (
+        _COMMANDS.search(command) is not None
+        or any(_follows(_PIP_INSTALL, _NO_BINARY, part) for part in re.split(r"[\n;&|]", command))
+        or any(_follows(_INSTALL, _INSTALLED, line) for line in command.split("\n"))
+    )
+
+
+def _follows(first: re.Pattern[str], second: re.Pattern[str], text: str) -> bool:
+    """Return whether `second` is found after `first`, in time that grows with the text alone."""
+    found = first.search(text)
+    return found is not None and second.search(text, found.end()) is not None

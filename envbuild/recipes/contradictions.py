@@ -19,7 +19,7 @@ from envbuild.solver.conflict import Conflict
 
 def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield each minimal contradiction: every pair that cannot stand together, then larger groups of what is left."""
-    cells = recipe.kind == "toml"
+    cells, torch = recipe.kind == "toml", _installs_torch(statements)
     # what is stated alike on several lines is one thing; its lines may stand in different arms
     places: dict[StatementKey, list[Statement]] = {}
     for s in statements if cells else _settled(held, statements):
@@ -36,7 +36,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
             if pair[0][0].axis == pair[1][0].axis:
                 apart.add(frozenset((a, b)))
             continue
-        pins = pins_of([each[0] for each in pair], cells=cells)
+        pins = pins_of([each[0] for each in pair], cells=cells, torch=torch)
         refused = not held.fits(pins) and not held.fits([*pins, *naming])
         together = held.compatible(*pair, known=not cells)
         if not together or (
@@ -59,7 +59,7 @@ def contradictions(held: Held, recipe: Recipe, statements: Sequence[Statement]) 
         firsts = [places[distinct[n]][0] for n in rest]
         if not cells and not _all_comparable(held.matrix, recipe, firsts):
             return
-        pins = pins_of(firsts, cells=cells)
+        pins = pins_of(firsts, cells=cells, torch=torch)
         if held.fits(pins):
             return
         conflict = held.conflict(pins)
@@ -98,14 +98,18 @@ def _is_other(one: str, other: str) -> bool:
     return public[0] != public[1]
 
 
-def pins_of(statements: Sequence[Statement], *, cells: bool) -> list[Pin]:
+def pins_of(statements: Sequence[Statement], *, cells: bool, torch: bool = False) -> list[Pin]:
     """Return what statements ask for together.
 
     torch compiles extensions with every nvcc of its CUDA's major, and warns at another minor: next to an installed torch
-    a recipe's nvcc asks for its major alone.
+    a recipe's nvcc asks for its major alone. `torch` says that the recipe installs one elsewhere.
     """
-    torch = not cells and any(s.axis in {"torch", "cuda"} and s.installed for s in statements)
-    return [_major(s) if torch and s.axis == "nvcc" else pin_of(s) for s in statements]
+    major = not cells and (torch or _installs_torch(statements))
+    return [_major(s) if major and s.axis == "nvcc" else pin_of(s) for s in statements]
+
+
+def _installs_torch(statements: Sequence[Statement]) -> bool:
+    return any(s.axis in {"torch", "cuda"} and s.installed for s in statements)
 
 
 def _major(statement: Statement) -> Pin:
@@ -259,7 +263,8 @@ def _conflict_finding(
     rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
     by_path = next((s for s in members if s.path), None)
     axes = {s.axis for s in members}
-    same = len(axes) == 1 or axes == {"nvcc", "cuda"}
+    of_torch = axes == {"nvcc", "cuda"} and any(s.axis == "cuda" and s.installed for s in members)
+    same = len(axes) == 1 or (axes == {"nvcc", "cuda"} and (by_path is not None or not of_torch))
     if by_path and same:
         return _doubled("recipe-path-other-cuda", by_path.line, members, places)
     if same:
@@ -269,15 +274,18 @@ def _conflict_finding(
     steps = [step for step in conflict.steps if step.pin is None and step.rule not in cpu]
     # the step that refuses comes last; its rule is what the finding is known by
     deciding = [(step.rule, step.source) for step in rules if step.rule not in cpu]
+    texts = [step.text for step in steps]
     if not deciding and "nvcc" in axes:  # torch's CUDA is a fact of its release; that nvcc must be the same is the rule
-        deciding = [(rule.id, rule.source) for rule in matrix.rules if rule.id == "nvcc-is-cuda"]
+        own = next(rule for rule in matrix.rules if rule.id == "nvcc-is-cuda")
+        deciding = [(own.id, own.source)]
+        texts.append(f"{own.why[:1].upper()}{own.why[1:]}.")
     rule, source = deciding[-1] if deciding else (steps[-1].rule, steps[-1].source)
     return RecipeFinding(
         line=first,
         lines=lines,
         rule=rule,
         rules=tuple(dict.fromkeys(name for name, _ in deciding)),
-        why=f"{_named(members, places)} do not go together. " + " ".join(step.text for step in steps),
+        why=f"{_named(members, places)} do not go together. " + " ".join(texts),
         source=source,
         todo=f"change one of the lines {', '.join(map(str, lines))}"
         if len(lines) > 1

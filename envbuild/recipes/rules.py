@@ -12,6 +12,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import Release
 from envbuild.matrix.spec import matches, version_key
 from envbuild.recipes.catalog import findings_catalog
+from envbuild.recipes.compiled import compiles
 from envbuild.recipes.findings import RecipeFinding, finding_of
 from envbuild.recipes.held import Held, pin_of
 from envbuild.recipes.model import Recipe, Statement, is_known_with
@@ -130,6 +131,46 @@ def _cudas_of_torch(matrix: Matrix, spec: str) -> Collection[object]:
         for build in builds
         if matches(axis, spec, build) and ("+" in spec or build.facts.index == "pypi")
     }
+
+
+def toolkits(
+    matrix: Matrix, recipe: Recipe, statements: Sequence[Statement], in_no_cell: Collection[Statement]
+) -> Iterator[RecipeFinding]:
+    """Yield toolkits that do not compile for the installed torch, where no cell is there to say so.
+
+    torch refuses an nvcc of another major, apex one of another minor, too. A toolkit without a torch of its own (12.3) is in no
+    cell, and what apex refuses is more than what the rules of cells say next to a torch.
+    """
+    stated = [s for s in statements if s.axis in {"torch", "cuda"} and s.installed and s not in in_no_cell]
+    labels = [s for s in statements if s.axis == "cuda"][:1]
+    of_torch = {(cuda, s.branch): s for s in stated if (cuda := _cuda_of(matrix, s, labels))}
+    nvccs = {(s.spec, s.branch): s for s in statements if s.axis == "nvcc" and not s.path}
+    if not nvccs or not of_torch or not compiles(recipe):  # the last one reads the whole recipe
+        return
+    apex = next((s for s in statements if s.axis == "apex" and _APEX_CUDA.search(recipe.text)), None)
+    for nvcc, ((its, _), torch) in itertools.product(nvccs.values(), of_torch.items()):
+        mine = re.match(r"(\d+)\.\d+", nvcc.spec)
+        if mine is None or mine[0] == its or not is_known_with(nvcc.branch, torch.branch, same=True):
+            continue
+        other_major = mine[1] != its.partition(".")[0]
+        if not (other_major and nvcc in in_no_cell) and not (apex and not other_major):
+            continue
+        rule = next(r for r in matrix.rules if r.id == ("nvcc-is-cuda" if other_major else "apex-nvcc-equals-torch"))
+        members = [nvcc, torch, *([apex] if apex and not other_major else [])]
+        lines = tuple(sorted({s.line for s in members}))
+        yield RecipeFinding(
+            line=lines[-1],
+            lines=lines,
+            rule=rule.id,
+            rules=(rule.id,),
+            why=f"nvcc {nvcc.spec} (line {nvcc.line}) and a torch for CUDA {its} (line {torch.line}) do not go together: {rule.why}",
+            source=rule.source,
+            todo=f"take a toolkit of CUDA {its}, or a torch for CUDA {mine[0]}",
+        )
+        return
+
+
+_APEX_CUDA = re.compile(r"--cuda_ext\b|APEX_CUDA_EXT=1")
 
 
 def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:

@@ -24,6 +24,7 @@ HOSTILE = {
     "flags.Dockerfile": "FROM a\nRUN " + "--a" * 30 + " x\n",
     "names.Dockerfile": "FROM a\nCOPY " + "_" * 20_000 + " /x\n",
     "installs.sh": "apt-get " + "install " * 20_000 + "\n",
+    "compiles.sh": "apt-get install -y cuda-toolkit-12-4\npip install torch==2.6.0+cu118\n" + "pip install " * 20_000 + "\n",
     "lines.sh": "pip install torch==2.8.0\n" * 40_000,
     "few-lines.sh": "pip install torch==2.8.0\n" * 4_000,
     "doubled.sh": "A=xxxxxxxxxx\n" + "A=$A$A$A$A$A$A$A$A$A$A\n" * 12 + "pip install $A\n",
