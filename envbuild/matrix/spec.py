@@ -132,10 +132,15 @@ def check_spec(axis: Axis, text: str, origin: str = "", listed: Iterable[Release
         try:
             specifiers(part.strip())
         except (InvalidSpecifier, InvalidVersion):
+            newest = (
+                f"`--{axis.name} auto --prefer newest` takes the newest that fits; "
+                if text in {"latest", "newest"}
+                else ""
+            )
             raise UsageError(
                 f"{text!r} is not a version and not a PEP 440 specifier",
                 where=origin or f"--{axis.name}",
-                hint=f"write a version{_example(axis, listed)} or a listed name; `envbuild matrix {axis.name}` lists them",
+                hint=f"{newest}write a version{_example(axis, listed)} or a listed name; `envbuild matrix {axis.name}` lists them",
             ) from None
 
 

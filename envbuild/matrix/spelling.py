@@ -15,6 +15,8 @@ _STAR = pattern(r"\d+(\.\d+)*\.\*")
 _CUDA = pattern(r"cu(?:da)?[ _-]?(\d{1,2})\.?(\d)(?:\.\d+)?", re.IGNORECASE)
 """A variant as torch's wheels, PyTorch's indexes and people write it: `cu126`, `cuda12.6`, `CUDA 12.6.3`."""
 _PYTHON = pattern(r"(?:py|cp|python) ?3\.?(\d{1,2})", re.IGNORECASE)
+_UBUNTU = pattern(r"(?:ubuntu[ -]?)?(\d\d)\.?(\d\d)", re.IGNORECASE)
+_SEASON = pattern(r"\d\d\.\d\d")
 _ARCH = pattern(r"(?:sm|compute)?[_ ]?(\d{2,3})[af]?", re.IGNORECASE)
 """`sm_90`, `sm_90a`, `compute_100f`, `90`: what is specific to an architecture or a family runs on the same GPU."""
 _CAPABILITY = pattern(r"(\d{1,2})\.(\d)[af]?", re.IGNORECASE)
@@ -112,7 +114,11 @@ def spellings(axis: Axis, text: str, releases: Sequence[Release | None]) -> Iter
         yield f"{found[1]}.{found[2]}"
     elif axis.name == "python" and (found := _PYTHON.fullmatch(text)):
         yield f"3.{found[1]}"
+    elif axis.name == "os" and (found := _UBUNTU.fullmatch(text)):
+        yield f"ubuntu{found[1]}.{found[2]}"
     elif axis.name == "base" and text:
+        if _SEASON.fullmatch(text):
+            yield f"ngc-{text}"
         # an image as `docker pull` names it
         yield from (
             r.version

@@ -11,6 +11,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.recipes.catalog import findings_catalog
 from envbuild.recipes.check import check_recipe
 from envbuild.recipes.findings import Report
+from envbuild.recipes.held import is_known
 from envbuild.recipes.model import Kind, Statement
 from envbuild.recipes.read import KINDS, is_recipe, read_recipe
 from envbuild.util.names import shown
@@ -106,7 +107,7 @@ def _check(matrix: Matrix, path: Path, kind: Kind | None, ignored: Sequence[str]
         kind=KINDS[recipe.kind],
         key=recipe.kind,
         report=replace(report, findings=tuple(f for f in report.findings if f.rule not in ignored)),
-        without_cell=frozenset(s for s in report.unknown if matrix.has(s.axis, s.spec)),
+        without_cell=frozenset(s for s in report.unknown if is_known(matrix, s)),
     )
 
 

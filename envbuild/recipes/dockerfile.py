@@ -249,12 +249,22 @@ def _copy(reader: Reader, each: Instruction) -> None:
         reader.stage.toolkit = None
 
 
+_ONLY_HERE = re.compile(
+    r"<<(?P<tabs>-?)[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n(?P<body>(?:.*\n)*?)\t*(?P=end)\s*"
+)
+"""A here-document without a command: docker runs it as a script."""
+
+
 def _run(reader: Reader, each: Instruction) -> None:
     reader.folder = reader.stage.workdir
     listed = each.words() if _exec_form(each.text) else None
     # what a shell sets in one RUN is gone in the next
     reader.values = {**reader.stage.environment}
-    if listed is None:
+    here = _ONLY_HERE.fullmatch(each.text) if listed is None else None
+    if here:
+        body = re.sub(r"(?m)^\t+", "", here["body"]) if here["tabs"] else here["body"]
+        read_shell(reader, body, each.first + 1)
+    elif listed is None:
         read_shell(reader, each.text, each.first)
     elif listed:
         inner = run(reader, listed, {})

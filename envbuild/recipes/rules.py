@@ -138,7 +138,7 @@ def toolkits(
 ) -> Iterator[RecipeFinding]:
     """Yield toolkits that do not compile for the installed torch, where no cell is there to say so.
 
-    torch refuses an nvcc of another major, apex one of another minor, too. A toolkit without a torch of its own (12.3) is in no
+    torch refuses an nvcc of another major, apex one of another minor, too. A toolkit that no torch is built for (12.3) is in no
     cell, and what apex refuses is more than what the rules of cells say next to a torch.
     """
     stated = [s for s in statements if s.axis in {"torch", "cuda"} and s.installed and s not in in_no_cell]

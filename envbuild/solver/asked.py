@@ -73,6 +73,8 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
         if _is_update(matrix, axis, spec)
         else ""
     )
+    if axis == "python" and spec.count(".") == 2:
+        update = "Python is named by major.minor; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),

@@ -1156,3 +1156,48 @@ def test_a_long_command_does_not_take_the_square_of_its_length(tmp_path, text):
     begun = time.process_time()
     assert _findings(tmp_path, "Dockerfile", text) == []
     assert time.process_time() - begun < 10
+
+
+def test_a_here_document_without_a_command_is_understood(tmp_path):
+    text = f"FROM nvidia/cuda:13.0.1-devel-ubuntu24.04\nRUN <<-'END'\n\tset -e\n\t{PIP}\n\tEND\nRUN true\n"
+    assert _findings(tmp_path, "Dockerfile", text) == [(4, "nvcc-is-cuda")]
+    path = tmp_path / "Dockerfile"
+    assert check_recipe(load_matrix(), read_recipe(load_matrix(), path)).not_understood == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "lines", "found"),
+    [
+        # nothing is compiled: Megatron-core's wheel starts no nvcc
+        (
+            "12.1.1-cudnn8-devel-ubuntu22.04",
+            ["pip install torch==2.6.0+cu124", "pip install megatron-core==0.15.3"],
+            [],
+        ),
+        # apex compares the minor, too
+        (
+            "12.4.1-cudnn-devel-ubuntu22.04",
+            ["pip install torch==2.7.1+cu128", "{apex}"],
+            [(3, "apex-nvcc-equals-torch")],
+        ),
+        ("12.4.1-cudnn-devel-ubuntu22.04", ["pip install torch==2.6.0+cu124", "{apex}"], []),
+        # no torch is built for CUDA 12.3, and its major is 12 all the same
+        (
+            "12.3.2-cudnn9-devel-ubuntu22.04",
+            ["pip install torch==2.6.0+cu118", "pip install flash-attn==2.7.4.post1 --no-build-isolation"],
+            [(2, "nvcc-is-cuda")],
+        ),
+        (
+            "12.3.2-cudnn9-devel-ubuntu22.04",
+            ["pip install torch==2.6.0+cu124", "pip install flash-attn==2.7.4.post1 --no-build-isolation"],
+            [],
+        ),
+    ],
+)
+def test_a_toolkit_is_compared_as_what_is_compiled_compares_it(tmp_path, base, lines, found):
+    apex = (
+        "git clone -b 25.04 https://github.com/NVIDIA/apex && cd apex && pip install --no-build-isolation "
+        '--config-settings "--build-option=--cpp_ext" --config-settings "--build-option=--cuda_ext" ./'
+    )
+    runs = "".join(f"RUN {line.format(apex=apex)}\n" for line in lines)
+    assert _findings(tmp_path, "Dockerfile", f"FROM nvidia/cuda:{base}\n{runs}") == found

@@ -33,6 +33,10 @@ from envbuild.errors import NoCellError, UsageError
         ("--gpu rtx5090d --driver 570.172.08 --cuda 13.0", "driver-compat-sm120"),
         ("--gpu v100 --torch 2.11.0+cu129 --te none", "torch-arch-2.11-cu129"),
         ("--te 2.6 --python 3.9", "te-python-2.5"),
+        ("--os ubuntu24.04 --mpi mpich", "mpich-ubuntu24.04"),
+        ("--cuda 13.0 --torch 2.9.1 --os debian12 --toolchain pypi-13.0.3", "toolchain-torch-cu130-13.0.0"),
+        ("--deepspeed 0.16.9 --base ngc-20.03", "deepspeed-python-0.15"),
+        ("--cuda cpu --torch 2.5 --arch aarch64 --python 3.13", "arch-torch-2.5-python"),
         ("--te 2.0 --python 3.9", "te-python-2.0"),
         ("--te 1.10 --python 3.8", "te-python-1.9"),
         ("--megatron 0.11 --te 2.2 --apex none", "fused-rope-mcore-0.10"),
@@ -178,6 +182,8 @@ def test_a_component_that_ranks_lower_is_not_called_impossible() -> None:
         ("--gpu ampere", "Ampere is sm_80"),
         ("--cuda 12.6.0", "`--nvcc 12.6.0` asks for an update of it"),
         ("--driver 12.6", "12.6 is not a driver version"),
+        ("--python 3.12.3", "Python is named by major.minor"),
+        ("--torch latest", "`--torch auto --prefer newest` takes the newest that fits"),
     ],
 )
 def test_what_the_matrix_does_not_have_is_answered_with_the_reason(words, text) -> None:
@@ -191,6 +197,9 @@ def test_what_the_matrix_does_not_have_is_answered_with_the_reason(words, text) 
     [
         ("--base nvcr.io/nvidia/pytorch:25.03-py3", ["base", "ngc-25.03"]),
         ("--base 25.03-py3", ["base", "ngc-25.03"]),
+        ("--base 25.03", ["base", "ngc-25.03"]),
+        ("--os 22.04", ["os", "ubuntu22.04"]),
+        ("--os ubuntu2404", ["os", "ubuntu24.04"]),
         ("--gpu gb200_nvl72 --driver 580", ["gpu", "sm_100"]),
         ("--gpu H20-3e", ["gpu", "sm_90"]),
     ],
