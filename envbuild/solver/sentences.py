@@ -286,7 +286,26 @@ def _left(compiled: Clauses, axis: int, before: int, after: int, *, shown: str) 
     releases = _releases_in(compiled, axis, after)
     if not releases or f"{name} {_versions(releases)}" in shown:
         return ""
-    return f"That leaves {name} {_versions(releases)}."
+    return f"That leaves {name} {_runs(compiled, axis, after)}."
+
+
+def _runs(compiled: Clauses, axis: int, mask: int) -> str:
+    """Name releases; many of them by the ranges that they fill, so that no range has a release that is not left."""
+    releases = _releases_in(compiled, axis, mask)
+    if len(releases) <= 3:
+        return _versions(releases)
+    kept = {release.version for release in releases}
+    runs: list[list[Release]] = [[]]
+    for release in _releases_in(compiled, axis, compiled.real[axis]):
+        if release.version in kept:
+            runs[-1].append(release)
+        elif runs[-1]:
+            runs.append([])
+    runs = [run for run in runs if run]
+    if len(runs) > 3:
+        return f"{releases[0].version} to {releases[-1].version}, with gaps ({len(releases)} releases)"
+    named = [run[0].version if len(run) == 1 else f"{run[0].version} to {run[-1].version}" for run in runs]
+    return f"{_listed(named)} ({len(releases)} releases)"
 
 
 def _what(pin: Pin) -> str:

@@ -260,3 +260,19 @@ def test_two_rules_that_refuse_have_both_their_sources() -> None:
 def test_a_gpu_of_a_fleet_that_the_matrix_does_not_have_is_answered_with_the_reason() -> None:
     with pytest.raises(UsageError, match="'p100' in 'p100,h100' names no GPU of the matrix: it is a Pascal GPU"):
         resolved("--gpu p100,h100")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            "--os ubuntu20.04 --gpu h100 --cuda 12.6 --python 3.8",
+            "That leaves torch 1.13.0+cpu to 2.15.0+cu132, with gaps (46",
+        ),
+        ("--torch 2.15 --deepspeed 0.18 --te none", "So no cell has both"),
+    ],
+)
+def test_a_range_with_gaps_is_not_printed_as_one_without(words, text) -> None:
+    with pytest.raises(NoCellError) as refused:
+        resolved(words)
+    assert text in str(refused.value)
