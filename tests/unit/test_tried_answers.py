@@ -240,6 +240,7 @@ def test_a_step_names_all_that_its_rule_leaves() -> None:
         ("--deepspeed 0.16.9 --flavor runtime", ["deepspeed-ops-in-runtime"]),
         ("--deepspeed 0.16.9 --flavor devel --base nvidia-cuda-*", []),
         ("--deepspeed 0.16.9 --base ngc-25.03", []),
+        ("--base ngc-25.04 --flash-attn auto --gpu h100", ["ngc-te-flash-attn"]),
     ],
 )
 def test_what_a_cell_does_without_saying_so_is_noted(words, notes) -> None:
