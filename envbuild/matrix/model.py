@@ -189,10 +189,10 @@ class Rule(Model):
     """One relation between axes.
 
     `requires` refuses a cell; `inert` says that `component` would be ignored and refuses a cell that holds it;
-    `tested-with` only ranks; `note` says what to know of a cell, and applies where none of `without` is in use. A rule applies where every axis of `when` is in use and matches. It then demands all of
-    `needs`, one whole alternative of `any_of` (both hold for an axis that is not in use), the axes in `with`, none of
-    `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule applies only together with its
-    `component`.
+    `tested-with` only ranks; `note` says what to know of a cell. A rule applies where every axis of `when` is in use and
+    matches. It then demands all of `needs`, one whole alternative of `any_of` (both hold for an axis that is not in use),
+    the axes in `with`, none of `without`, and one major.minor on those axes of `same` that are in use. An `inert` rule
+    applies only together with its `component`, and a `note`, which demands nothing, where none of `without` is in use.
     """
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")

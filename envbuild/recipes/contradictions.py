@@ -263,8 +263,9 @@ def _conflict_finding(
     rules = [step for step in conflict.steps if step.pin is None and step.rule not in {"release", "derived"}]
     by_path = next((s for s in members if s.path), None)
     axes = {s.axis for s in members}
-    of_torch = axes == {"nvcc", "cuda"} and any(s.axis == "cuda" and s.installed for s in members)
-    same = len(axes) == 1 or (axes == {"nvcc", "cuda"} and (by_path is not None or not of_torch))
+    # an index names the CUDA of the torch that it holds, which is another thing than a toolkit
+    of_torch = by_path is None and any(s.axis == "cuda" and s.installed for s in members)
+    same = len(axes) == 1 or (axes == {"nvcc", "cuda"} and not of_torch)
     if by_path and same:
         return _doubled("recipe-path-other-cuda", by_path.line, members, places)
     if same:

@@ -22,6 +22,9 @@ _CHOSEN_COMPILER = re.compile(
     r"(?:-ccbin[= ]|--compiler-bindir[= ]|\b(?:CC|CXX|CUDAHOSTCXX|NVCC_CCBIN)[= ]|--install \S+ \S+ )[\"']?\S*?g(?:cc|\+\+)-(\d+)"
 )
 
+# How apex is compiled with its kernels.
+_APEX_CUDA = re.compile(r"--cuda_ext\b|APEX_CUDA_EXT=1")
+
 
 def compilers(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:
     """Yield compilers that the recipe installs and chooses, and that its nvcc refuses. One that is not chosen is not used.
@@ -152,11 +155,13 @@ def toolkits(
         mine = re.match(r"(\d+)\.\d+", nvcc.spec)
         if mine is None or mine[0] == its or not is_known_with(nvcc.branch, torch.branch, same=True):
             continue
-        other_major = mine[1] != its.partition(".")[0]
-        if not (other_major and nvcc in in_no_cell) and not (apex and not other_major):
+        if mine[1] != its.partition(".")[0]:
+            known_by, members = "nvcc-is-cuda", [nvcc, torch] if nvcc in in_no_cell else []
+        else:
+            known_by, members = "apex-nvcc-equals-torch", [nvcc, torch, apex] if apex else []
+        if not members:
             continue
-        rule = next(r for r in matrix.rules if r.id == ("nvcc-is-cuda" if other_major else "apex-nvcc-equals-torch"))
-        members = [nvcc, torch, *([apex] if apex and not other_major else [])]
+        rule = next(rule for rule in matrix.rules if rule.id == known_by)
         lines = tuple(sorted({s.line for s in members}))
         yield RecipeFinding(
             line=lines[-1],
@@ -168,9 +173,6 @@ def toolkits(
             todo=f"take a toolkit of CUDA {its}, or a torch for CUDA {mine[0]}",
         )
         return
-
-
-_APEX_CUDA = re.compile(r"--cuda_ext\b|APEX_CUDA_EXT=1")
 
 
 def unplaced(matrix: Matrix, recipe: Recipe, statements: Sequence[Statement]) -> Iterator[RecipeFinding]:

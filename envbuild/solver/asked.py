@@ -68,18 +68,16 @@ def _near(word: str, choices: Sequence[str]) -> str:
 def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageError:
     """Return the error that no release of `axis` matches `spec`, which `origin` asks for."""
     names = [name for release in matrix.releases[axis] for name in (release.version, *release.aliases)]
-    update = (
-        f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; "
-        if _is_update(matrix, axis, spec)
-        else ""
-    )
-    if axis == "python" and spec.count(".") == 2:
-        update = "Python is named by major.minor; "
+    named = ""
+    if _is_update(matrix, axis, spec):
+        named = f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; "
+    elif axis == "python" and spec.count(".") == 2:
+        named = "Python is named by major.minor; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),
         where=origin,
-        hint=update + ("" if why else f"similar: {_near(spec, names)}; ") + f"`envbuild matrix {axis}` lists them all",
+        hint=named + ("" if why else f"similar: {_near(spec, names)}; ") + f"`envbuild matrix {axis}` lists them all",
     )
 
 

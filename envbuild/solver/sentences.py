@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from envbuild.matrix.cell import NONE, Pin
 from envbuild.matrix.model import AxisName, Release, Rule
@@ -180,9 +181,9 @@ def _step(
     failed: bool,
 ) -> ConflictStep:
     causes = [compiled.clauses[n].cause for n in batch]
-    axes = tuple(dict.fromkeys(compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals))
     narrowed = tuple(compiled.names[axis] for axis in touched)
-    axes = tuple(dict.fromkeys((*axes, *narrowed)))
+    spoken = (compiled.names[a] for n in batch for a, _ in compiled.clauses[n].literals)
+    axes = tuple(dict.fromkeys((*spoken, *narrowed)))
     first = causes[0]
     if first.rule is not None:
         rules = {cause.rule.id: cause.rule for cause in causes if cause.rule}
@@ -295,13 +296,8 @@ def _runs(compiled: Clauses, axis: int, mask: int) -> str:
     if len(releases) <= 3:
         return _versions(releases)
     kept = {release.version for release in releases}
-    runs: list[list[Release]] = [[]]
-    for release in _releases_in(compiled, axis, compiled.real[axis]):
-        if release.version in kept:
-            runs[-1].append(release)
-        elif runs[-1]:
-            runs.append([])
-    runs = [run for run in runs if run]
+    every = _releases_in(compiled, axis, compiled.real[axis])
+    runs = [list(run) for is_left, run in groupby(every, lambda release: release.version in kept) if is_left]
     if len(runs) > 3:
         return f"{releases[0].version} to {releases[-1].version}, with gaps ({len(releases)} releases)"
     named = [run[0].version if len(run) == 1 else f"{run[0].version} to {run[-1].version}" for run in runs]
