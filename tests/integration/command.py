@@ -53,3 +53,17 @@ def interrupted(*args: str, env: dict[str, str], stage: str, seconds: float, by:
     assert process.wait(60) == 130, rest
     assert "Traceback" not in rest
     return rest
+
+
+def volumes() -> set[str]:
+    """The engine's volumes."""
+    listed = subprocess.run(["docker", "volume", "ls", "--quiet"], capture_output=True, text=True, check=True)
+    return set(listed.stdout.split())
+
+
+def new_volumes(before: set[str]) -> set[str]:
+    """What came since `before` and stays: another test's container may have volumes of its own for a while."""
+    end = time.monotonic() + 20
+    while (left := volumes() - before) and time.monotonic() < end:
+        time.sleep(0.5)
+    return left

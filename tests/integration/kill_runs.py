@@ -31,7 +31,7 @@ TREE = """import regex, torch
 print("loss", float(torch.ones(2).sum()), regex.search("a+", "caab").group())
 """
 STACK = """
-name = "killed"
+name = "{name}"
 title = "A tree of one script, and one extension that is compiled"
 about = "Small, and with every stage that a build may have."
 source = "https://example.org/killed"
@@ -166,6 +166,7 @@ class Killer:
         self.say = say
         self.cache, self.temporary = folder / "cache", folder / "tmp"
         self.tag = f"envbuild-kills-{os.getpid()}:image"
+        self.stack = f"killed-{os.getpid()}"  # no other build has it, and so no other container
         for each in (self.cache, self.temporary):
             each.mkdir(parents=True)
         tree = folder / "sources" / "tree"
@@ -176,7 +177,7 @@ class Killer:
         for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
             subprocess.run([*git, *command], check=True, capture_output=True, env=os.environ | date)
         commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-        (folder / "killed.toml").write_text(STACK.format(commit=commit))
+        (folder / "killed.toml").write_text(STACK.format(name=self.stack, commit=commit))
         self.env = os.environ | {
             "ENVBUILD_CACHE_DIR": str(self.cache),
             "ENVBUILD_SOURCES": str(folder / "sources"),
@@ -330,7 +331,8 @@ class Killer:
         if self.tag not in tags:
             yield f"no image {self.tag}"
         # by the label: for the filter `ancestor`, docker looks at every container's image, and one may have just gone
-        listed = _docker("ps", "--all", "--filter=label=io.envbuild.stack=killed", "--format={{.Names}} {{.Status}}")
+        ours = f"--filter=label=io.envbuild.stack={self.stack}"
+        listed = _docker("ps", "--all", ours, "--format={{.Names}} {{.Status}}")
         yield from (f"container {each}" for each in listed.splitlines())
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import run
+from command import new_volumes, run, volumes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
@@ -75,19 +75,13 @@ def nothing_left(engine):
     before = volumes()
     yield
     assert guests() == []
-    assert volumes() <= before
+    assert not new_volumes(before)
 
 
 def guests() -> list[str]:
     """Return this file's containers that have envbuild's label."""
     command = ["docker", "ps", "--all", f"--filter=label={LABEL}", f"--filter=label={OURS}", "--format={{.Names}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
-def volumes() -> set[str]:
-    return set(
-        subprocess.run(["docker", "volume", "ls", "-q"], capture_output=True, text=True, check=True).stdout.split()
-    )
 
 
 def verdicts(found) -> dict[str, tuple[str, str]]:

@@ -88,7 +88,6 @@ def test_a_proof_that_fails_fails_the_image_though_nothing_is_built_again(engine
     refused = image(place)
     assert refused.code == 7
     assert "the stack's proof 'trains' failed: exit 3: no luck" in refused.err
-    left = subprocess.run(
-        ["docker", "ps", "-aq", "--filter=name=^envbuild-proof-"], capture_output=True, text=True, check=True
-    )
+    ours = ("--filter=name=^envbuild-proof-", "--filter=label=io.envbuild.stack=mine")
+    left = subprocess.run(["docker", "ps", "-aq", *ours], capture_output=True, text=True, check=True)
     assert not left.stdout

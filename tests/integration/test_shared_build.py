@@ -60,7 +60,7 @@ def site(registry, engine, tmp_path_factory):
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
         subprocess.run([*git, *command], check=True, capture_output=True, env=os.environ | date)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    (folder / "shared.toml").write_text(STACK.format(commit=commit))
+    (folder / "shared.toml").write_text(STACK.format(name="shared", commit=commit))
     for name in ("ours", "theirs"):
         make_key_pair(folder, name, None)
     yield Site(folder=folder, registry=registry)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import run
+from command import new_volumes, run, volumes
 from published import Published, member, publish
 
 from envbuild.cli.cell_options import asked_from
@@ -30,6 +30,7 @@ from envbuild.plan.plan import plan_of
 from envbuild.settings import load_settings
 from envbuild.util.maker import Maker
 
+OURS = {"org.example.trust": str(os.getpid())}  # a label of each image here, and so of its containers
 LOCK = min((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*-apex*-sm90-fc9f6c2f-*"))
 ANY = re.compile(r".*")
 
@@ -60,7 +61,7 @@ class Site:
         # a new file: no other test's image has the same layer in the engine
         mark = member("mark", uuid.uuid4().bytes)
         own = self.files() if members is None else members
-        return publish(self.reference, [mark, *own], labels=dict(self.plan.labels) | (labels or {}), **more)
+        return publish(self.reference, [mark, *own], labels=dict(self.plan.labels) | OURS | (labels or {}), **more)
 
     def stored(self, digest: str) -> Path:
         """The file in which the registry keeps a blob."""
@@ -106,7 +107,8 @@ def site(engine, registry, tmp_path, tmp_path_factory):
 
 def looking(engine) -> list[str]:
     """The containers that reading an image's files made."""
-    return docker_lines("ps", "--all", "--filter", "name=^envbuild-look-", "--format", "{{.Names}}")
+    ours = [f"--filter=label={name}={value}" for name, value in OURS.items()]
+    return docker_lines("ps", "--all", "--filter=name=^envbuild-look-", *ours, "--format={{.Names}}")
 
 
 def test_what_only_the_registry_confirms_is_not_verified_and_not_built(site):
@@ -280,12 +282,11 @@ def test_a_lock_folder_without_end_is_refused_quickly(site):
 
 
 def test_a_volume_over_the_lock_hides_nothing_and_is_removed(site, engine):
-    before = set(docker_lines("volume", "ls", "--quiet"))
+    before = volumes()
     published = site.publish(site.files(lock__json=other_lock(site)), config={"Volumes": {"/opt/envbuild": {}}})
     site.refused(site.pull(), "the lock in the image has digest")
     assert published.manifest
-    mounted = set(docker_lines("volume", "ls", "--quiet")) - before
-    assert not [name for name in mounted if re.fullmatch(r"[0-9a-f]{64}", name)]
+    assert not new_volumes(before)
 
 
 def test_what_a_foreign_image_says_never_reaches_the_terminal_raw(site):
