@@ -51,6 +51,14 @@ _KINDS = ("metadata", "names", "libraries", "headers", "sources")
     help="A git repository of a submodule of such a component, by the last part of its path: cutlass=/git/cutlass.",
 )
 @click.option("--cpp-only", is_flag=True, help="With --kind sources: leave out .cu files, which take most of the time.")
+@click.option(
+    "--nvcc",
+    "nvccs",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="An nvcc of this machine for .cu files, where torch is for its CUDA (11 or 12; PyPI has no nvcc of these).",
+)
 @click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Resolutions at a time.")
 @click.option(
     "--records",
@@ -69,6 +77,7 @@ def try_pairs(
     clones: tuple[str, ...],
     submodules: tuple[str, ...],
     cpp_only: bool,
+    nvccs: tuple[Path, ...],
     jobs: int,
     records: Path | None,
     as_json: bool,
@@ -84,10 +93,11 @@ def try_pairs(
     libraries  each library that its binaries need is in the set
     headers    each of torch's headers that the component's C++ includes is in torch's wheel
     sources    each C++ file, type-checked by g++ against the headers of torch's and CUDA's wheels; each .cu file by
-               nvcc's front end (CUDA 13, from PyPI) or by clang (minutes; with --cpp-only seconds)
+               nvcc's front end (CUDA 13, from PyPI; of older CUDA by --nvcc) or by clang
 
     A stopped run continues where it was. Exits with 0 whatever the results are.
     """  # noqa: D301 - click reads the character
+    from envbuild.curate.trials.cuda import own_nvcc
     from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
     from envbuild.evidence.trials import trials_folder
@@ -106,6 +116,7 @@ def try_pairs(
         jobs=jobs,
         again=again,
         cpp_only=cpp_only,
+        nvccs=[own_nvcc(path) for path in nvccs],
     )
     pairs = [pair for each in asked for pair in pairs_of(runner.files, matrix, each, every=every)]
     if only_list:

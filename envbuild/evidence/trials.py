@@ -48,7 +48,7 @@ class Trial(Model):
     """Axis -> version without a variant; first the component, then what it was tried with."""
     verdict: Verdict
     first: Line = ""
-    """The first line of what is wrong, or could not be decided."""
+    """The first line of what is wrong, or could not be decided; of a trial that passed, of what it left out."""
     counts: dict[SafeName, int] = {}
     pythons: dict[SafeName, Literal["passed", "failed"]] = {}
     """Of a trial that differs by Python: what each came to."""

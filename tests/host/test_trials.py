@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from small_matrix import release, small_matrix
 
 from envbuild.cli.matrix_try import outcome_text
 from envbuild.curate.trials import precompiled, sources
+from envbuild.curate.trials.cuda import own_nvcc
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
 from envbuild.curate.trials.precompiled import Precompiled
@@ -100,8 +102,8 @@ def settings_of(tmp_path, url):
     return load_settings(environ={"HOME": str(tmp_path), "ENVBUILD_INDEX_URL": url}, root=tmp_path)
 
 
-def run(matrix, tmp_path, url, *axes, again=False, kinds=("metadata", "names", "libraries"), cpp_only=False):
-    runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", again=again, cpp_only=cpp_only)
+def run(matrix, tmp_path, url, *axes, kinds=("metadata", "names", "libraries"), **options):
+    runner = Runner(matrix, settings_of(tmp_path, url), records=tmp_path / "records", **options)
     notes = []
     pairs = list(pairs_of(runner.files, matrix, read_axes(matrix, axes), every=False))
     return runner.run(pairs, kinds, note=notes.append), notes
@@ -351,6 +353,57 @@ def test_cu_files_are_checked_by_the_nvcc_of_the_wheel(index, matrix, tmp_path):
     counts = {"units": 0, "failed": 0, "standard": 17, "cuda_files": 1, "cuda_by_nvcc": 1}
     assert found["2.5.0", "2.8.0"].counts == counts
     assert found["2.6.0", "2.8.0"].counts == {**counts, "cuda_files": 2}
+
+
+DRY = """#!/bin/sh
+case "$*" in *--version*) echo "Cuda compilation tools, release 12.4, V12.4.131"; exit 0 ;; esac
+headers=""
+while [ $# -gt 0 ]; do
+    case "$1" in --keep-dir) place=$2 ;; -isystem=*) headers="$headers -isystem ${1#*=}" ;; *.cu) unit=$1 ;; esac
+    shift
+done
+echo "#\\$ g++ -E -x c++$headers $unit -o $place/k.cpp4.ii" >&2
+echo "#\\$ cudafe++ $place/k.cpp4.ii" >&2
+"""
+"""An nvcc of two steps that knows no CUDA."""
+
+
+def test_an_nvcc_of_this_machine_checks_cu_files_with_the_headers_of_its_own_release(index, matrix, tmp_path):
+    runtime = "nvidia/cuda_runtime/include/cuda_runtime.h"
+    for tool, version in itertools.product(
+        ("runtime", "nvcc", "cccl", "profiler-api"), ("12.4.90", "12.5.90", "12.8.90")
+    ):
+        name = f"nvidia-cuda-{tool}-cu12"
+        members = {runtime: f"#define MINOR {version[3]}\n"} if tool == "runtime" else {}
+        index.add(name, version, wheel(name, version, f"py3-none-{LINUX}", members=members))
+    members = {
+        "torch/__init__.py": "",
+        "torch/include/torch/extension.h": "",
+        "torch/utils/cpp_extension.py": "flag = '-std=c++17'\n",
+    }
+    needs = ("nvidia-cuda-runtime-cu12==12.8.90",)
+    index.add("torch", "2.8.0", wheel("torch", "2.8.0", f"cp311-cp311-{LINUX}", needs, members=members))
+    asks = "#include <cuda_runtime.h>\nstatic_assert(MINOR == {});\n"
+    sdist = {
+        "PKG-INFO": "Metadata-Version: 2.1\nRequires-Dist: torch\n",
+        "csrc/a.cpp": asks.format(8),
+        "csrc/k.cu": asks.format(4),
+    }
+    index.add("transformer-engine-torch", "2.5.0", tar("transformer_engine_torch-2.5.0", sdist))
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(DRY)
+    nvcc.chmod(0o755)
+    nvcc.with_name("cudafe++").write_text('#!/bin/sh\nexec g++ -fsyntax-only -x c++ "$1"\n')
+    nvcc.with_name("cudafe++").chmod(0o755)
+    with index.served() as url:
+        run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), nvccs=[own_nvcc(nvcc)])
+        for others in ({}, {"cpp_only": True}):
+            again, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), **others)
+            assert (again.made, again.kept) == (0, 1)  # what it looked at counts without it, too
+    (trial,) = load_trials(tmp_path / "records")
+    assert trial.command.endswith("--kind sources --nvcc nvcc-12.4")
+    assert (trial.verdict, trial.first) == ("passed", "")
+    assert trial.counts == {"units": 1, "failed": 0, "standard": 17, "cuda_files": 1, "cuda_by_nvcc": 1}
 
 
 def tar(stem, files):

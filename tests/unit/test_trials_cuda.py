@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.curate.trials import cuda
-from envbuild.curate.trials.cuda import FrontEnd
+from envbuild.curate.trials.cuda import FrontEnd, own_nvcc
+from envbuild.curate.trials.kernels import KernelFile, check_kernels
 from envbuild.curate.trials.sources import cuda_tools
+from envbuild.errors import UsageError
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ BY_CLANG = [
 )
 def test_an_error_fails_a_file_only_where_torch_s_headers_decide_it(headers, name, text, verdict):
     """clang does not compile these files in a build: what it alone objects to is not decided."""
-    found = FrontEnd(name, Path("nvcc"), (headers,))._judge(text.format(torch=headers))
+    found = FrontEnd(name, Path("nvcc"), (headers,)).judge(text.format(torch=headers))
     assert found.verdict == verdict
     assert found.first
 
@@ -63,17 +65,85 @@ def test_a_file_that_one_set_of_macros_passes_has_passed(headers, tmp_path):
     compiler.chmod(0o755)
     unit = tmp_path / "k.cu"
     unit.write_text("")
-    assert FrontEnd("clang", compiler, (headers,)).check(unit, (), tmp_path).verdict == "passed"
+    front = FrontEnd("clang", compiler, (headers,))
+    assert list(check_kernels(front, [unit], ())) == [KernelFile(unit, ("passed", ""))]
     compiler.write_text("#!/bin/sh\necho boom >&2\nexit 1\n")
-    assert FrontEnd("clang", compiler, (headers,)).check(unit, (), tmp_path) == ("undecided", "clang: boom")
+    assert list(check_kernels(front, [unit], ())) == [KernelFile(unit, ("undecided", "clang: boom"))]
+
+
+class Reader:
+    """A front end that refuses two definitions of a name, and says where the second one is; it counts its runs."""
+
+    def __init__(self, *, says_where: bool) -> None:
+        self.says_where = says_where
+        self.runs = 0
+
+    def errors(self, unit, flags, place):
+        self.runs += 1
+        found = []
+        seen = set()
+        for path in self.read(unit):
+            for line in path.read_text().splitlines():
+                if line == "broken":
+                    found.append(f"{path if self.says_where else place}:1: error: broken")
+                if line.startswith("int ") and line in seen:
+                    found.append(f"{path if self.says_where else place}:1: error: {line} again")
+                seen.add(line)
+        return "\n".join(found)
+
+    def read(self, path):
+        for line in path.read_text().splitlines():
+            if line.startswith("#include"):
+                yield from self.read(path.parent / line.split('"')[1])
+        yield path
+
+    def judge(self, text):
+        return cuda.Checked("failed", text.splitlines()[0].rpartition(": ")[2])
+
+
+@pytest.mark.parametrize(
+    ("texts", "runs", "failed"),
+    [
+        (("int a", "int b", "int c", "int d"), (1, 1), ""),  # all at once
+        (("int a", "int b", "int a", "int a"), (7, 7), ""),  # a b, and the two others by themselves
+        (("int a", "broken", "int c", "int d"), (5, 8), "b"),  # the three others at once, where the error says where
+        (("int a", "int b", "int c", '#include "a.cu"\n#include "b.cu"'), (2, 2), ""),  # it defines what those define
+    ],
+)
+@pytest.mark.parametrize("says_where", [True, False])
+def test_cu_files_are_checked_together_and_those_that_do_not_fit_alone(texts, runs, failed, says_where, tmp_path):
+    units = [tmp_path / f"{name}.cu" for name in "abcd"]
+    for unit, text in zip(units, texts, strict=True):
+        unit.write_text(f"{text}\n")
+    reader = Reader(says_where=says_where)
+    found = {path.stem: checked.verdict for path, checked in check_kernels(reader, units, ())}
+    assert found == {name: "failed" if name == failed else "passed" for name in "abcd"}
+    assert reader.runs == runs[not says_where]  # each group that fails is read with both sets of macros
+
+
+def test_an_nvcc_is_known_by_its_release(tmp_path):
+    program = tmp_path / "nvcc"
+    with pytest.raises(UsageError, match="is not an nvcc"):
+        own_nvcc(program)
+    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match=r"is not an nvcc with cudafe\+\+"):
+        own_nvcc(program)
+    program.with_name("cudafe++").write_text("")
+    own = own_nvcc(program)
+    assert (own.release, own.major) == ("12.4", "12")
+    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    with pytest.raises(UsageError, match=r"nvcc 13\.0"):
+        own_nvcc(program)
 
 
 def test_an_nvcc_that_says_nothing_of_its_steps_decides_nothing(headers, tmp_path):
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\nexit 0\n")
     nvcc.chmod(0o755)
-    found = FrontEnd("nvcc", nvcc, (headers,)).check(tmp_path / "k.cu", (), tmp_path)
-    assert found == ("undecided", "nvcc: the steps of this nvcc are not known")
+    front = FrontEnd("nvcc", nvcc, (headers,))
+    text = front.errors(tmp_path / "k.cu", (), tmp_path)
+    assert front.judge(text) == ("undecided", "nvcc: the steps of this nvcc are not known")
 
 
 @pytest.mark.skipif(cuda.clang() is None, reason="there is no clang here")
@@ -81,7 +151,8 @@ def test_a_clang_without_cuda_s_headers_decides_nothing(headers, tmp_path):
     (headers / "cuda.h").write_text("#define CUDA_VERSION 12080\n")
     unit = tmp_path / "k.cu"
     unit.write_text("__global__ void k() {}\n")
-    assert FrontEnd("clang", Path(cuda.clang()), (headers,)).check(unit, (), tmp_path).verdict == "undecided"
+    front = FrontEnd("clang", Path(cuda.clang()), (headers,))
+    assert front.judge(front.errors(unit, (), tmp_path)).verdict == "undecided"
 
 
 def test_without_cuda_s_headers_nothing_looks_at_cu_files(headers):
@@ -112,3 +183,9 @@ def test_without_cuda_s_headers_nothing_looks_at_cu_files(headers):
 )
 def test_the_rest_of_cudas_headers_fit_the_runtime(runtime: tuple[str, str], tools: tuple[str, ...]) -> None:
     assert cuda_tools(dict([runtime])) == tuple(f"nvidia-cuda-{tool}" for tool in tools)
+
+
+def test_an_nvcc_of_this_machine_reads_the_headers_of_its_own_release() -> None:
+    asked = cuda_tools({"nvidia-cuda-runtime-cu12": "12.8.90"}, "12.4")
+    tools = ("nvcc-cu12==12.4.*", "cccl-cu12==12.5.*", "profiler-api-cu12==12.4.*", "runtime-cu12==12.4.*")
+    assert asked == tuple(f"nvidia-cuda-{tool}" for tool in tools)

@@ -1,8 +1,9 @@
-"""Trials of .cu files: the host side of each, type-checked by a front end that reads CUDA, against torch's own headers.
+"""Front ends that read CUDA: they type-check the host side of .cu files against torch's own headers.
 
 For CUDA 13 that is NVIDIA's own: PyPI's wheel of nvcc holds it, and its two first steps are run (the preprocessor and
-cudafe++), so that no kernel is compiled. PyPI's wheels of older CUDA hold no nvcc: there it is clang, where the machine has one.
-clang is not what compiles these files in a build. What it alone objects to is not decided.
+cudafe++), so that no kernel is compiled. PyPI's wheels of older CUDA hold no nvcc: there it is one of this machine that the
+caller names, or else clang, where the machine has one. clang is not what compiles these files in a build. What it alone
+objects to is not decided.
 """
 
 import platform
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from envbuild.curate.trials.files import Files
-from envbuild.errors import HostError
+from envbuild.errors import HostError, UsageError
 from envbuild.evidence.trials import Verdict
 from envbuild.lock.index import IndexFile
+from envbuild.util.names import shown
 from envbuild.util.processes import bounded
 
 NO_HALF = tuple(
@@ -29,11 +31,14 @@ NO_HALF = tuple(
 _CLANGS = (*(f"clang++-{number}" for number in range(24, 15, -1)), "clang++")
 _NVCC = "nvcc"
 _STEPS = ("cudafe++", _NVCC, "nvcc.profile")
+_RELEASE = re.compile(r"\brelease (\d{1,2}\.\d{1,2}),")
+_FROM_PYPI = 13
+"""The first CUDA of which PyPI's wheels hold nvcc."""
 _SECONDS = 1800.0
 _LIMIT = 64 << 20
 _ROOTS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "THC/", "TH/")
 """Where torch's wheels have headers."""
-_ERROR = re.compile(
+ERROR = re.compile(
     r"^(?P<path>[^\n:(]+)(?::|\()(?P<line>\d+)(?::\d+)?\)?: (?:fatal |catastrophic )?error[^:\n]*: (?P<text>.*)$",
     re.MULTILINE,
 )
@@ -67,11 +72,8 @@ class FrontEnd:
     program: Path
     includes: tuple[Path, ...] = field(repr=False)
 
-    def check(self, unit: Path, flags: Sequence[str], place: Path) -> Checked:
-        """Type-check the host side of `unit`.
-
-        Failed is what torch's headers decide: a header or a name that they do not have, or a C++ standard that they refuse.
-        What else the front end objects to may come from how it is run here, and is not decided.
+    def errors(self, unit: Path, flags: Sequence[str], place: Path) -> str:
+        """Type-check the host side of `unit`; return what the front end prints where it does not take it, else nothing.
 
         Args:
             unit: the .cu file.
@@ -82,16 +84,7 @@ class FrontEnd:
             HostError: the front end did not end.
 
         """
-        found: list[Checked] = []
-        for defines in ((), NO_HALF):  # which of the two a build asks for differs by extension
-            text = self._run(unit, (*flags, *defines), place)
-            if not text:
-                return Checked("passed")
-            found.append(self._judge(text))
-        return next((each for each in found if each.verdict == "undecided"), found[0])
-
-    def _run(self, unit: Path, flags: Sequence[str], place: Path) -> str:
-        """Return what the front end prints where it does not take the file; empty where it does."""
+        flags = (*flags, *(f"-isystem{path}" for path in self.includes))
         commands = self._by_clang(unit, flags, place) if self.name == "clang" else self._by_nvcc(unit, flags, place)
         for command in commands:
             done = bounded(command, seconds=_SECONDS, limit=_LIMIT)
@@ -120,7 +113,6 @@ class FrontEnd:
             "-fsyntax-only",
             "-nocudalib",
             "-w",
-            "-ferror-limit=1",
             # what is wrong in a template that nothing instantiates, as in one of cutlass's, stops no build by nvcc
             "-fdelayed-template-parsing",
         ]
@@ -144,8 +136,8 @@ class FrontEnd:
         # nvcc takes no -isystemPATH in one word
         start += [f"-isystem={path / 'cccl'}" for path in self.includes if (path / "cccl").is_dir()]
         own = [re.sub(r"^-isystem(?!=)", "-isystem=", flag) for flag in flags]
-        shown = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
-        lines = [line[3:] for line in shown.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
+        dry = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
+        lines = [line[3:] for line in dry.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
         commands = [shlex.split(line) for line in lines if " -E " in line and ".cpp4.ii" in line]
         commands += [
             [str(self.program.with_name("cudafe++")), *shlex.split(line)[1:]]
@@ -154,8 +146,13 @@ class FrontEnd:
         ]
         return commands if len(commands) == 2 else []
 
-    def _judge(self, text: str) -> Checked:
-        found = _ERROR.search(text)
+    def judge(self, text: str) -> Checked:
+        """Return what becomes of a file of which the front end printed `text`.
+
+        Failed is what torch's headers decide: a header or a name that they do not have, or a C++ standard that they refuse.
+        What else the front end objects to may come from how it is run here, and is not decided.
+        """
+        found = ERROR.search(text)
         if found is None:
             return Checked("undecided", f"{self.name}: {text.splitlines()[0]}")
         path, message = Path(found["path"]), found["text"]
@@ -185,6 +182,47 @@ class FrontEnd:
         """Every word of torch's headers: what is not there under any condition is not there."""
         files = (path for path in self._of_torch[0].rglob("*") if path.is_file()) if self._of_torch else ()
         return frozenset(word.decode() for path in files for word in set(_WORD.findall(path.read_bytes())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNvcc:
+    """An nvcc of this machine, and its release: 12.4."""
+
+    release: str
+    program: Path
+
+    @property
+    def major(self) -> str:
+        """CUDA's major version."""
+        return self.release.partition(".")[0]
+
+
+def own_nvcc(program: Path) -> OwnNvcc:
+    """Return the nvcc `program` with its release.
+
+    Raises:
+        UsageError: it is none, or one of a CUDA whose nvcc PyPI has.
+
+    """
+    try:
+        text = bounded([str(program), "--version"], seconds=60.0, limit=1 << 20).out.decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    found = _RELEASE.search(text)
+    if found is None or not program.with_name("cudafe++").is_file():
+        raise UsageError(
+            f"{shown(str(program))} is not an nvcc with cudafe++ next to it",
+            where="--nvcc",
+            hint="name the program, such as /usr/bin/nvcc",
+        )
+    own = OwnNvcc(release=found[1], program=program)
+    if int(own.major) >= _FROM_PYPI:
+        raise UsageError(
+            f"{shown(str(program))} is nvcc {own.release}",
+            where="--nvcc",
+            hint=f"leave it out: from CUDA {_FROM_PYPI} on, the nvcc of PyPI is used",
+        )
+    return own
 
 
 def front_end(files: Files, wheels: Sequence[IndexFile], includes: Sequence[Path]) -> FrontEnd | None:

@@ -22,6 +22,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(include|ifdef|ifndef|if|elif|else|endif
 _HEADER = re.compile(r"<((?:torch|ATen|c10|caffe2|pybind11)/[^>]+)>")
 _DEFINED = re.compile(r"defined\s*\(?\s*(\w+)\s*\)?")
 _STANDARD = re.compile(r"-std=c\+\+(\d\d)\b")
+_NDEBUG = re.compile(r"""["']-DNDEBUG["']""")
 _DEFINE = re.compile(r"-D\w+(?:=\w+)?")
 UMBRELLA = "ATen/ATen.h"
 """The header that every extension includes, sooner or later."""
@@ -73,6 +74,11 @@ def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], i
             standards += [int(number) for number in _STANDARD.findall(stating)]
         defines += _defines(tree.body, on=True)
     return tuple(dict.fromkeys(defines)), max(standards, default=None)
+
+
+def without_asserts(folder: Path, sources: HostSources) -> bool:
+    """Return whether a build compiles its kernels without `assert`, under whatever condition."""
+    return any(_NDEBUG.search(read_text(path)) for name in sources.flags_in if (path := folder / name).is_file())
 
 
 def _defines(body: list[ast.stmt], *, on: bool) -> Iterator[str]:

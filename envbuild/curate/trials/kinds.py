@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
-from envbuild.curate.trials.cuda import front_end
+from envbuild.curate.trials.cuda import FrontEnd, OwnNvcc, front_end
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import UMBRELLA, required_standard, try_headers
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
@@ -51,14 +51,19 @@ class Ways:
         files: the files of the index.
         jobs: resolutions that run at a time.
         cpp_only: whether .cu files are left out.
+        nvccs: nvccs of this machine, for the CUDA of which PyPI has none.
 
     """
 
-    def __init__(self, matrix: Matrix, files: Files, *, jobs: int, cpp_only: bool = False) -> None:
+    def __init__(
+        self, matrix: Matrix, files: Files, *, jobs: int, cpp_only: bool = False, nvccs: Sequence[OwnNvcc] = ()
+    ) -> None:
         self.matrix = matrix
         self.files = files
         self.jobs = jobs
         self.cpp_only = cpp_only
+        self.nvccs = {nvcc.major: nvcc for nvcc in nvccs}
+        """By CUDA's major version."""
         self.precompiled = Precompiled(compile_with)
         """Torch's precompiled headers; sources are tried within its `with` block."""
         self._consumer: tuple[Subject, Consumer] | None = None
@@ -102,7 +107,7 @@ class Ways:
             return None
         if kind == "headers":
             return self._headers(component, other)
-        return self._compiled(component, requirements, pythons)
+        return self._compiled(component, requirements, pythons, self.nvccs.get(cuda))
 
     def _metadata(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
         if component.tree is not None:
@@ -207,20 +212,24 @@ class Ways:
             return None
         return Result(verdict="failed" if missing else "passed", first=missing[0] if missing else "", counts=counts)
 
-    def _compiled(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
+    def _compiled(
+        self, component: Subject, requirements: Sequence[str], pythons: Sequence[str], nvcc: OwnNvcc | None
+    ) -> Result | None:
         sources = COMPONENTS[component.axis].host_sources
         found = self.set_of(requirements, pythons)
         if sources is None:
             return None
         if found is None:
             return Result(verdict="undecided", first="no Python gets a set of packages")
-        tools = cuda_tools({name: version for name, (version, _) in found.packages.items()})
-        wheels = self._wheels_of(found)
-        if tools:
-            wheels += self._wheels_of(resolved(self.files, tools, found.python))
+        wheels = self._with_tools(found)
         torch = next(wheel for wheel in wheels if wheel.filename.startswith("torch-"))
         includes = include_folders(self.files, wheels)
-        cuda = None if self.cpp_only else front_end(self.files, wheels, includes)
+        cuda = None
+        if nvcc is not None and not self.cpp_only:
+            folders = include_folders(self.files, self._with_tools(found, nvcc.release))
+            cuda = FrontEnd("nvcc", nvcc.program, tuple(folders))
+        elif not self.cpp_only:
+            cuda = front_end(self.files, wheels, includes)
         for folder in self._folders(component):
             checked = try_sources(
                 self.files, folder, sources, torch=torch, includes=includes, precompiled=self.precompiled, cuda=cuda
@@ -228,6 +237,14 @@ class Ways:
             if checked is not None:
                 return _of_sources(checked)
         return None
+
+    def _with_tools(self, found: Resolved, nvcc: str = "") -> list[IndexFile]:
+        """Return the wheels of a set and of the rest of CUDA's headers, of this release of nvcc where one is named."""
+        wheels = self._wheels_of(found)
+        asked = cuda_tools({name: version for name, (version, _) in found.packages.items()}, nvcc)
+        tools = self._wheels_of(resolved(self.files, asked, found.python)) if asked else []
+        instead = {tool.filename.partition("-")[0] for tool in tools} if nvcc else set()
+        return [wheel for wheel in wheels if wheel.filename.partition("-")[0] not in instead] + tools
 
 
 def _of_sources(checked: SourcesFound) -> Result | None:
@@ -244,9 +261,11 @@ def _of_sources(checked: SourcesFound) -> Result | None:
         counts[f"cuda_by_{checked.cuda_by}"] = checked.cuda_checked
     if checked.failed:
         return Result(verdict="failed", first=checked.failed[0], counts=counts)
-    if checked.undecided:
-        return Result(verdict="undecided", first=checked.undecided[0], counts=counts)
-    return Result(verdict="passed", counts=counts)
+    # C++ files that passed have passed, whatever a front end makes of .cu files: the counts say how many it decided
+    undecided = checked.undecided or (() if checked.units else checked.cuda_undecided)
+    if undecided:
+        return Result(verdict="undecided", first=undecided[0], counts=counts)
+    return Result(verdict="passed", first=next(iter(checked.cuda_undecided), ""), counts=counts)
 
 
 def _asks_along(component: Subject, other: Subject) -> tuple[str, ...]:

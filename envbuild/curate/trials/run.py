@@ -3,6 +3,7 @@
 import datetime as dt
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from envbuild.components import COMPONENTS
-from envbuild.curate.trials.cuda import clang_version
+from envbuild.curate.trials.cuda import OwnNvcc, clang_version
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.kinds import Result, Ways, usual
 from envbuild.curate.trials.pairs import Pair
@@ -28,6 +29,7 @@ from envbuild.util.names import shown
 
 METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 2}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
+_NVCC_OPTION = re.compile(r" --nvcc nvcc-[0-9.]+\Z")
 _FIRST = 600
 """Characters of a first line that are kept."""
 
@@ -65,6 +67,7 @@ class Runner:
         jobs: resolutions that run at a time.
         again: whether what was tried is tried again.
         cpp_only: whether trials of sources leave out .cu files. Those that were looked at before stay as they are.
+        nvccs: nvccs of this machine, for the CUDA of which PyPI has none.
 
     """
 
@@ -80,6 +83,7 @@ class Runner:
         jobs: int = 2,
         again: bool = False,
         cpp_only: bool = False,
+        nvccs: Sequence[OwnNvcc] = (),
     ) -> None:
         self.matrix = matrix
         self.files = Files(settings)
@@ -90,7 +94,7 @@ class Runner:
         self.again = again
         self.ledger = History(load_trials(records))
         self._subjects: dict[tuple[AxisName, str, str], Subject | None] = {}
-        self.ways = Ways(matrix, self.files, jobs=jobs, cpp_only=cpp_only)
+        self.ways = Ways(matrix, self.files, jobs=jobs, cpp_only=cpp_only, nvccs=nvccs)
 
     def run(
         self,
@@ -172,12 +176,16 @@ class Runner:
             refused = set_refused_by(self.matrix, pair.versions, found.packages) if found else ""
             reads += (*sources.defines, *filter(None, (refused,)))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
-        inputs = whole = _digest(*shape, pythons if kind == "metadata" else ())
+        nvcc = self.ways.nvccs.get(cuda) if kind == "sources" else None
         less = " --cpp-only" if kind == "sources" and self.ways.cpp_only else ""
-        if less:
-            inputs = _digest(*shape, less)
+        option = less or (f" --nvcc nvcc-{nvcc.release}" if nvcc else "")
+        whole = _digest(*shape, pythons if kind == "metadata" else ())
+        inputs = _digest(*shape, option) if option else whole
         known = self.ledger.last(pair.versions, kind)
-        if known is not None and known.inputs in {inputs, whole} and not self.again:
+        of_nvcc = (
+            _NVCC_OPTION.search(known.command) if known else None
+        )  # what an nvcc looked at counts for the others, too
+        if known and known.inputs in {inputs, whole, of_nvcc and _digest(*shape, of_nvcc[0])} and not self.again:
             outcome.kept += 1
             return known
         try:
@@ -196,7 +204,7 @@ class Runner:
             first=shown(" ".join(result.first.split()), _FIRST),
             counts=dict(result.counts),
             pythons={p: v for p, v in result.pythons.items() if v != "undecided"},
-            command=f"envbuild matrix try {pair.component}={pair.version} {pair.other}={pair.with_} --kind {kind}{less}",
+            command=f"envbuild matrix try {pair.component}={pair.version} {pair.other}={pair.with_} --kind {kind}{option}",
             inputs=inputs,
         )
         outcome.made += 1

@@ -1,4 +1,4 @@
-"""Trials of sources: each translation unit type-checked against torch's own headers, C++ by g++ and .cu files by `cuda`.
+"""Trials of sources: each translation unit type-checked against torch's own headers, C++ by g++ and .cu files by `kernels`.
 
 Nothing is compiled: the compiler parses and checks (`-fsyntax-only`). Headers come from the wheels of the set, torch's and
 NVIDIA's, as pip would install them. torch's take most of the time, so they are parsed once into a precompiled one, and all
@@ -17,7 +17,8 @@ from packaging.version import Version
 from envbuild.components.base import HostSources
 from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
-from envbuild.curate.trials.headers import CXX, code_files, stated_flags
+from envbuild.curate.trials.headers import CXX, code_files, stated_flags, without_asserts
+from envbuild.curate.trials.kernels import check_kernels
 from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.errors import HostError
 from envbuild.lock.index import IndexFile
@@ -48,7 +49,9 @@ class SourcesFound:
     cuda_checked: int = 0
     """Those that passed or failed."""
     undecided: tuple[str, ...] = ()
-    """The first reason of each file that could not be decided."""
+    """The first reason of each C++ file that could not be decided."""
+    cuda_undecided: tuple[str, ...] = ()
+    """And of each .cu file."""
 
 
 def has_header(path: str) -> bool:
@@ -113,8 +116,9 @@ def try_sources(
     standard = stated or torch_standard(files, torch)
     own = [f"-I{folder / each}" for each in sources.includes]
     common = ["-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H", *defines, *sources.defines]
-    common += [f"-I{sysconfig.get_paths()['include']}", *(f"-isystem{path}" for path in includes)]
-    errors = _check_units(units, [f"-std=c++{standard}", "-w", "-fPIC", *common], own, folder, precompiled)
+    common += [f"-I{sysconfig.get_paths()['include']}"]
+    every = [f"-std=c++{standard}", "-w", "-fPIC", *common, *(f"-isystem{path}" for path in includes)]
+    errors = _check_units(units, every, own, folder, precompiled)
     undecided = [error for error in errors if _NOT_IN_SET.search(error)]
     failed = [error for error in errors if error not in undecided]
     found = SourcesFound(
@@ -125,18 +129,15 @@ def try_sources(
     # the standard of C++ files is another one where a build has a function for it: here every one that it states counts
     alike = changed(sources, cxx_flags=None)
     highest = stated_flags(folder, alike)[1] or torch_standard(files, torch)
-    checked = 0
-    with scratch("cuda") as place:
-        for unit in kernels:
-            verdict, first = cuda.check(unit, [f"-std=c++{highest}", *common, *own], place)
-            checked += verdict != "undecided"
-            if verdict != "passed":
-                (failed if verdict == "failed" else undecided).append(
-                    shown(f"{unit.relative_to(folder)}: {first}", 500)
-                )
-            if len(failed) >= _ENOUGH or (len(undecided) >= _ENOUGH and not checked):
-                break
-    return replace(found, failed=tuple(failed), undecided=tuple(undecided), cuda_by=cuda.name, cuda_checked=checked)
+    flags = [f"-std=c++{highest}", *common, *own, *(["-DNDEBUG"] if without_asserts(folder, sources) else [])]
+    checked, doubtful = 0, list[str]()
+    for unit, (verdict, first) in check_kernels(cuda, kernels, flags):
+        checked += verdict != "undecided"
+        if verdict != "passed":
+            (failed if verdict == "failed" else doubtful).append(shown(f"{unit.relative_to(folder)}: {first}", 500))
+        if len(failed) >= _ENOUGH or (len(doubtful) >= _ENOUGH and not checked):
+            break
+    return replace(found, failed=tuple(failed), cuda_undecided=tuple(doubtful), cuda_by=cuda.name, cuda_checked=checked)
 
 
 def _check_units(
@@ -197,17 +198,19 @@ def compiler_version() -> str:
     )
 
 
-def cuda_tools(packages: Mapping[str, str]) -> tuple[str, ...]:
+def cuda_tools(packages: Mapping[str, str], nvcc: str = "") -> tuple[str, ...]:
     """Return the requirements that hold the rest of CUDA's headers for the runtime in `packages` (name -> version).
 
     PyPI's wheels of CCCL before 12.5 have no `nv/target`, which CUDA's own headers include: 12.5's stands in for them. Of
-    11.7 only the runtime is whole: the rest is 11.8's.
+    11.7 only the runtime is whole: the rest is 11.8's. With the release of an `nvcc`, such as 12.4, the runtime is that
+    release's, too: an nvcc reads the headers of its own toolkit.
     """
     for name, version in packages.items():
         if name.startswith("nvidia-cuda-runtime"):
-            minor = ".".join(version.split(".")[:2]).replace("11.7", "11.8")
+            minor = nvcc or ".".join(version.split(".")[:2]).replace("11.7", "11.8")
             ending = name.removeprefix("nvidia-cuda-runtime")
             cccl = "12.5" if ending == "-cu12" and Version(minor) < Version("12.5") else minor
-            tools = {"nvcc": minor, "cccl": cccl, "profiler-api": minor} | ({} if ending else {"crt": minor})
+            tools = {"nvcc": minor, "cccl": cccl, "profiler-api": minor}
+            tools |= ({} if ending else {"crt": minor}) | ({"runtime": nvcc} if nvcc else {})
             return tuple(f"nvidia-cuda-{tool}{ending}=={release}.*" for tool, release in tools.items())
     return ()
