@@ -368,7 +368,9 @@ echo "#\\$ cudafe++ $place/k.cpp4.ii" >&2
 """An nvcc of two steps that knows no CUDA."""
 
 
-def test_an_nvcc_of_this_machine_checks_cu_files_with_the_headers_of_its_own_release(index, matrix, tmp_path):
+def test_an_nvcc_of_this_machine_checks_cu_files_with_the_headers_of_its_own_release(
+    index, matrix, tmp_path, monkeypatch
+):
     runtime = "nvidia/cuda_runtime/include/cuda_runtime.h"
     for tool, version in itertools.product(
         ("runtime", "nvcc", "cccl", "profiler-api"), ("12.4.90", "12.5.90", "12.8.90")
@@ -396,11 +398,14 @@ def test_an_nvcc_of_this_machine_checks_cu_files_with_the_headers_of_its_own_rel
     nvcc.with_name("cudafe++").write_text('#!/bin/sh\nexec g++ -fsyntax-only -x c++ "$1"\n')
     nvcc.with_name("cudafe++").chmod(0o755)
     with index.served() as url:
+        run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), cpp_only=True)
+        monkeypatch.setattr(sources, "_check_units", None)  # its C++ files have passed: .cu files alone are left
         run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), nvccs=[own_nvcc(nvcc)])
         for others in ({}, {"cpp_only": True}):
             again, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), **others)
             assert (again.made, again.kept) == (0, 1)  # what it looked at counts without it, too
-    (trial,) = load_trials(tmp_path / "records")
+    first, trial = load_trials(tmp_path / "records")
+    assert first.command.endswith("--kind sources --cpp-only")
     assert trial.command.endswith("--kind sources --nvcc nvcc-12.4")
     assert (trial.verdict, trial.first) == ("passed", "")
     assert trial.counts == {"units": 1, "failed": 0, "standard": 17, "cuda_files": 1, "cuda_by_nvcc": 1}

@@ -78,6 +78,8 @@ class Ways:
         cuda: str,
         requirements: Sequence[str],
         pythons: Sequence[str],
+        *,
+        cpp_passed: bool = False,
     ) -> Result | None:
         """Try a pair in one way; None where that way does not apply to it.
 
@@ -89,6 +91,7 @@ class Ways:
             cuda: CUDA's major version that the index's torch is built for; empty where the pair has no torch.
             requirements: what is installed together.
             pythons: the Pythons to try it on.
+            cpp_passed: whether a trial of sources without .cu files has passed: then those alone are left.
 
         Raises:
             LockError: a file of the index cannot be read, or is not what the index states.
@@ -107,7 +110,7 @@ class Ways:
             return None
         if kind == "headers":
             return self._headers(component, other)
-        return self._compiled(component, requirements, pythons, self.nvccs.get(cuda))
+        return self._compiled(component, requirements, pythons, self.nvccs.get(cuda), cpp_passed=cpp_passed)
 
     def _metadata(self, component: Subject, requirements: Sequence[str], pythons: Sequence[str]) -> Result | None:
         if component.tree is not None:
@@ -213,7 +216,13 @@ class Ways:
         return Result(verdict="failed" if missing else "passed", first=missing[0] if missing else "", counts=counts)
 
     def _compiled(
-        self, component: Subject, requirements: Sequence[str], pythons: Sequence[str], nvcc: OwnNvcc | None
+        self,
+        component: Subject,
+        requirements: Sequence[str],
+        pythons: Sequence[str],
+        nvcc: OwnNvcc | None,
+        *,
+        cpp_passed: bool,
     ) -> Result | None:
         sources = COMPONENTS[component.axis].host_sources
         found = self.set_of(requirements, pythons)
@@ -232,7 +241,14 @@ class Ways:
             cuda = front_end(self.files, wheels, includes)
         for folder in self._folders(component):
             checked = try_sources(
-                self.files, folder, sources, torch=torch, includes=includes, precompiled=self.precompiled, cuda=cuda
+                self.files,
+                folder,
+                sources,
+                torch=torch,
+                includes=includes,
+                precompiled=self.precompiled,
+                cuda=cuda,
+                cpp_passed=cpp_passed,
             )
             if checked is not None:
                 return _of_sources(checked)

@@ -30,6 +30,7 @@ from envbuild.util.names import shown
 METHOD: Mapping[Kind, int] = {"metadata": 1, "names": 1, "libraries": 1, "headers": 1, "sources": 2}
 """Raised by whoever changes how a kind is tried: the older trials of it are then tried again."""
 _NVCC_OPTION = re.compile(r" --nvcc nvcc-[0-9.]+\Z")
+_CPP_ONLY = " --cpp-only"
 _FIRST = 600
 """Characters of a first line that are kept."""
 
@@ -177,19 +178,21 @@ class Runner:
             reads += (*sources.defines, *filter(None, (refused,)))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
         nvcc = self.ways.nvccs.get(cuda) if kind == "sources" else None
-        less = " --cpp-only" if kind == "sources" and self.ways.cpp_only else ""
+        less = _CPP_ONLY if kind == "sources" and self.ways.cpp_only else ""
         option = less or (f" --nvcc nvcc-{nvcc.release}" if nvcc else "")
         whole = _digest(*shape, pythons if kind == "metadata" else ())
         inputs = _digest(*shape, option) if option else whole
         known = self.ledger.last(pair.versions, kind)
-        of_nvcc = (
-            _NVCC_OPTION.search(known.command) if known else None
-        )  # what an nvcc looked at counts for the others, too
-        if known and known.inputs in {inputs, whole, of_nvcc and _digest(*shape, of_nvcc[0])} and not self.again:
-            outcome.kept += 1
-            return known
+        cpp_passed = False
+        if known is not None and not self.again:
+            nvccs = _NVCC_OPTION.findall(known.command)  # what an nvcc looked at counts without it, too
+            if known.inputs in {inputs, whole, *(_digest(*shape, of) for of in nvccs)}:
+                outcome.kept += 1
+                return known
+            cpp_passed = known.verdict == "passed" and known.inputs == _digest(*shape, _CPP_ONLY)
+        ask = (kind, pair, component, other, cuda, requirements, pythons)
         try:
-            result = None if refused else self.ways.result(kind, pair, component, other, cuda, requirements, pythons)
+            result = None if refused else self.ways.result(*ask, cpp_passed=cpp_passed)
         except LockError as error:
             refused = error.what
         if refused:

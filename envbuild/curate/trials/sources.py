@@ -89,6 +89,7 @@ def try_sources(
     includes: Sequence[Path],
     precompiled: Precompiled,
     cuda: FrontEnd | None = None,
+    cpp_passed: bool = False,
 ) -> SourcesFound | None:
     """Type-check every C++ and .cu file of a component, until three of them fail; None where it has none.
 
@@ -100,6 +101,7 @@ def try_sources(
         includes: folders of the headers of torch and CUDA.
         precompiled: where torch's precompiled headers are.
         cuda: what checks .cu files; None leaves them out.
+        cpp_passed: whether its C++ files are known to pass, and only .cu files are left.
 
     Raises:
         HostError: there is no C++ compiler here, or it did not end.
@@ -118,7 +120,7 @@ def try_sources(
     common = ["-DTORCH_EXTENSION_NAME=trial", "-DTORCH_API_INCLUDE_EXTENSION_H", *defines, *sources.defines]
     common += [f"-I{sysconfig.get_paths()['include']}"]
     every = [f"-std=c++{standard}", "-w", "-fPIC", *common, *(f"-isystem{path}" for path in includes)]
-    errors = _check_units(units, every, own, folder, precompiled)
+    errors = [] if cpp_passed else _check_units(units, every, own, folder, precompiled)
     undecided = [error for error in errors if _NOT_IN_SET.search(error)]
     failed = [error for error in errors if error not in undecided]
     found = SourcesFound(
