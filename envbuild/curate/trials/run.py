@@ -164,7 +164,6 @@ class Runner:
         # where no cell holds a pair, one Python shows what there is to see
         pythons = pair.pythons or usual(self._pythons(component, other))
         requirements = requirements_for(self.matrix, pair.versions, (*component.requirements, *other.requirements))
-        compiler = (compiler_version(), clang_version()) if kind == "sources" else ()
         sources = COMPONENTS[component.axis].host_sources
         reads: tuple[str, ...] = (
             (sources.cxx_flags,) if kind in {"headers", "sources"} and sources and sources.cxx_flags else ()
@@ -176,20 +175,33 @@ class Runner:
             found = self.ways.set_of(requirements, pythons) if pair.other == TORCH else None
             refused = set_refused_by(self.matrix, pair.versions, found.packages) if found else ""
             reads += (*sources.defines, *filter(None, (refused,)))
-        shape = (METHOD[kind], kind, component.identity, other.identity, requirements, *compiler, *reads)
+        shape = (METHOD[kind], kind, component.identity, other.identity, requirements)
+
+        def inputs_of(option: str, clang: str) -> str:
+            compilers = (compiler_version(), clang) if kind == "sources" else ()
+            return _digest(*shape, *compilers, *reads, option or (pythons if kind == "metadata" else ()))
+
         nvcc = self.ways.nvccs.get(cuda) if kind == "sources" else None
         less = _CPP_ONLY if kind == "sources" and self.ways.cpp_only else ""
         option = less or (f" --nvcc nvcc-{nvcc.release}" if nvcc else "")
-        whole = _digest(*shape, pythons if kind == "metadata" else ())
-        inputs = _digest(*shape, option) if option else whole
+        clang = clang_version() if kind == "sources" and not less else ""
+        inputs = inputs_of(option, clang)
         known = self.ledger.last(pair.versions, kind)
         cpp_passed = False
         if known is not None and not self.again:
-            nvccs = _NVCC_OPTION.findall(known.command)  # what an nvcc looked at counts without it, too
-            if known.inputs in {inputs, whole, *(_digest(*shape, of) for of in nvccs)}:
+            options = {
+                option,
+                "",
+                *_NVCC_OPTION.findall(known.command),
+            }  # what an nvcc looked at counts without it, too
+            # of .cu files that an nvcc looked at, clang decides nothing; and nothing where there are none
+            apart = less or "cuda_by_nvcc" in known.counts or not known.counts.get("cuda_files")
+            clangs = {clang_version(), ""} if kind == "sources" and apart else {clang}
+            if known.inputs in {inputs_of(each, by) for each in options for by in clangs}:
                 outcome.kept += 1
                 return known
-            cpp_passed = known.verdict == "passed" and known.inputs == _digest(*shape, _CPP_ONLY)
+            without = {inputs_of(_CPP_ONLY, by) for by in (clang, "")} | {inputs_of("", "")}
+            cpp_passed = known.verdict == "passed" and known.inputs in without
         ask = (kind, pair, component, other, cuda, requirements, pythons)
         try:
             result = None if refused else self.ways.result(*ask, cpp_passed=cpp_passed)
