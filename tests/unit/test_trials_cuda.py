@@ -87,7 +87,7 @@ class Reader:
                 if line == "broken":
                     found.append(f"{path if self.says_where else place}:1: error: broken")
                 if line.startswith("int ") and line in seen:
-                    found.append(f"{path if self.says_where else place}:1: error: {line} again")
+                    found.append(f"{path}:1: error: {line} has already been defined" if self.says_where else "twice")
                 seen.add(line)
         return "\n".join(found)
 
@@ -107,6 +107,7 @@ class Reader:
         (("int a", "int b", "int c", "int d"), (1, 1), ""),  # all at once
         (("int a", "int b", "int a", "int a"), (7, 7), ""),  # a b, and the two others by themselves
         (("int a", "broken", "int c", "int d"), (5, 8), "b"),  # the three others at once, where the error says where
+        (("int a", '#include "h.cuh"', '#include "h.cuh"', "int d"), (5, 4), ""),  # one by one: h.cuh has no guard
         (("int a", "int b", "int c", '#include "a.cu"\n#include "b.cu"'), (2, 2), ""),  # it defines what those define
     ],
 )
@@ -115,6 +116,7 @@ def test_cu_files_are_checked_together_and_those_that_do_not_fit_alone(texts, ru
     units = [tmp_path / f"{name}.cu" for name in "abcd"]
     for unit, text in zip(units, texts, strict=True):
         unit.write_text(f"{text}\n")
+    (tmp_path / "h.cuh").write_text("int h\n")
     reader = Reader(says_where=says_where)
     found = {path.stem: checked.verdict for path, checked in check_kernels(reader, units, ())}
     assert found == {name: "failed" if name == failed else "passed" for name in "abcd"}

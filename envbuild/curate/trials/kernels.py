@@ -12,6 +12,7 @@ from typing import NamedTuple
 from envbuild.curate.trials.cuda import ERROR, NO_HALF, Checked, FrontEnd
 from envbuild.util.scratch import scratch
 
+_AGAIN = re.compile(r"\balready (?:been )?(?:defined|declared)\b|\bredefinition\b")
 _OF_A_KERNEL = re.compile(rb'^\s*#\s*include\s*"(?:[^"\n]*/)?([^"/\n]+\.cu)"', re.MULTILINE)
 
 
@@ -34,28 +35,41 @@ def check_kernels(cuda: FrontEnd, units: Sequence[Path], flags: Sequence[str]) -
         HostError: the front end did not end.
 
     """
-    # which of the two a build asks for differs by extension; what passed last comes first
     macros: list[tuple[str, ...]] = [(), NO_HALF]
     with scratch("cuda") as place:
         groups = _apart(units)
         while groups:
             group = groups.pop()
-            unit = group[0] if len(group) == 1 else _together(group, place)
-            texts = []
-            for defines in tuple(macros):
-                text = cuda.errors(unit, (*flags, *defines), place)
-                if not text:
-                    macros = [defines, *(each for each in macros if each != defines)]
-                    break
-                texts.append(text)
+            texts = _errors(cuda, group, flags, macros, place)
+            if not texts:
+                yield from (KernelFile(unit, Checked("passed")) for unit in group)
+            elif len(group) > 1:
+                groups += _smaller(group, texts)
             else:
-                if len(group) > 1:
-                    groups += _halves(group, texts)
-                    continue
                 found = [cuda.judge(text) for text in texts]
-                yield KernelFile(unit, next((each for each in found if each.verdict == "undecided"), found[0]))
-                continue
-            yield from (KernelFile(each, Checked("passed")) for each in group)
+                undecided = next((each for each in found if each.verdict == "undecided"), None)
+                yield KernelFile(group[0], undecided or found[0])
+
+
+def _errors(
+    cuda: FrontEnd, group: Sequence[Path], flags: Sequence[str], macros: list[tuple[str, ...]], place: Path
+) -> list[str]:
+    """Return what the front end prints of a group with each of `macros`; nothing where it passes with one, which comes first.
+
+    Which of the two a build asks for differs by extension.
+    """
+    unit = group[0] if len(group) == 1 else _together(group, place)
+    texts = []
+    for defines in macros:
+        text = cuda.errors(unit, (*flags, *defines), place)
+        if not text:
+            macros.remove(defines)
+            macros.insert(0, defines)
+            return []
+        texts.append(text)
+        if _twice(text, group):
+            break
+    return texts
 
 
 def _apart(units: Sequence[Path]) -> list[list[Path]]:
@@ -71,8 +85,21 @@ def _together(units: Sequence[Path], place: Path) -> Path:
     return unit
 
 
-def _halves(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
-    """Return a group in two: those with an error of their own, such as the second one that defines a name, and the others."""
+def _twice(text: str, group: Sequence[Path]) -> bool:
+    """Return whether a header without a guard, which several of a group include, is what does not pass."""
+    units = {str(unit) for unit in group}
+    return len(group) > 1 and any(
+        match["path"] not in units and _AGAIN.search(match["text"]) for match in ERROR.finditer(text)
+    )
+
+
+def _smaller(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
+    """Return a group in parts: those with an error of their own, such as the second one that defines a name, and the others.
+
+    Each by itself where a header cannot be read twice.
+    """
+    if _twice(texts[-1], group):
+        return [[unit] for unit in group]
     places = min(({match["path"] for match in ERROR.finditer(text)} for text in texts), key=len)
     named = [unit for unit in group if str(unit) in places]
     if not 0 < len(named) < len(group):
