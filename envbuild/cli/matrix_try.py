@@ -129,13 +129,19 @@ def try_pairs(
 
 @click.command("trials")
 @click.option("--held", is_flag=True, help="Count the pairs that are in a cell, and those of them that were tried.")
+@click.option(
+    "--cu-files", is_flag=True, help="Count the pairs whose sources passed, and those whose .cu files all did."
+)
 @json_option
-def list_trials(held: bool, as_json: bool) -> None:
+def list_trials(held: bool, cu_files: bool, as_json: bool) -> None:
     """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
 
     if held:
         _list_held(as_json=as_json)
+        return
+    if cu_files:
+        _list_cu_files(as_json=as_json)
         return
     from envbuild.evidence.trials import committed_trials, counted
 
@@ -173,6 +179,22 @@ def _list_held(*, as_json: bool) -> None:
         rows: list[tuple[str, ...]] = [("component", "with", "in a cell", "tried", "failed")]
         rows += [(e.component, e.other, str(e.held), str(e.tried), str(e.failed)) for e in found]
         return table(rows, indent="") + f"\n\n{tried} of {count_of(held, 'pair')} in a cell tried"
+
+    emit(answer, as_json=as_json, human=human)
+
+
+def _list_cu_files(*, as_json: bool) -> None:
+    from envbuild.cli.show import table
+    from envbuild.evidence.trials import committed_trials, cuda_counted
+
+    found = cuda_counted(committed_trials())
+    names = ("component", "other", "pairs", "whole", "files")
+    answer = {"pairs": [dict(zip(names, (*key, c.pairs, c.whole, c.files), strict=True)) for key, c in found.items()]}
+
+    def human() -> str:
+        rows: list[tuple[str, ...]] = [("component", "with", "passed", "all .cu files, too", "files")]
+        rows += [(*key, f"{c.pairs:,}", f"{c.whole:,}", f"{c.files:,}") for key, c in found.items()]
+        return table(rows, indent="")
 
     emit(answer, as_json=as_json, human=human)
 

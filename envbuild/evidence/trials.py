@@ -221,6 +221,33 @@ def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], di
     return found
 
 
+class CudaCount(Frozen):
+    """What trials of sources that passed came to for .cu files."""
+
+    pairs: int = 0
+    """Pairs of releases whose component has such files."""
+    whole: int = 0
+    """Those of which each file was looked at, and passed."""
+    files: int = 0
+    """Files that were looked at, over all pairs."""
+
+
+def cuda_counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName], CudaCount]:
+    """Return per component and what it was tried with what the last trial of each pair says of its .cu files."""
+    last = {tuple(trial.pair.items()): trial for trial in trials if trial.kind == "sources"}
+    found: dict[tuple[AxisName, AxisName], CudaCount] = {}
+    for trial in sorted(last.values(), key=lambda each: (*each.pair,)):
+        component, other = trial.pair
+        every = trial.counts.get("cuda_files", 0)
+        if trial.verdict == "passed" and every:
+            seen = sum(number for name, number in trial.counts.items() if name.startswith("cuda_by_"))
+            so_far = found.get((component, other), CudaCount())
+            found[component, other] = CudaCount(
+                pairs=so_far.pairs + 1, whole=so_far.whole + (seen == every), files=so_far.files + seen
+            )
+    return found
+
+
 _Pair = tuple[dict[AxisName, str], dict[Kind, tuple[str, Verdict, str]]]
 """Two releases, and of each kind the last trial's id, verdict and first line."""
 

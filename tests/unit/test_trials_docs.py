@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from envbuild.curate.trials.pairs import shares
-from envbuild.evidence.trials import History, committed_trials, counted
+from envbuild.evidence.trials import History, committed_trials, counted, cuda_counted
 from envbuild.matrix.load import load_matrix
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "trials.md"
@@ -16,6 +16,15 @@ def test_the_table_of_the_docs_counts_what_is_recorded():
         for key, counts in counted(committed_trials()).items()
     ]
     shown = re.findall(r"^\| [a-z].*\d \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown == rows
+
+
+def test_the_table_of_cu_files_of_the_docs_counts_what_is_recorded():
+    rows = [
+        f"| {' | '.join((*key, *(f'{number:,}' for number in (c.pairs, c.whole, c.files))))}"
+        for key, c in cuda_counted(committed_trials()).items()
+    ]
+    shown = re.findall(r"^(\| [a-z].*\d) \| (?:nvcc|clang)[^|]* \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert shown == rows
 
 

@@ -11,7 +11,16 @@ from small_matrix import requires, small_matrix, with_rules
 from envbuild.curate.checks import check_matrix
 from envbuild.errors import DataError
 from envbuild.evidence.pairs import standing_of_pairs, torch_on_index
-from envbuild.evidence.trials import Ledger, Trial, add_trial, load_trials, read_trials, trials_folder
+from envbuild.evidence.trials import (
+    CudaCount,
+    Ledger,
+    Trial,
+    add_trial,
+    cuda_counted,
+    load_trials,
+    read_trials,
+    trials_folder,
+)
 from envbuild.matrix.load import load_matrix
 
 INPUTS = "ab" * 32
@@ -81,6 +90,21 @@ def test_the_last_trial_of_a_kind_counts_and_the_worst_verdict_is_the_pairs():
     tried = ledger.of({"torch": "2.9.1", "te": "2.7.0"})
     assert tried.verdict == "failed"
     assert tried.describe() == "tried: names failed; metadata passed (a.py:1: torch.gone)"
+
+
+def test_the_cu_files_of_the_last_trial_of_each_pair_are_counted():
+    nvcc, clang = {"cuda_by_nvcc": 72}, {"cuda_by_clang": 70}
+    of_sources = partial(trial, kind="sources")
+    made = [
+        of_sources(counts={"cuda_files": 72, **nvcc}),
+        of_sources(torch="2.8.0", counts={"cuda_files": 72, **nvcc}),
+        of_sources(torch="2.8.0", counts={"cuda_files": 72, **clang}),  # the last one counts
+        of_sources(torch="2.7.0", counts={"cuda_files": 72}),  # not looked at
+        of_sources(torch="2.6.0", counts={"cuda_files": 72}, verdict="failed", first="a.cpp: no"),
+        of_sources(te="2.8.0", counts={"units": 3}),  # it has none
+        trial(),
+    ]
+    assert cuda_counted(made) == {("te", "torch"): CudaCount(pairs=3, whole=1, files=142)}
 
 
 @pytest.mark.parametrize(
