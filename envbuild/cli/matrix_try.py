@@ -97,13 +97,18 @@ def try_pairs(
 
     A stopped run continues where it was. Exits with 0 whatever the results are.
     """  # noqa: D301 - click reads the character
-    from envbuild.curate.trials.cuda import own_nvcc
+    from envbuild.curate.trials.cuda import own_nvccs
     from envbuild.curate.trials.pairs import every_axes, pairs_of
     from envbuild.curate.trials.run import Runner
+    from envbuild.errors import UsageError
     from envbuild.evidence.trials import trials_folder
     from envbuild.matrix.load import load_matrix
     from envbuild.settings import load_settings
 
+    if nvccs and cpp_only:
+        raise UsageError(
+            "it reads .cu files, and --cpp-only leaves them out", where="--nvcc", hint="leave out one of the two"
+        )
     matrix = load_matrix()
     asked = every_axes(matrix, axes)
     runner = Runner(
@@ -116,7 +121,7 @@ def try_pairs(
         jobs=jobs,
         again=again,
         cpp_only=cpp_only,
-        nvccs=[own_nvcc(path) for path in nvccs],
+        nvccs=own_nvccs(nvccs),
     )
     pairs = [pair for each in asked for pair in pairs_of(runner.files, matrix, each, every=every)]
     if only_list:
@@ -136,7 +141,10 @@ def try_pairs(
 def list_trials(held: bool, cu_files: bool, as_json: bool) -> None:
     """Count the recorded trials by pair of axes and kind; of each pair only the last one counts."""
     from envbuild.cli.show import table
+    from envbuild.errors import UsageError
 
+    if held and cu_files:
+        raise UsageError("it is another table", where="--cu-files", hint="leave out --held")
     if held:
         _list_held(as_json=as_json)
         return
@@ -188,8 +196,8 @@ def _list_cu_files(*, as_json: bool) -> None:
     from envbuild.evidence.trials import committed_trials, cuda_counted
 
     found = cuda_counted(committed_trials())
-    names = ("component", "other", "pairs", "whole", "files")
-    answer = {"pairs": [dict(zip(names, (*key, c.pairs, c.whole, c.files), strict=True)) for key, c in found.items()]}
+    names = ("component", "other", "passed", "all_cu_files_passed", "cu_files")
+    answer = {"sources": [dict(zip(names, (*key, c.pairs, c.whole, c.files), strict=True)) for key, c in found.items()]}
 
     def human() -> str:
         rows: list[tuple[str, ...]] = [("component", "with", "passed", "all .cu files, too", "files")]

@@ -229,11 +229,14 @@ class CudaCount(Frozen):
     whole: int = 0
     """Those of which each file was looked at, and passed."""
     files: int = 0
-    """Files that were looked at, over all pairs."""
+    """Files that passed, over all pairs."""
 
 
 def cuda_counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName], CudaCount]:
-    """Return per component and what it was tried with what the last trial of each pair says of its .cu files."""
+    """Return per component and what it was tried with what the last trial of each pair says of its .cu files.
+
+    Pairs whose last trial of sources did not pass are left out.
+    """
     last = {tuple(trial.pair.items()): trial for trial in trials if trial.kind == "sources"}
     found: dict[tuple[AxisName, AxisName], CudaCount] = {}
     for trial in sorted(last.values(), key=lambda each: (*each.pair,)):

@@ -15,7 +15,7 @@ from index_server import Index, wheel
 from small_matrix import release, small_matrix
 
 from envbuild.cli.matrix_try import outcome_text
-from envbuild.curate.trials import precompiled, sources
+from envbuild.curate.trials import cuda, precompiled, sources
 from envbuild.curate.trials.cuda import own_nvcc
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.pairs import pairs_of, read_axes
@@ -395,17 +395,21 @@ def test_an_nvcc_of_this_machine_checks_cu_files_with_the_headers_of_its_own_rel
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(DRY)
     nvcc.chmod(0o755)
-    nvcc.with_name("cudafe++").write_text('#!/bin/sh\nexec g++ -fsyntax-only -x c++ "$1"\n')
+    nvcc.with_name("cudafe++").write_text('#!/bin/sh\nfor file; do :; done\nexec g++ -fsyntax-only -x c++ "$file"\n')
     nvcc.with_name("cudafe++").chmod(0o755)
     with index.served() as url:
         run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), cpp_only=True)
         monkeypatch.setattr(sources, "_check_units", None)  # its C++ files have passed: .cu files alone are left
+        monkeypatch.setattr(cuda, "clang", lambda: None)
+        unread, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",))
+        assert unread.made == 1  # the file was counted, and nothing here reads it
         run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), nvccs=[own_nvcc(nvcc)])
         for others in ({}, {"cpp_only": True}):
             again, _ = run(matrix, tmp_path, url, "te=2.5", "torch=2.8", kinds=("sources",), **others)
             assert (again.made, again.kept) == (0, 1)  # what it looked at counts without it, too
-    first, trial = load_trials(tmp_path / "records")
+    first, second, trial = load_trials(tmp_path / "records")
     assert first.command.endswith("--kind sources --cpp-only")
+    assert second.counts == {"units": 1, "failed": 0, "standard": 17, "cuda_files": 1}
     assert trial.command.endswith("--kind sources --nvcc nvcc-12.4")
     assert (trial.verdict, trial.first) == ("passed", "")
     assert trial.counts == {"units": 1, "failed": 0, "standard": 17, "cuda_files": 1, "cuda_by_nvcc": 1}

@@ -1,14 +1,15 @@
 """What a front end prints of a .cu file decides only what torch's headers decide."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from envbuild.curate.trials import cuda
-from envbuild.curate.trials.cuda import FrontEnd, own_nvcc
+from envbuild.curate.trials.cuda import FrontEnd, own_nvcc, own_nvccs, require_reads
 from envbuild.curate.trials.kernels import KernelFile, check_kernels
 from envbuild.curate.trials.sources import cuda_tools
-from envbuild.errors import UsageError
+from envbuild.errors import HostError, UsageError
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ class Reader:
         self.says_where = says_where
         self.runs = 0
 
-    def errors(self, unit, flags, place):
+    def errors(self, unit, flags, place, *, first):
         self.runs += 1
         found = []
         seen = set()
@@ -123,7 +124,73 @@ def test_cu_files_are_checked_together_and_those_that_do_not_fit_alone(texts, ru
     assert reader.runs == runs[not says_where]  # each group that fails is read with both sets of macros
 
 
-def test_an_nvcc_is_known_by_its_release(tmp_path):
+NVCC = """#!/bin/sh
+for word; do
+    case "$word" in *.cu) unit=$word ;; esac
+    [ "$last" != --keep-dir ] || place=$word
+    last=$word
+done
+echo "#\\$ g++ -E -x c++ $unit -o $place/k.cpp4.ii" >&2
+echo "#\\$ cudafe++{option} --module_id_file_name $place/id $place/k.cpp4.ii" >&2
+"""
+CUDAFE = """#!/bin/sh
+case "$*" in *--gen_module_id_file*) ;; *) echo "catastrophic error: cannot open module id file"; exit 4 ;; esac
+for file; do :; done
+exec g++ -fsyntax-only -x c++ "$file"
+"""
+
+
+@pytest.mark.parametrize("option", ["", " --gen_module_id_file"], ids=["11.8", "12.4"])
+def test_the_steps_of_an_nvcc_of_cuda_11_and_12_read_a_file(headers, tmp_path, option):
+    """In CUDA 11 a step that is left out here writes a file that cudafe++ wants."""
+    for name, text in (("nvcc", NVCC.replace("{option}", option)), ("cudafe++", CUDAFE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    front = FrontEnd("nvcc", tmp_path / "nvcc", (headers,))
+    for text, passes in (("int f() { return 1; }\n", True), ("int f() { return nothing; }\n", False)):
+        (tmp_path / "k.cu").write_text(text)
+        assert (front.errors(tmp_path / "k.cu", (), tmp_path) == "") is passes
+    with pytest.raises(HostError, match="does not read CUDA's own headers"):
+        require_reads(front)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("#define CHECK(x)\n", "#ifndef CHECK\n"),
+        ("#ifndef K_CU\n#define K_CU\n#endif\n", "#ifndef K_CU\n#define K_CU\n"),
+    ],
+)
+def test_what_one_cu_file_defines_hides_nothing_of_the_next(headers, tmp_path, first, second):
+    compiler = tmp_path / "clang++"
+    compiler.write_text(
+        '#!/bin/sh\nfor file; do case "$file" in *.cu) exec g++ -x c++ -fsyntax-only "$file" ;; esac; done\n'
+    )
+    compiler.chmod(0o755)
+    units = [tmp_path / "a.cu", tmp_path / "b.cu"]
+    units[0].write_text(first)
+    units[1].write_text(f"{second}int f() {{ return nothing; }}\n#endif\n")
+    front = FrontEnd("clang", compiler, (headers,))
+    found = {path.stem: checked.verdict for path, checked in check_kernels(front, units, ())}
+    assert found == {"a": "passed", "b": "undecided"}
+
+
+def test_a_group_that_does_not_end_is_read_in_parts(tmp_path):
+    units = [tmp_path / f"{name}.cu" for name in "abc"]
+    for unit in units:
+        unit.write_text("")
+
+    class Slow(Reader):
+        def errors(self, unit, flags, place, *, first):
+            if unit not in units:
+                raise HostError("nvcc did not end within 1800 s")
+            return super().errors(unit, flags, place, first=first)
+
+    found = check_kernels(Slow(says_where=True), units, ())
+    assert sorted((path.stem, checked.verdict) for path, checked in found) == [(name, "passed") for name in "abc"]
+
+
+def test_an_nvcc_is_known_by_its_release(tmp_path, monkeypatch):
     program = tmp_path / "nvcc"
     with pytest.raises(UsageError, match="is not an nvcc"):
         own_nvcc(program)
@@ -134,9 +201,18 @@ def test_an_nvcc_is_known_by_its_release(tmp_path):
     program.with_name("cudafe++").write_text("")
     own = own_nvcc(program)
     assert (own.release, own.major) == ("12.4", "12")
-    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
-    with pytest.raises(UsageError, match=r"nvcc 13\.0"):
-        own_nvcc(program)
+    link = tmp_path / "bin" / "nvcc"
+    link.parent.mkdir()
+    link.symlink_to(program)
+    assert own_nvcc(link) == own
+    monkeypatch.chdir(tmp_path)
+    assert own_nvcc(Path("nvcc")) == own  # and not one of PATH
+    with pytest.raises(UsageError, match="two are of one CUDA major version"):
+        own_nvccs([program, link])
+    for release in ("13.0", "11.7", "10.2"):
+        program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.88'\n")
+        with pytest.raises(UsageError, match=f"is nvcc {re.escape(release)}"):
+            own_nvcc(program)
 
 
 def test_an_nvcc_that_says_nothing_of_its_steps_decides_nothing(headers, tmp_path):

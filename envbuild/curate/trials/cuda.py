@@ -16,12 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from packaging.version import Version
+
 from envbuild.curate.trials.files import Files
 from envbuild.errors import HostError, UsageError
 from envbuild.evidence.trials import Verdict
 from envbuild.lock.index import IndexFile
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
+from envbuild.util.scratch import scratch
 
 NO_HALF = tuple(
     f"-D__CUDA_NO_{name}__"
@@ -32,6 +35,8 @@ _CLANGS = (*(f"clang++-{number}" for number in range(24, 15, -1)), "clang++")
 _NVCC = "nvcc"
 _STEPS = ("cudafe++", _NVCC, "nvcc.profile")
 _RELEASE = re.compile(r"\brelease (\d{1,2}\.\d{1,2}),")
+_OLDEST = Version("11.8")
+"""The first CUDA whose headers are all on PyPI."""
 _FROM_PYPI = 13
 """The first CUDA of which PyPI's wheels hold nvcc."""
 _SECONDS = 1800.0
@@ -72,19 +77,22 @@ class FrontEnd:
     program: Path
     includes: tuple[Path, ...] = field(repr=False)
 
-    def errors(self, unit: Path, flags: Sequence[str], place: Path) -> str:
+    def errors(self, unit: Path, flags: Sequence[str], place: Path, *, first: bool = True) -> str:
         """Type-check the host side of `unit`; return what the front end prints where it does not take it, else nothing.
 
         Args:
             unit: the .cu file.
             flags: the C++ standard, macros and folders of headers.
             place: a folder for what is written on the way.
+            first: whether the first error is enough; an nvcc prints up to 100 all the same.
 
         Raises:
             HostError: the front end did not end.
 
         """
         flags = (*flags, *(f"-isystem{path}" for path in self.includes))
+        if first and self.name == "clang":
+            flags = (*flags, "-ferror-limit=1")
         commands = self._by_clang(unit, flags, place) if self.name == "clang" else self._by_nvcc(unit, flags, place)
         for command in commands:
             done = bounded(command, seconds=_SECONDS, limit=_LIMIT)
@@ -139,11 +147,12 @@ class FrontEnd:
         dry = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
         lines = [line[3:] for line in dry.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
         commands = [shlex.split(line) for line in lines if " -E " in line and ".cpp4.ii" in line]
-        commands += [
-            [str(self.program.with_name("cudafe++")), *shlex.split(line)[1:]]
-            for line in lines
-            if line.startswith("cudafe++ ")
-        ]
+        for line in lines:
+            if line.startswith("cudafe++ "):
+                words = shlex.split(line)[1:]
+                # in CUDA 11 another step writes that file, which is left out here
+                made = [] if "--gen_module_id_file" in words else ["--gen_module_id_file"]
+                commands.append([str(self.program.with_name("cudafe++")), *made, *words])
         return commands if len(commands) == 2 else []
 
     def judge(self, text: str) -> Checked:
@@ -201,9 +210,12 @@ def own_nvcc(program: Path) -> OwnNvcc:
     """Return the nvcc `program` with its release.
 
     Raises:
-        UsageError: it is none, or one of a CUDA whose nvcc PyPI has.
+        UsageError: it is none, or one of a CUDA whose nvcc PyPI has, or whose headers PyPI does not have.
 
     """
+    program = program.absolute()
+    if not program.with_name("cudafe++").is_file():  # a link to it, perhaps
+        program = program.resolve()
     try:
         text = bounded([str(program), "--version"], seconds=60.0, limit=1 << 20).out.decode("utf-8", "replace")
     except OSError:
@@ -216,13 +228,47 @@ def own_nvcc(program: Path) -> OwnNvcc:
             hint="name the program, such as /usr/bin/nvcc",
         )
     own = OwnNvcc(release=found[1], program=program)
-    if int(own.major) >= _FROM_PYPI:
+    if int(own.major) >= _FROM_PYPI or Version(own.release) < _OLDEST:
         raise UsageError(
             f"{shown(str(program))} is nvcc {own.release}",
             where="--nvcc",
-            hint=f"leave it out: from CUDA {_FROM_PYPI} on, the nvcc of PyPI is used",
+            hint=f"name one from {_OLDEST} on; from CUDA {_FROM_PYPI} on, the nvcc of PyPI is used",
         )
     return own
+
+
+def own_nvccs(programs: Sequence[Path]) -> list[OwnNvcc]:
+    """Return the nvccs with their releases.
+
+    Raises:
+        UsageError: as `own_nvcc` does; or two are of one CUDA major version.
+
+    """
+    found = [own_nvcc(program) for program in programs]
+    if len({nvcc.major for nvcc in found}) < len(found):
+        raise UsageError(
+            "two are of one CUDA major version", where="--nvcc", hint="name one for CUDA 11 and one for CUDA 12"
+        )
+    return found
+
+
+def require_reads(cuda: FrontEnd) -> None:
+    """Check that a front end reads the headers of CUDA's runtime: one that does not decides nothing of any file.
+
+    Raises:
+        HostError: it does not.
+
+    """
+    with scratch("cuda") as place:
+        unit = place / "runtime.cu"
+        unit.write_text("#include <cuda_runtime.h>\n", encoding="utf-8")
+        if text := cuda.errors(unit, ("-std=c++17",), place):
+            first = cuda.judge(text).first
+            raise HostError(
+                f"{shown(str(cuda.program))} does not read CUDA's own headers: {shown(first)}",
+                where="--nvcc",
+                hint="name another nvcc, or leave it out",
+            )
 
 
 def front_end(files: Files, wheels: Sequence[IndexFile], includes: Sequence[Path]) -> FrontEnd | None:

@@ -5,6 +5,7 @@ guarded.
 """
 
 import ast
+import contextlib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(include|ifdef|ifndef|if|elif|else|endif
 _HEADER = re.compile(r"<((?:torch|ATen|c10|caffe2|pybind11)/[^>]+)>")
 _DEFINED = re.compile(r"defined\s*\(?\s*(\w+)\s*\)?")
 _STANDARD = re.compile(r"-std=c\+\+(\d\d)\b")
-_NDEBUG = re.compile(r"""["']-DNDEBUG["']""")
 _DEFINE = re.compile(r"-D\w+(?:=\w+)?")
 UMBRELLA = "ATen/ATen.h"
 """The header that every extension includes, sooner or later."""
@@ -77,8 +77,14 @@ def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], i
 
 
 def without_asserts(folder: Path, sources: HostSources) -> bool:
-    """Return whether a build compiles its kernels without `assert`, under whatever condition."""
-    return any(_NDEBUG.search(read_text(path)) for name in sources.flags_in if (path := folder / name).is_file())
+    """Return whether a build states `-DNDEBUG` somewhere, under whatever condition, and nowhere the opposite."""
+    stated: set[str] = set()
+    for name in sources.flags_in:
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+            nodes = ast.walk(ast.parse(read_text(folder / name)))
+            texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+            stated |= {word for text in texts for word in text.split()}
+    return "-DNDEBUG" in stated and "-UNDEBUG" not in stated
 
 
 def _defines(body: list[ast.stmt], *, on: bool) -> Iterator[str]:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envbuild.curate.trials.cuda import ERROR, NO_HALF, Checked, FrontEnd
+from envbuild.errors import HostError
 from envbuild.util.scratch import scratch
 
-_AGAIN = re.compile(r"\balready (?:been )?(?:defined|declared)\b|\bredefinition\b")
+_MACRO = re.compile(rb"^\s*#\s*define\s+([A-Za-z_]\w*)", re.MULTILINE)
+_FATAL = re.compile(r"\b(?:fatal|catastrophic) error\b")
+_AGAIN = re.compile(r"\balready (?:been )?(?:defined|declared)\b|\bredefinition\b|\binvalid redeclaration\b")
 _OF_A_KERNEL = re.compile(rb'^\s*#\s*include\s*"(?:[^"\n]*/)?([^"/\n]+\.cu)"', re.MULTILINE)
 
 
@@ -61,7 +64,12 @@ def _errors(
     unit = group[0] if len(group) == 1 else _together(group, place)
     texts = []
     for defines in macros:
-        text = cuda.errors(unit, (*flags, *defines), place)
+        try:
+            text = cuda.errors(unit, (*flags, *defines), place, first=len(group) == 1)
+        except HostError:
+            if len(group) == 1:
+                raise
+            return ["it did not end"]
         if not text:
             macros.remove(defines)
             macros.insert(0, defines)
@@ -81,7 +89,13 @@ def _apart(units: Sequence[Path]) -> list[list[Path]]:
 
 def _together(units: Sequence[Path], place: Path) -> Path:
     unit = place / "together.cu"
-    unit.write_text("".join(f'#include "{each}"\n' for each in units), encoding="utf-8")
+    lines = []
+    for each in units:
+        lines.append(f'#include "{each}"')
+        # what one file defines decides nothing in the next
+        macros = dict.fromkeys(_MACRO.findall(each.read_bytes()))
+        lines += [f"#undef {macro.decode()}" for macro in macros]
+    unit.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return unit
 
 
@@ -100,6 +114,8 @@ def _smaller(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
     """
     if _twice(texts[-1], group):
         return [[unit] for unit in group]
+    if any(map(_FATAL.search, texts)):  # each run ends at its first one
+        return [[*group[len(group) // 2 :]], [*group[: len(group) // 2]]]
     places = min(({match["path"] for match in ERROR.finditer(text)} for text in texts), key=len)
     named = [unit for unit in group if str(unit) in places]
     if not 0 < len(named) < len(group):

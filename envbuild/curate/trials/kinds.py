@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
-from envbuild.curate.trials.cuda import FrontEnd, OwnNvcc, front_end
+from envbuild.curate.trials.cuda import FrontEnd, OwnNvcc, front_end, require_reads
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import UMBRELLA, required_standard, try_headers
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
@@ -237,6 +237,7 @@ class Ways:
         if nvcc is not None and not self.cpp_only:
             folders = include_folders(self.files, self._with_tools(found, nvcc.release))
             cuda = FrontEnd("nvcc", nvcc.program, tuple(folders))
+            require_reads(cuda)
         elif not self.cpp_only:
             cuda = front_end(self.files, wheels, includes)
         for folder in self._folders(component):

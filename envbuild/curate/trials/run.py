@@ -189,19 +189,10 @@ class Runner:
         known = self.ledger.last(pair.versions, kind)
         cpp_passed = False
         if known is not None and not self.again:
-            options = {
-                option,
-                "",
-                *_NVCC_OPTION.findall(known.command),
-            }  # what an nvcc looked at counts without it, too
-            # of .cu files that an nvcc looked at, clang decides nothing; and nothing where there are none
-            apart = less or "cuda_by_nvcc" in known.counts or not known.counts.get("cuda_files")
-            clangs = {clang_version(), ""} if kind == "sources" and apart else {clang}
-            if known.inputs in {inputs_of(each, by) for each in options for by in clangs}:
+            if _is_enough(known, inputs, inputs_of, cpp_only=bool(less)):
                 outcome.kept += 1
                 return known
-            without = {inputs_of(_CPP_ONLY, by) for by in (clang, "")} | {inputs_of("", "")}
-            cpp_passed = known.verdict == "passed" and known.inputs in without
+            cpp_passed = known.verdict == "passed" and known.inputs in _inputs_with_these_cpp_files(known, inputs_of)
         ask = (kind, pair, component, other, cuda, requirements, pythons)
         try:
             result = None if refused else self.ways.result(*ask, cpp_passed=cpp_passed)
@@ -236,6 +227,32 @@ class Runner:
                 tags = python_tags(Distribution(name=name, version=Version(version), files=every))
                 found = [python for python in found if not tags or python in tags]
         return tuple(found)
+
+
+def _inputs_with_these_cpp_files(known: Trial, inputs_of: Callable[[str, str], str]) -> set[str]:
+    """Return what `known.inputs` may be where its C++ files were read as they would be now, whatever read .cu files."""
+    options = {"", _CPP_ONLY, *_NVCC_OPTION.findall(known.command)}
+    clangs = {clang_version(), ""} if known.kind == "sources" else {""}
+    return {inputs_of(option, clang) for option in options for clang in clangs}
+
+
+def _is_enough(known: Trial, inputs: str, inputs_of: Callable[[str, str], str], *, cpp_only: bool) -> bool:
+    """Return whether a trial says all that one with `inputs` would.
+
+    Args:
+        known: the trial.
+        inputs: those of the new trial.
+        inputs_of: returns the inputs with an option and a clang.
+        cpp_only: whether the new one would leave out .cu files.
+
+    """
+    if known.inputs == inputs:
+        return True
+    if known.inputs not in _inputs_with_these_cpp_files(known, inputs_of):
+        return False
+    if cpp_only or not known.counts.get("cuda_files"):
+        return True
+    return bool(known.counts.get("cuda_by_nvcc"))  # what clang read, or nothing did, is read again
 
 
 def _digest(*inputs: object) -> str:
