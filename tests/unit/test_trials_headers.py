@@ -3,7 +3,14 @@
 import pytest
 
 from envbuild.components.base import HostSources
-from envbuild.curate.trials.headers import includes_of, required_standard, stated_flags, try_headers
+from envbuild.curate.trials.headers import (
+    includes_of,
+    kernels_of,
+    required_standard,
+    stated_flags,
+    try_headers,
+    without_asserts,
+)
 
 SOURCES = HostSources(folders=("csrc",), includes=("csrc",), flags_in=("setup.py", "tools/torch.py"))
 TORCH = {"torch/include/ATen/ATen.h", "torch/include/torch/csrc/api/include/torch/torch.h"}
@@ -37,6 +44,35 @@ def test_the_flags_of_a_default_build(tree):
     folder = tree(setup_dot_py="import setuptools\n", tools__torch_dot_py=SETUP)
     assert stated_flags(folder, SOURCES) == (("-DWITH_EP", "-DALWAYS=1"), 17)
     assert stated_flags(tree(tools__torch_dot_py="def (:"), SOURCES) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("setup", "built"),
+    [
+        ('sources = ["csrc/a.cu", "csrc/b.cu"]  # "csrc/c.cu"\n# "csrc/c.cu",\n', ["a.cu", "b.cu"]),
+        ('sources = ["csrc/a.cu", *(f"csrc/{n}.cu" for n in more)]\n', ["a.cu", "b.cu", "c.cu"]),
+        ("def (:", ["a.cu", "b.cu", "c.cu"]),
+    ],
+)
+def test_a_build_that_names_its_kernels_compiles_no_others(tree, setup, built):
+    folder = tree(setup_dot_py=setup, csrc__a_dot_cu="", csrc__b_dot_cu="", csrc__c_dot_cu="", csrc__d_dot_cpp="")
+    assert [path.name for path in kernels_of(folder, SOURCES, "2.8.0")] == built
+
+
+@pytest.mark.parametrize(
+    ("setup", "without"),
+    [
+        (b'flags = ["-O3", "-DNDEBUG"]\n', True),
+        (b'flags = "-O3 -DNDEBUG"\n', True),
+        (b'flags = ["-O3"]  # "-DNDEBUG"\n', False),
+        (b'flags = {"cxx": ["-DNDEBUG"], "nvcc": ["-UNDEBUG"]}\n', False),
+        ('flags = ["-DNDEBUG"]  # \xe9\n'.encode("latin-1"), False),  # it cannot be read
+    ],
+)
+def test_asserts_are_left_out_where_the_build_says_so(tree, setup, without):
+    folder = tree(setup_dot_py="")
+    (folder / "setup.py").write_bytes(setup)
+    assert without_asserts(folder, SOURCES) is without
 
 
 def test_the_standard_of_cxx_files_is_the_one_that_their_function_states(tree):

@@ -6,6 +6,7 @@ guarded.
 
 import ast
 import contextlib
+import posixpath
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -78,13 +79,28 @@ def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], i
 
 def without_asserts(folder: Path, sources: HostSources) -> bool:
     """Return whether a build states `-DNDEBUG` somewhere, under whatever condition, and nowhere the opposite."""
-    stated: set[str] = set()
+    stated = set(_stated_words(folder, sources))
+    return "-DNDEBUG" in stated and "-UNDEBUG" not in stated
+
+
+def kernels_of(folder: Path, sources: HostSources, torch: str) -> list[Path]:
+    """Return the .cu files that a build compiles with this release of torch, in order.
+
+    A build that names most of them one by one compiles no others: releases left some behind.
+    """
+    found = code_files(folder, sources, torch, (".cu",))
+    stated = {posixpath.basename(word) for word in _stated_words(folder, sources)}
+    named = [path for path in found if path.name in stated]
+    return named if 2 * len(named) > len(found) else found
+
+
+def _stated_words(folder: Path, sources: HostSources) -> Iterator[str]:
+    """Yield the words of every text in the files of a build; of comments none."""
     for name in sources.flags_in:
         with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-            nodes = ast.walk(ast.parse(read_text(folder / name)))
-            texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-            stated |= {word for text in texts for word in text.split()}
-    return "-DNDEBUG" in stated and "-UNDEBUG" not in stated
+            for node in ast.walk(ast.parse(read_text(folder / name))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield from node.value.split()
 
 
 def _defines(body: list[ast.stmt], *, on: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from envbuild.components.base import HostSources
 from envbuild.curate.trials.cuda import FrontEnd
 from envbuild.curate.trials.files import Files
-from envbuild.curate.trials.headers import CXX, code_files, stated_flags, without_asserts
+from envbuild.curate.trials.headers import CXX, code_files, kernels_of, stated_flags, without_asserts
 from envbuild.curate.trials.kernels import check_kernels
 from envbuild.curate.trials.precompiled import Precompiled
 from envbuild.errors import HostError
@@ -109,7 +109,7 @@ def try_sources(
     """
     release = torch.filename.split("-")[1].partition("+")[0]
     units = code_files(folder, sources, release, CXX)
-    kernels = code_files(folder, sources, release, (".cu",))
+    kernels = kernels_of(folder, sources, release)
     if not units and not kernels:
         return None
     if shutil.which(COMPILER) is None:
