@@ -57,9 +57,9 @@ def check_kernels(cuda: FrontEnd, units: Sequence[Path], flags: Sequence[str]) -
 def _errors(
     cuda: FrontEnd, group: Sequence[Path], flags: Sequence[str], macros: list[tuple[str, ...]], place: Path
 ) -> list[str]:
-    """Return what the front end prints of a group with each of `macros`; nothing where it passes with one, which comes first.
+    """Return what the front end prints of a group with each of `macros`; nothing where it takes the group with one of them.
 
-    Which of the two a build asks for differs by extension.
+    Which of them a build asks for differs by extension. The one that passed is moved to the front: the next files want it, too.
     """
     unit = group[0] if len(group) == 1 else _together(group, place)
     texts = []
@@ -100,7 +100,7 @@ def _together(units: Sequence[Path], place: Path) -> Path:
 
 
 def _twice(text: str, group: Sequence[Path]) -> bool:
-    """Return whether a header without a guard, which several of a group include, is what does not pass."""
+    """Return whether an error is about a name that a header of several files defines each time: it has no guard."""
     units = {str(unit) for unit in group}
     return len(group) > 1 and any(
         match["path"] not in units and _AGAIN.search(match["text"]) for match in ERROR.finditer(text)
@@ -108,16 +108,14 @@ def _twice(text: str, group: Sequence[Path]) -> bool:
 
 
 def _smaller(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
-    """Return a group in parts: those with an error of their own, such as the second one that defines a name, and the others.
+    """Return the parts of a group to read next: the files with an error of their own, and the others.
 
-    Each by itself where a header cannot be read twice.
+    Each file by itself where a header has no guard; two halves where the errors name no file, or reading ended at the first.
     """
     if _twice(texts[-1], group):
         return [[unit] for unit in group]
-    if any(map(_FATAL.search, texts)):  # each run ends at its first one
-        return [[*group[len(group) // 2 :]], [*group[: len(group) // 2]]]
     places = min(({match["path"] for match in ERROR.finditer(text)} for text in texts), key=len)
     named = [unit for unit in group if str(unit) in places]
-    if not 0 < len(named) < len(group):
+    if not 0 < len(named) < len(group) or any(map(_FATAL.search, texts)):
         named = list(group[len(group) // 2 :])
     return [named, [unit for unit in group if unit not in named]]
