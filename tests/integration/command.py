@@ -62,7 +62,7 @@ def volumes() -> set[str]:
 
 
 def new_volumes(before: set[str]) -> set[str]:
-    """What came since `before` and stays: another test's container may have volumes of its own for a while."""
+    """What came since `before` and stays: another test's container may have volumes for a while."""
     end = time.monotonic() + 20
     while (left := volumes() - before) and time.monotonic() < end:
         time.sleep(0.5)

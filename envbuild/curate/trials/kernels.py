@@ -108,7 +108,7 @@ def _twice(text: str, group: Sequence[Path]) -> bool:
 
 
 def _smaller(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
-    """Return the parts of a group to read next: the files with an error of their own, and the others.
+    """Return the parts of a group to read next: the files that an error names, and the others.
 
     Each file by itself where a header has no guard; two halves where the errors name no file, or reading ended at the first.
     """

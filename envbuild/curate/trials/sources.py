@@ -205,7 +205,7 @@ def cuda_tools(packages: Mapping[str, str], nvcc: str = "") -> tuple[str, ...]:
 
     PyPI's wheels of CCCL before 12.5 have no `nv/target`, which CUDA's own headers include: 12.5's stands in for them. Of
     11.7 only the runtime is whole: the rest is 11.8's. With the release of an `nvcc`, such as 12.4, the runtime is that
-    release's, too: an nvcc reads the headers of its own toolkit.
+    release's, too: an nvcc reads its own toolkit's headers.
     """
     for name, version in packages.items():
         if name.startswith("nvidia-cuda-runtime"):
