@@ -33,6 +33,7 @@ from envbuild.errors import NoCellError, UsageError
         ("--gpu rtx5090d --driver 570.172.08 --cuda 13.0", "driver-compat-sm120"),
         ("--gpu v100 --torch 2.11.0+cu129 --te none", "torch-arch-2.11-cu129"),
         ("--te 2.6 --python 3.9", "te-python-2.5"),
+        ("--cuda 13.0 --flash-attn 2.7.2.post1 --torch 2.12", "fa2-cutlass-cuda-13"),
         ("--os ubuntu24.04 --mpi mpich", "mpich-ubuntu24.04"),
         ("--cuda 13.0 --torch 2.9.1 --os debian12 --toolchain pypi-13.0.3", "toolchain-torch-cu130-13.0.0"),
         ("--deepspeed 0.16.9 --base ngc-20.03", "deepspeed-python-0.15"),
