@@ -196,12 +196,11 @@ def _list_cu_files(*, as_json: bool) -> None:
     from envbuild.evidence.trials import committed_trials, cuda_counted
 
     found = cuda_counted(committed_trials())
-    names = ("component", "other", "passed", "all_cu_files_passed", "cu_files")
-    answer = {"sources": [dict(zip(names, (*key, c.pairs, c.whole, c.files), strict=True)) for key, c in found.items()]}
+    answer = {"sources": [{"component": c, "other": o, **count._asdict()} for (c, o), count in found.items()]}
 
     def human() -> str:
         rows: list[tuple[str, ...]] = [("component", "with", "passed", "all .cu files, too", "files")]
-        rows += [(*key, f"{c.pairs:,}", f"{c.whole:,}", f"{c.files:,}") for key, c in found.items()]
+        rows += [(*key, *(f"{number:,}" for number in count)) for key, count in found.items()]
         return table(rows, indent="")
 
     emit(answer, as_json=as_json, human=human)

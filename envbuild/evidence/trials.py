@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from envbuild.errors import DataError, HostError
 from envbuild.evidence.kept import key_of_files
@@ -210,9 +210,14 @@ def same_release(axis: AxisName, tried: str, version: str) -> bool:
     return one.release[:2] == other.release[:2]
 
 
+def _last(trials: Iterable[Trial]) -> dict[tuple[object, ...], Trial]:
+    """Return the last trial of each pair and kind."""
+    return {(*trial.pair.items(), trial.kind): trial for trial in trials}
+
+
 def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]]:
     """Return per component, what it was tried with and kind how the last trial of each pair ended."""
-    last = {(*trial.pair.items(), trial.kind): trial for trial in trials}
+    last = _last(trials)
     found: dict[tuple[AxisName, AxisName, Kind], dict[Verdict, int]] = {}
     for trial in sorted(last.values(), key=lambda each: (*each.pair, KINDS.index(each.kind))):
         component, other = trial.pair
@@ -221,14 +226,14 @@ def counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName, Kind], di
     return found
 
 
-class CudaCount(Frozen):
+class CudaCount(NamedTuple):
     """What trials of sources that passed came to for .cu files."""
 
-    pairs: int = 0
+    passed: int
     """Pairs of releases whose component has such files."""
-    whole: int = 0
+    all_cu_files_passed: int
     """Those of which each file was looked at, and passed."""
-    files: int = 0
+    cu_files: int
     """Files that passed, over all pairs."""
 
 
@@ -237,18 +242,21 @@ def cuda_counted(trials: Iterable[Trial]) -> dict[tuple[AxisName, AxisName], Cud
 
     Pairs whose last trial of sources did not pass are left out.
     """
-    last = {tuple(trial.pair.items()): trial for trial in trials if trial.kind == "sources"}
-    found: dict[tuple[AxisName, AxisName], CudaCount] = {}
-    for trial in sorted(last.values(), key=lambda each: (*each.pair,)):
-        component, other = trial.pair
+    by_axes: dict[tuple[AxisName, AxisName], list[tuple[int, int]]] = {}
+    for trial in _last(trials).values():
         every = trial.counts.get("cuda_files", 0)
-        if trial.verdict == "passed" and every:
+        if trial.kind == "sources" and trial.verdict == "passed" and every:
+            component, other = trial.pair
             seen = sum(number for name, number in trial.counts.items() if name.startswith("cuda_by_"))
-            so_far = found.get((component, other), CudaCount())
-            found[component, other] = CudaCount(
-                pairs=so_far.pairs + 1, whole=so_far.whole + (seen == every), files=so_far.files + seen
-            )
-    return found
+            by_axes.setdefault((component, other), []).append((seen, every))
+    return {
+        axes: CudaCount(
+            passed=len(files),
+            all_cu_files_passed=sum(seen == every for seen, every in files),
+            cu_files=sum(seen for seen, _ in files),
+        )
+        for axes, files in sorted(by_axes.items())
+    }
 
 
 _Pair = tuple[dict[AxisName, str], dict[Kind, tuple[str, Verdict, str]]]
@@ -349,7 +357,7 @@ class History(Ledger):
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         kept = tuple(trials)
-        self._trials = {(*trial.pair.items(), trial.kind): trial for trial in kept}
+        self._trials = _last(kept)
         super().__init__(kept)
 
     def trials(self) -> Iterable[Trial]:

@@ -104,7 +104,7 @@ def test_the_cu_files_of_the_last_trial_of_each_pair_are_counted():
         of_sources(te="2.8.0", counts={"units": 3}),  # it has none
         trial(),
     ]
-    assert cuda_counted(made) == {("te", "torch"): CudaCount(pairs=3, whole=1, files=142)}
+    assert cuda_counted(made) == {("te", "torch"): CudaCount(passed=3, all_cu_files_passed=1, cu_files=142)}
 
 
 @pytest.mark.parametrize(

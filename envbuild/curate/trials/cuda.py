@@ -12,7 +12,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -252,6 +252,7 @@ def own_nvccs(programs: Sequence[Path]) -> list[OwnNvcc]:
     return found
 
 
+@cache
 def require_reads(cuda: FrontEnd) -> None:
     """Check that a front end reads the headers of CUDA's runtime: one that does not decides nothing of any file.
 

@@ -5,7 +5,6 @@ guarded.
 """
 
 import ast
-import contextlib
 import posixpath
 import re
 from collections.abc import Collection, Iterator
@@ -62,12 +61,7 @@ def stated_flags(folder: Path, sources: HostSources) -> tuple[tuple[str, ...], i
     """
     defines: list[str] = []
     standards: list[int] = []
-    for name in sources.flags_in:
-        try:
-            text = read_text(folder / name)
-            tree = ast.parse(text)
-        except (OSError, SyntaxError, ValueError, RecursionError):
-            continue
+    for text, tree in _build_files(folder, sources):
         functions = [
             node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == sources.cxx_flags
         ]
@@ -96,11 +90,21 @@ def kernels_of(folder: Path, sources: HostSources, torch: str) -> list[Path]:
 
 def _stated_words(folder: Path, sources: HostSources) -> Iterator[str]:
     """Yield the words of every text in the files of a build; of comments none."""
+    for _, tree in _build_files(folder, sources):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from node.value.split()
+
+
+def _build_files(folder: Path, sources: HostSources) -> Iterator[tuple[str, ast.Module]]:
+    """Yield text and syntax tree of each file that states a build's flags; what is missing or no Python is left out."""
     for name in sources.flags_in:
-        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
-            for node in ast.walk(ast.parse(read_text(folder / name))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield from node.value.split()
+        try:
+            text = read_text(folder / name)
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        yield text, tree
 
 
 def _defines(body: list[ast.stmt], *, on: bool) -> Iterator[str]:

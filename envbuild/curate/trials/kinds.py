@@ -233,13 +233,14 @@ class Ways:
         wheels = self._with_tools(found)
         torch = next(wheel for wheel in wheels if wheel.filename.startswith("torch-"))
         includes = include_folders(self.files, wheels)
-        cuda = None
-        if nvcc is not None and not self.cpp_only:
+        if self.cpp_only:
+            cuda = None
+        elif nvcc is None:
+            cuda = front_end(self.files, wheels, includes)
+        else:
             folders = include_folders(self.files, self._with_tools(found, nvcc.release))
             cuda = FrontEnd("nvcc", nvcc.program, tuple(folders))
             require_reads(cuda)
-        elif not self.cpp_only:
-            cuda = front_end(self.files, wheels, includes)
         for folder in self._folders(component):
             checked = try_sources(
                 self.files,

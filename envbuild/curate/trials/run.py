@@ -176,23 +176,26 @@ class Runner:
             refused = set_refused_by(self.matrix, pair.versions, found.packages) if found else ""
             reads += (*sources.defines, *filter(None, (refused,)))
         shape = (METHOD[kind], kind, component.identity, other.identity, requirements)
+        compiler, clang = (compiler_version(), clang_version()) if kind == "sources" else ("", "")
 
         def inputs_of(option: str, clang: str) -> str:
-            compilers = (compiler_version(), clang) if kind == "sources" else ()
+            compilers = (compiler, clang) if kind == "sources" else ()
             return _digest(*shape, *compilers, *reads, option or (pythons if kind == "metadata" else ()))
 
         nvcc = self.ways.nvccs.get(cuda) if kind == "sources" else None
         less = _CPP_ONLY if kind == "sources" and self.ways.cpp_only else ""
         option = less or (f" --nvcc nvcc-{nvcc.release}" if nvcc else "")
-        clang = clang_version() if kind == "sources" and not less else ""
-        inputs = inputs_of(option, clang)
+        inputs = inputs_of(option, "" if less else clang)
         known = self.ledger.last(pair.versions, kind)
         cpp_passed = False
         if known is not None and not self.again:
-            if _is_enough(known, inputs, inputs_of, cpp_only=bool(less)):
+            # a trial whose C++ files were read as they would be now, whatever read .cu files
+            options = ("", _CPP_ONLY, *_NVCC_OPTION.findall(known.command))
+            alike = known.inputs in {inputs_of(each, by) for each in options for by in (clang, "")}
+            if known.inputs == inputs or (alike and _is_enough(known, cpp_only=bool(less))):
                 outcome.kept += 1
                 return known
-            cpp_passed = known.verdict == "passed" and known.inputs in _inputs_with_these_cpp_files(known, inputs_of)
+            cpp_passed = alike and known.verdict == "passed"
         ask = (kind, pair, component, other, cuda, requirements, pythons)
         try:
             result = None if refused else self.ways.result(*ask, cpp_passed=cpp_passed)
@@ -229,27 +232,8 @@ class Runner:
         return tuple(found)
 
 
-def _inputs_with_these_cpp_files(known: Trial, inputs_of: Callable[[str, str], str]) -> set[str]:
-    """Return what `known.inputs` may be where its C++ files were read as they would be now, whatever read .cu files."""
-    options = {"", _CPP_ONLY, *_NVCC_OPTION.findall(known.command)}
-    clangs = {clang_version(), ""} if known.kind == "sources" else {""}
-    return {inputs_of(option, clang) for option in options for clang in clangs}
-
-
-def _is_enough(known: Trial, inputs: str, inputs_of: Callable[[str, str], str], *, cpp_only: bool) -> bool:
-    """Return whether a trial says all that one with `inputs` would.
-
-    Args:
-        known: the trial.
-        inputs: those of the new trial.
-        inputs_of: returns the inputs with an option and a clang.
-        cpp_only: whether the new one would leave out .cu files.
-
-    """
-    if known.inputs == inputs:
-        return True
-    if known.inputs not in _inputs_with_these_cpp_files(known, inputs_of):
-        return False
+def _is_enough(known: Trial, *, cpp_only: bool) -> bool:
+    """Return whether a trial that read the same C++ files says all that a new one would, which may be C++ files alone."""
     if cpp_only or not known.counts.get("cuda_files"):
         return True
     return bool(known.counts.get("cuda_by_nvcc"))  # what clang read, or nothing did, is read again
