@@ -1,5 +1,6 @@
 """What a front end prints of a .cu file decides only what torch's headers decide."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from envbuild.curate.trials import cuda
 from envbuild.curate.trials.cuda import FrontEnd, own_nvcc, own_nvccs, require_reads
 from envbuild.curate.trials.kernels import KernelFile, check_kernels
+from envbuild.curate.trials.known import Known
 from envbuild.curate.trials.sources import cuda_tools
 from envbuild.errors import HostError, UsageError
 
@@ -75,28 +77,42 @@ def test_a_file_that_one_set_of_macros_passes_has_passed(headers, tmp_path):
 class Reader:
     """A front end that refuses two definitions of a name, and says where the second one is; it counts its runs."""
 
-    def __init__(self, *, says_where: bool) -> None:
+    program = Path("nvcc")
+    includes = ()
+
+    def __init__(self, root, *, says_where: bool) -> None:
+        self.root = root
+        self.known = Known()
         self.says_where = says_where
         self.runs = 0
 
-    def errors(self, unit, flags, place, *, first):
+    def errors(self, unit, flags, place, *, first=True):
         self.runs += 1
         found = []
         seen = set()
-        for path in self.read(unit):
-            for line in path.read_text().splitlines():
-                if line == "broken":
-                    found.append(f"{path if self.says_where else place}:1: error: broken")
-                if line.startswith("int ") and line in seen:
-                    found.append(f"{path}:1: error: {line} has already been defined" if self.says_where else "twice")
-                seen.add(line)
+        for path, line in self.read(unit):
+            if line == "broken":
+                found.append(f"{path if self.says_where else place}:1: error: broken")
+            if line.startswith("int ") and line in seen:
+                name = line.removeprefix("int ").removesuffix("!")
+                found.append(f'{path}:1: error: "own::{name}" has already been defined' if self.says_where else "twice")
+            seen.add(line)
+        text = "".join(f'# 1 "{path}" 1\n' for path, _ in self.read(unit))
+        self.known.note_files(text.encode(), self.root)
         return "\n".join(found)
 
-    def read(self, path):
+    def read(self, path, macros=None):
+        macros = {} if macros is None else macros
         for line in path.read_text().splitlines():
-            if line.startswith("#include"):
-                yield from self.read(path.parent / line.split('"')[1])
-        yield path
+            kind, _, rest = line.partition(" ")
+            if kind == "#define":
+                macros.update([rest.split(" ")])
+            elif kind == "#undef":
+                macros.pop(rest)
+            elif kind == "#include":
+                yield from self.read(path.parent / line.split('"')[1], macros)
+            else:
+                yield path, f"int {macros.get(rest, rest)}" if kind == "int" else line
 
     def judge(self, text):
         return cuda.Checked("failed", text.splitlines()[0].rpartition(": ")[2])
@@ -105,11 +121,21 @@ class Reader:
 @pytest.mark.parametrize(
     ("texts", "runs", "failed"),
     [
-        (("int a", "int b", "int c", "int d"), (1, 1), ""),  # all at once
-        (("int a", "int b", "int a", "int a"), (7, 7), ""),  # a b, and the two others by themselves
-        (("int a", "broken", "int c", "int d"), (5, 8), "b"),  # the three others at once, where the error says where
-        (("int a", '#include "h.cuh"', '#include "h.cuh"', "int d"), (5, 4), ""),  # one by one: h.cuh has no guard
-        (("int a", "int b", "int c", '#include "a.cu"\n#include "b.cu"'), (2, 2), ""),  # it defines what those define
+        # all at once
+        (("int a", "int b", "int c", "int d"), (1, 1), ""),
+        # a gets a number in three of them
+        (("int a", "int b", "int a", "int a"), (2, 7), ""),
+        # not by a number: a b, and the others by themselves
+        (("int a!", "int b", "int a!", "int a!"), (5, 7), ""),
+        # the three others at once, where the error says where
+        (("int a", "broken", "int c", "int d"), (5, 8), "b"),
+        # h.cuh has no guard, nor has the one that n.cuh includes
+        (("int a", '#include "h.cuh"', '#include "h.cuh"', "int d"), (2, 4), ""),
+        (("int a", '#include "n.cuh"', '#include "n.cuh"', "int d"), (2, 4), ""),
+        # not by a number: a and d, and the others by themselves
+        (("int a", '#include "x.cuh"', '#include "x.cuh"', "int d"), (5, 4), ""),
+        # the last one defines what the first two define
+        (("int a", "int b", "int c", '#include "a.cu"\n#include "b.cu"'), (2, 2), ""),
     ],
 )
 @pytest.mark.parametrize("says_where", [True, False])
@@ -117,41 +143,286 @@ def test_cu_files_are_checked_together_and_those_that_do_not_fit_alone(texts, ru
     units = [tmp_path / f"{name}.cu" for name in "abcd"]
     for unit, text in zip(units, texts, strict=True):
         unit.write_text(f"{text}\n")
-    (tmp_path / "h.cuh").write_text("int h\n")
-    reader = Reader(says_where=says_where)
+    for name, text in (("h", "int h"), ("n", '#include "h.cuh"'), ("x", "int x!")):
+        (tmp_path / f"{name}.cuh").write_text(f"{text}\n")
+    reader = Reader(tmp_path, says_where=says_where)
     found = {path.stem: checked.verdict for path, checked in check_kernels(reader, units, ())}
     assert found == {name: "failed" if name == failed else "passed" for name in "abcd"}
     assert reader.runs == runs[not says_where]  # each group that fails is read with both sets of macros
 
 
+def test_the_same_files_of_another_release_are_not_read_again(tmp_path):
+    """Those that passed with others and those that did not: the answer is that of the first release."""
+    readers = []
+    for release, header in (("1", "int h\n"), ("2", "int h\n"), ("3", "int a\n")):
+        root = tmp_path / release / "csrc"
+        root.mkdir(parents=True)
+        for name, text in (("a.cu", "int a"), ("b.cu", '#include "h.cuh"'), ("c.cu", "broken"), ("h.cuh", header)):
+            (root / name).write_text(f"{text}\n")
+        reader = Reader(root.parent, says_where=True)
+        if readers:
+            reader.known = readers[0].known
+        found = dict(check_kernels(reader, [root / f"{name}.cu" for name in "abc"], [f"-I{root}"]))
+        assert {path.name: checked.verdict for path, checked in found.items()} == {
+            "a.cu": "passed",
+            "b.cu": "passed",
+            "c.cu": "failed",
+        }
+        assert all(path.is_relative_to(root) for path in found)
+        readers.append(reader)
+    assert [reader.runs > 0 for reader in readers] == [True, False, True]
+    assert readers[2].runs == 4  # c at once by itself, with both sets of macros; a and b twice
+    reader = Reader(tmp_path / "2", says_where=True)
+    reader.known = readers[0].known
+    assert len(list(check_kernels(reader, [tmp_path / "2/csrc/a.cu"], [f"-I{tmp_path / '2/csrc'}", "-DX"]))) == 1
+    assert reader.runs == 1  # with other flags it is read
+
+
 NVCC = """#!/bin/sh
 for word; do
-    case "$word" in *.cu) unit=$word ;; esac
+    case "$word" in *.cu) unit=$word ;; -isystem*) isystem="$isystem -isystem ${word#-isystem=}" ;; -I*) isystem="$isystem $word" ;; esac
     [ "$last" != --keep-dir ] || place=$word
     last=$word
 done
-echo "#\\$ g++ -E -x c++ $unit -o $place/k.cpp4.ii" >&2
+echo "#\\$ g++ -E $isystem -x c++ $unit -o $place/k.cpp4.ii" >&2
 echo "#\\$ cudafe++{option} --module_id_file_name $place/id $place/k.cpp4.ii" >&2
 """
 CUDAFE = """#!/bin/sh
 case "$*" in *--gen_module_id_file*) ;; *) echo "catastrophic error: cannot open module id file"; exit 4 ;; esac
 for file; do :; done
-exec g++ -fsyntax-only -x c++ "$file"
+says=$(LC_ALL=C g++ -fsyntax-only -x c++ "$file" 2>&1) && exit
+echo "$says" | sed -E >&2 -e "s/[{]anonymous[}]/<unnamed>/g" \
+    -e "s/redefinition of '[a-z]* ([^'(]*)/function \\"\\1\\" has already been defined '/" \
+    -e "s/(conflicting declaration )?'using ([A-Za-z:]*) = void'/\\"\\2\\" has already been declared /"
+exit 1
 """
 
 
 @pytest.mark.parametrize("option", ["", " --gen_module_id_file"], ids=["11.8", "12.4"])
 def test_the_steps_of_an_nvcc_of_cuda_11_and_12_read_a_file(headers, tmp_path, option):
     """In CUDA 11 a step that is left out here writes a file that cudafe++ wants."""
-    for name, text in (("nvcc", NVCC.replace("{option}", option)), ("cudafe++", CUDAFE)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    fake_nvcc(tmp_path, option)
     front = FrontEnd("nvcc", tmp_path / "nvcc", (headers,))
     for text, passes in (("int f() { return 1; }\n", True), ("int f() { return nothing; }\n", False)):
         (tmp_path / "k.cu").write_text(text)
         assert (front.errors(tmp_path / "k.cu", (), tmp_path) == "") is passes
     with pytest.raises(HostError, match="does not read CUDA's own headers"):
         require_reads(front)
+
+
+def fake_nvcc(folder, option=" --gen_module_id_file"):
+    for name, text in (("nvcc", NVCC.replace("{option}", option)), ("cudafe++", CUDAFE)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder / "nvcc"
+
+
+@pytest.mark.parametrize("name", ["clash", "own::clash"])
+def test_a_name_that_torch_defines_too_is_not_hidden(headers, tmp_path, name):
+    """Two files that define it are read by themselves, and the one that includes torch's is refused."""
+    *scope, last = name.split("::")
+    define = f"namespace {scope[0]} {{ int {last}; }}\n" if scope else f"int {last};\n"
+    (headers / "ATen" / "clash.h").write_text(f"#pragma once\n{define}")
+    root = tmp_path / "source"
+    root.mkdir()
+    include = "#include <ATen/clash.h>\n"
+    texts = {"a": f"{include}int a = sizeof({name});\n", "b": f"{include}{define}", "c": define, "d": define}
+    for stem, text in texts.items():
+        (root / f"{stem}.cu").write_text(text)
+    front = FrontEnd("nvcc", fake_nvcc(tmp_path), (headers,), root)
+    found = {path.stem: checked.verdict for path, checked in check_kernels(front, sorted(root.iterdir()), ())}
+    assert found == {"a": "passed", "b": "undecided", "c": "passed", "d": "passed"}
+
+
+ONE_BY_ONE = {
+    "a-guarded-header-of-both": {
+        "h.h": "#pragma once\ninline int shim() { return 1; }\n",
+        "a.cu": '#include "h.h"\nint a() { return shim(); }\n',
+        "b.cu": '#include "h.h"\nint shim() { return 2; }\n',
+    },
+    "another-overload-of-torch": {
+        "a.cu": "#include <ATen/n.h>\nint ceil_div(at::T) { return 1; }\n",
+        "b.cu": "#include <ATen/n.h>\nint ceil_div(at::T) { return 1; }\nint b(at::T t) { return ceil_div(t); }\n",
+    },
+    "a-name-of-another-scope": {
+        "a.cu": "#include <ATen/n.h>\nnamespace { struct T {}; }\n",
+        "b.cu": "#include <ATen/n.h>\nnamespace { struct T {}; }\nusing namespace at;\nT b;\n",
+    },
+    "a-macro-of-torch": {
+        "a.cu": "int CHECK(float) { return 1; }\n",
+        "b.cu": "#include <ATen/n.h>\nint CHECK(float) { return 1; }\n",
+    },
+    "a-condition": {
+        "a.cu": "int shim(float) { return 1; }\n",
+        "b.cu": "int shim(float) { return 2; }\n#ifndef shim\nint g() { return nothing; }\n#endif\n",
+    },
+    "a-macro-of-torch-that-one-file-takes-away": {
+        "a.cu": "#include <ATen/n.h>\n#undef TX\n#define TX 2\n",
+        "b.cu": "#include <ATen/n.h>\n#ifdef TX\nint g() { return nothing; }\n#endif\n",
+    },
+    "a-header-of-cuda-in-quotes": {
+        "a.cu": '#include "cuda_x.h"\n// clash\n',
+        "b.cu": "int clash;\n",
+        "c.cu": '#include "cuda_x.h"\nint clash;\n',
+    },
+    "by-a-header-of-the-component": {
+        "h.h": "#pragma once\n#include <ATen/n.h>\n",
+        "a.cu": '#include "h.h"\n// clash\n',
+        "b.cu": '#include "h.h"\nint clash;\n',
+        "c.cu": "int clash;\n",
+        "z.cu": '#include "gone.h"\n',
+    },
+    "a-header-that-is-read-twice": {
+        "h.h": "int shim() { return 1; }\n",
+        "a.cu": '#include "h.h"\n#include "h.h"\n',
+        "b.cu": "int b;\n",
+    },
+}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_files_that_are_read_together_get_the_answers_that_they_get_one_by_one(headers, tmp_path, name):
+    text = "#define CHECK(x) int y\n#define TX 1\nnamespace at { struct T {}; int ceil_div(T); }\nextern float clash;\n"
+    (headers / "ATen" / "n.h").write_text(f"#pragma once\n{text}")
+    (headers / "cuda_x.h").write_text("#pragma once\nextern float clash;\n")
+    root = tmp_path / "source"
+    root.mkdir()
+    for each, content in ONE_BY_ONE[name].items():
+        (root / each).write_text(content)
+    units = sorted(root.glob("*.cu"))
+    program = fake_nvcc(tmp_path)
+    alone = {}
+    for unit in units:
+        (found,) = check_kernels(FrontEnd("nvcc", program, (headers,), root), [unit], ())
+        alone[unit] = found.checked.verdict
+    assert set(alone.values()) != {"passed"}
+    together = check_kernels(FrontEnd("nvcc", program, (headers,), root), units, ())
+    assert {unit: checked.verdict for unit, checked in together} == alone
+
+
+def test_a_name_that_a_newer_torch_has_is_not_hidden_by_what_an_older_one_took(headers, tmp_path):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "h.h").write_text("#pragma once\n#include <ATen/n.h>\n")
+    for each, content in (("a", "// clash"), ("b", "int clash;"), ("c", "int clash;")):
+        (root / f"{each}.cu").write_text(f'#include "h.h"\n{content}\n')
+    known = Known()
+    program = fake_nvcc(tmp_path)
+    for torch, verdict in (("1", "passed"), ("2", "undecided")):
+        folder = tmp_path / torch
+        (folder / "ATen").mkdir(parents=True)
+        (folder / "ATen/n.h").write_text(f"#pragma once\n{'extern float clash;' if torch == '2' else ''}\n")
+        found = check_kernels(FrontEnd("nvcc", program, (folder,), root, known), sorted(root.glob("*.cu")), ())
+        assert {unit.stem: checked.verdict for unit, checked in found} == {"a": "passed", "b": verdict, "c": verdict}
+
+
+def test_files_with_odd_names_are_read_by_themselves(headers, tmp_path):
+    root = tmp_path / "source"
+    root.mkdir()
+    names = ["a.cu", "k'q.cu", 'k"q.cu', "k\nq.cu", os.fsdecode(b"k\xff.cu")]
+    for name in names:
+        (root / name).write_text("int a;\n")
+    front = FrontEnd("nvcc", fake_nvcc(tmp_path), (headers,), root)
+    found = {unit.name: checked.verdict for unit, checked in check_kernels(front, [root / name for name in names], ())}
+    assert found.keys() == set(names)
+    assert found["a.cu"] == "passed"
+
+
+@pytest.mark.parametrize("change", ["shadow", "asks-if-there", "gone", "other-flags", "other-nvcc", "other-torch"])
+def test_the_answer_of_another_release_counts_only_where_nothing_differs(headers, tmp_path, change):
+    known = Known()
+    other = tmp_path / "torch2" / "include"
+    other.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for release in ("1", "2"):
+        root = tmp_path / release
+        (root / "i0").mkdir(parents=True)
+        (root / "i").mkdir()
+        (root / "i/own.h").write_text("#define WELL 1\n")
+        (root / "k.cu").write_text('#include <own.h>\n#if __has_include("x.h")\n#undef WELL\n#endif\nint k = WELL;\n')
+        flags, program, includes = [f"-I{root}/i0", f"-I{root}/i"], fake_nvcc(tmp_path), headers
+        if release == "2":
+            if change == "shadow":
+                (root / "i0/own.h").write_text("\n")
+            elif change == "asks-if-there":
+                (root / "x.h").write_text("\n")
+            elif change == "gone":
+                (root / "i/own.h").unlink()
+            elif change == "other-flags":
+                flags = [f"-I{root}/i0"]
+            elif change == "other-nvcc":
+                program = fake_nvcc(tmp_path / "bin")
+                program.with_name("cudafe++").write_text("#!/bin/sh\necho no\nexit 1\n")
+            else:
+                includes = other
+                (other / "own.h").write_text("int;;\n")
+                flags = [f"-I{root}/i0"]
+        front = FrontEnd("nvcc", program, (includes,), root, known)
+        (found,) = check_kernels(front, [root / "k.cu"], flags)
+        assert found.checked.verdict == ("undecided" if release == "2" else "passed")
+
+
+def test_a_front_end_that_was_killed_is_asked_again(headers, tmp_path):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "k.cu").write_text("int k;\n")
+    program = fake_nvcc(tmp_path)
+    well = program.with_name("cudafe++").read_text()
+    known = Known()
+    for text, verdict in (("#!/bin/sh\nkill -9 $$\n", "undecided"), (well, "passed")):
+        program.with_name("cudafe++").write_text(text)
+        (found,) = check_kernels(FrontEnd("nvcc", program, (headers,), root, known), [root / "k.cu"], ())
+        assert found.checked.verdict == verdict
+
+
+BOTH_DEFINE = [
+    ("", '#include "shim.h"\nint a() { return shim(); }\n', '#include "shim.h"\nint b() { return shim(); }\n'),
+    ("", "int shim(float) { return 1; }\n", "int shim(float) { return 2; }\n"),
+    ("", "namespace { struct Add {}; }\n", "namespace { struct Add { Add(int); }; }\n"),
+    ("nothing", '#include "shim.h"\nint a() { return shim(); }\n', '#include "shim.h"\nint b() { return nothing; }\n'),
+]
+
+
+@pytest.mark.parametrize(("wrong", "first", "second"), BOTH_DEFINE)
+def test_a_name_that_two_files_define_does_not_keep_them_apart(headers, tmp_path, wrong, first, second):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "shim.h").write_text("int shim() { return 1; }\n")
+    units = [root / "a.cu", root / "b.cu"]
+    for unit, text in zip(units, (first, second), strict=True):
+        unit.write_text(text)
+    front = FrontEnd("nvcc", fake_nvcc(tmp_path), (headers,), root)
+    found = {path.stem: checked for path, checked in check_kernels(front, units, ())}
+    assert found["a"].verdict == "passed"
+    assert found["b"].verdict == ("undecided" if wrong else "passed")
+    assert wrong in found["b"].first
+    if not wrong:
+        assert len(front.known.answers) == 2  # as they are, and with numbers
+        known = FrontEnd("nvcc", front.program, (headers,), root, front.known)
+        (root / "c.cu").write_text("int c;\n")
+        assert len(list(check_kernels(known, [*units, root / "c.cu"], ()))) == 3
+        assert len(front.known.answers) == 3  # the names are known: one run is enough
+
+
+def test_an_answer_of_another_release_names_the_files_of_this_one(headers, tmp_path):
+    nvcc = fake_nvcc(tmp_path)
+    known = Known()
+    place = tmp_path / "place"
+    place.mkdir()
+    for release in ("1", "2"):
+        root = tmp_path / release
+        root.mkdir()
+        (root / "k.cu").write_text("int f() { return nothing; }\n")
+        text = FrontEnd("nvcc", nvcc, (headers,), root, known).errors(root / "k.cu", (), place)
+        assert f"{root}/k.cu:1:" in text
+    assert len(known.answers) == 1
+    for text, kept in (("int k;\n", 1), ('#include "gone.h"\n', 0)):
+        (root / "k.cu").write_text(text)
+        known.start()
+        known.note_files(f'# 1 "{root}/k.cu"\n'.encode(), root)
+        FrontEnd("nvcc", nvcc, (headers,), root, known).errors(root / "k.cu", (), place)
+        known.keep((text,), root, {"k.cu": cuda.Checked("passed")})
+        assert len(known.same((text,), root)) == kept  # which files it would have read is not known
 
 
 @pytest.mark.parametrize(
@@ -181,12 +452,12 @@ def test_a_group_that_does_not_end_is_read_in_parts(tmp_path):
         unit.write_text("")
 
     class Slow(Reader):
-        def errors(self, unit, flags, place, *, first):
+        def errors(self, unit, flags, place, *, first=True):
             if unit not in units:
                 raise HostError("nvcc did not end within 1800 s")
             return super().errors(unit, flags, place, first=first)
 
-    found = check_kernels(Slow(says_where=True), units, ())
+    found = check_kernels(Slow(tmp_path, says_where=True), units, ())
     assert sorted((path.stem, checked.verdict) for path, checked in found) == [(name, "passed") for name in "abc"]
 
 
@@ -222,6 +493,16 @@ def test_an_nvcc_that_says_nothing_of_its_steps_decides_nothing(headers, tmp_pat
     front = FrontEnd("nvcc", nvcc, (headers,))
     text = front.errors(tmp_path / "k.cu", (), tmp_path)
     assert front.judge(text) == ("undecided", "nvcc: the steps of this nvcc are not known")
+
+
+def test_what_an_nvcc_does_not_take_is_the_reason(headers, tmp_path):
+    """nvcc 11.8 knows no C++20."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho \"nvcc fatal   : Value 'c++20' is not defined for option 'std'\" >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    front = FrontEnd("nvcc", nvcc, (headers,))
+    text = front.errors(tmp_path / "k.cu", (), tmp_path)
+    assert front.judge(text) == ("undecided", "nvcc: Value 'c++20' is not defined for option 'std'")
 
 
 @pytest.mark.skipif(cuda.clang() is None, reason="there is no clang here")

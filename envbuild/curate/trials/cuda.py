@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 from packaging.version import Version
 
 from envbuild.curate.trials.files import Files
+from envbuild.curate.trials.known import Checked, Known, anonymous, key_of, named
 from envbuild.errors import HostError, UsageError
-from envbuild.evidence.trials import Verdict
 from envbuild.lock.index import IndexFile
 from envbuild.util.names import shown
 from envbuild.util.processes import bounded
@@ -39,6 +39,8 @@ _OLDEST = Version("11.8")
 """The first CUDA whose headers are all on PyPI."""
 _FROM_PYPI = 13
 """The first CUDA of which PyPI's wheels hold nvcc."""
+_MADE = ".cpp4.ii"
+_NVCC_FATAL = re.compile(r"^nvcc fatal *: *(.+)$", re.MULTILINE)
 _SECONDS = 1800.0
 _LIMIT = 64 << 20
 _ROOTS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "THC/", "TH/")
@@ -55,11 +57,12 @@ _NAMESPACE = re.compile(r"\b(?:at|c10|torch|caffe2)::|\bnamespace ['\"](?:at|c10
 _ABSENT = re.compile(r"no (?:member|type|template) named '(\w+)' in (?:namespace )?'(?:at|c10|torch|caffe2)\b")
 
 
-class Checked(NamedTuple):
-    """What became of one file."""
+class _Steps(NamedTuple):
+    """The two first steps of an nvcc, as command lines, and the file that the first one writes."""
 
-    verdict: Verdict
-    first: str = ""
+    preprocess: list[str]
+    made: Path
+    check: list[str]
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,16 @@ class FrontEnd:
         name: whose it is.
         program: nvcc or clang++.
         includes: folders of the headers of torch and CUDA.
+        root: the folder of the component.
+        known: what the trials before found.
 
     """
 
     name: Literal["nvcc", "clang"]
     program: Path
     includes: tuple[Path, ...] = field(repr=False)
+    root: Path = Path("/nowhere")
+    known: Known = field(default_factory=Known, repr=False, compare=False)
 
     def errors(self, unit: Path, flags: Sequence[str], place: Path, *, first: bool = True) -> str:
         """Type-check the host side of `unit`; return what the front end prints where it does not take it, else nothing.
@@ -91,21 +98,29 @@ class FrontEnd:
 
         """
         flags = (*flags, *(f"-isystem{path}" for path in self.includes))
-        if first and self.name == "clang":
-            flags = (*flags, "-ferror-limit=1")
-        commands = self._by_clang(unit, flags, place) if self.name == "clang" else self._by_nvcc(unit, flags, place)
-        for command in commands:
-            done = bounded(command, seconds=_SECONDS, limit=_LIMIT)
-            if done.fault:
-                raise HostError(
-                    f"{self.program.name} {done.fault}", hint="try again on a machine with more memory or time"
-                )
-            if done.code:
-                text = (done.err + done.out).decode("utf-8", "replace").strip()
-                return text or f"{Path(command[0]).name} ended with {done.code}"
-        return "" if commands else "the steps of this nvcc are not known"
+        if self.name == "clang":
+            return _printed(self._by_clang(unit, (*flags, "-ferror-limit=1") if first else flags, place))
+        steps = self._by_nvcc(unit, flags, place)
+        if isinstance(steps, str):
+            return steps
+        if refused := _printed(steps.preprocess):
+            self.known.note_files(None, self.root)
+            return refused
+        folders = (place, self.root)
+        text = steps.made.read_bytes()
+        self.known.note_files(text, self.root)
+        key = key_of([anonymous(word.encode(), folders).decode() for word in steps.check], anonymous(text, folders))
+        answers = self.known.answers
+        if key in answers:
+            return named(answers[key], folders)
+        found = _printed(steps.check)
+        if not found or ERROR.search(found):
+            answers[key] = anonymous(found.encode(), folders).decode()
+        else:  # it was killed, perhaps
+            self.known.note_files(None, self.root)
+        return found
 
-    def _by_clang(self, unit: Path, flags: Sequence[str], place: Path) -> list[list[str]]:
+    def _by_clang(self, unit: Path, flags: Sequence[str], place: Path) -> list[str]:
         # what clang takes for a toolkit: it reads the version there
         toolkit = place / "toolkit"
         for name in ("bin", "include"):
@@ -124,11 +139,10 @@ class FrontEnd:
             # what is wrong in a template that nothing instantiates, as in one of cutlass's, stops no build by nvcc
             "-fdelayed-template-parsing",
         ]
-        return [
-            [*start, f"--cuda-path={toolkit}", "--no-cuda-version-check", "--cuda-gpu-arch=sm_90", *flags, str(unit)]
-        ]
+        return [*start, f"--cuda-path={toolkit}", "--no-cuda-version-check", "--cuda-gpu-arch=sm_90", *flags, str(unit)]
 
-    def _by_nvcc(self, unit: Path, flags: Sequence[str], place: Path) -> list[list[str]]:
+    def _by_nvcc(self, unit: Path, flags: Sequence[str], place: Path) -> _Steps | str:
+        """Return the two first steps of nvcc, or why there are none."""
         start = [
             str(self.program),
             "--dryrun",
@@ -146,14 +160,21 @@ class FrontEnd:
         own = [re.sub(r"^-isystem(?!=)", "-isystem=", flag) for flag in flags]
         dry = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
         lines = [line[3:] for line in dry.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
-        commands = [shlex.split(line) for line in lines if " -E " in line and ".cpp4.ii" in line]
-        for line in lines:
-            if line.startswith("cudafe++ "):
-                words = shlex.split(line)[1:]
-                # in CUDA 11 another step writes that file, which is left out here
-                made = [] if "--gen_module_id_file" in words else ["--gen_module_id_file"]
-                commands.append([str(self.program.with_name("cudafe++")), *made, *words])
-        return commands if len(commands) == 2 else []
+        unknown = "the steps of this nvcc are not known"
+        if fatal := _NVCC_FATAL.search(dry.err.decode("utf-8", "replace")):
+            return fatal[1]
+        try:
+            words = [shlex.split(line) for line in lines if _MADE in line]
+        except ValueError:
+            return unknown
+        first = next((each for each in words if "-E" in each), None)
+        second = next((each[1:] for each in words if each[0] == "cudafe++"), None)
+        if first is None or second is None:
+            return unknown
+        # in CUDA 11 another step writes that file, which is left out here
+        extra = [] if "--gen_module_id_file" in second else ["--gen_module_id_file"]
+        made = next(Path(word) for word in first if word.endswith(_MADE))
+        return _Steps(first, made, [str(self.program.with_name("cudafe++")), *extra, *second])
 
     def judge(self, text: str) -> Checked:
         """Return what becomes of a file of which the front end printed `text`.
@@ -191,6 +212,16 @@ class FrontEnd:
         """Every word of torch's headers: what is not there under any condition is not there."""
         files = (path for path in self._of_torch[0].rglob("*") if path.is_file()) if self._of_torch else ()
         return frozenset(word.decode() for path in files for word in set(_WORD.findall(path.read_bytes())))
+
+
+def _printed(command: Sequence[str]) -> str:
+    """Run a step; return what it prints where it fails, else nothing."""
+    done = bounded(command, seconds=_SECONDS, limit=_LIMIT)
+    if done.fault:
+        raise HostError(f"{Path(command[0]).name} {done.fault}", hint="try again on a machine with more memory or time")
+    if not done.code:
+        return ""
+    return (done.err + done.out).decode("utf-8", "replace").strip() or f"{Path(command[0]).name} ended with {done.code}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,12 @@ class HeadersFound:
 
 def code_files(folder: Path, sources: HostSources, torch: str = "", endings: Collection[str] = _CODE) -> list[Path]:
     """Return the files of the component's C++ that its build takes with this release of torch, in order."""
-    found = (path for each in sources.folders for path in (folder / each).rglob("*") if path.suffix in endings)
+    found = (
+        path
+        for each in sources.folders
+        for path in (folder / each).rglob("*")
+        if path.suffix in endings and path.is_file()
+    )
     left = set()
     for newer, (spec, older) in sources.instead.items():
         if (folder / newer).is_file():

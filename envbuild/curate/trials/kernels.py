@@ -4,19 +4,26 @@ torch's headers take nearly all the time of a file, and are read once for all. S
 another file has, is not noticed; as with C++ files.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from envbuild.curate.trials.cuda import ERROR, NO_HALF, Checked, FrontEnd
+from envbuild.curate.trials import together
+from envbuild.curate.trials.cuda import ERROR, NO_HALF, FrontEnd
+from envbuild.curate.trials.known import Checked, Known
 from envbuild.errors import HostError
 from envbuild.util.scratch import scratch
 
-_MACRO = re.compile(rb"^\s*#\s*define\s+([A-Za-z_]\w*)", re.MULTILINE)
 _FATAL = re.compile(r"\b(?:fatal|catastrophic) error\b")
 _AGAIN = re.compile(r"\balready (?:been )?(?:defined|declared)\b|\bredefinition\b|\binvalid redeclaration\b")
-_OF_A_KERNEL = re.compile(rb'^\s*#\s*include\s*"(?:[^"\n]*/)?([^"/\n]+\.cu)"', re.MULTILINE)
+_WORD = re.compile(rb"[A-Za-z_]\w*")
+_DEFINED = re.compile(r"""["']((?:(?:[A-Za-z_]\w*|<unnamed>)::)*[A-Za-z_]\w*)(?:[(<][^"']*)?["']""")
+"""What is defined again: "load_store(T *, int)", "<unnamed>::Add", 'ndim'."""
+_NUMBERED = re.compile(r"\b([A-Za-z_]\w*?)(?:_of_\d+)+\b")
+_ROUNDS = 12
+"""How often a group is read with other names."""
 
 
 class KernelFile(NamedTuple):
@@ -38,12 +45,32 @@ def check_kernels(cuda: FrontEnd, units: Sequence[Path], flags: Sequence[str]) -
         HostError: the front end did not end.
 
     """
+    root = cuda.root
+    code = together.code_under(root)
+    names = [os.path.relpath(unit, root) for unit in units]
+    flags = tuple(flags)
+    plain = [flag.replace(f"{root}/", "") for flag in flags]
+    asked = (cuda.program, cuda.includes, *plain, *names, *(os.path.relpath(path, root) for path in code))
+    if known := cuda.known.same(asked, root):
+        yield from (KernelFile(root / name, checked) for name, checked in known.items())
+        return
+    cuda.known.start()
+    found = {}
+    for each in _each(cuda, together.Together(code, cuda.known), units, flags):
+        found[os.path.relpath(each.path, root)] = each.checked
+        yield each
+    cuda.known.keep(asked, root, found)
+
+
+def _each(
+    cuda: FrontEnd, files: together.Together, units: Sequence[Path], flags: Sequence[str]
+) -> Iterator[KernelFile]:
     macros: list[tuple[str, ...]] = [(), NO_HALF]
     with scratch("cuda") as place:
-        groups = _apart(units)
+        groups = _apart(units, cuda.known)
         while groups:
             group = groups.pop()
-            texts = _errors(cuda, group, flags, macros, place)
+            texts = _errors(cuda, files, group, flags, macros, place)
             if not texts:
                 yield from (KernelFile(unit, Checked("passed")) for unit in group)
             elif len(group) > 1:
@@ -51,21 +78,26 @@ def check_kernels(cuda: FrontEnd, units: Sequence[Path], flags: Sequence[str]) -
             else:
                 found = [cuda.judge(text) for text in texts]
                 undecided = next((each for each in found if each.verdict == "undecided"), None)
+                cuda.known.refuse(group[0])
                 yield KernelFile(group[0], undecided or found[0])
 
 
 def _errors(
-    cuda: FrontEnd, group: Sequence[Path], flags: Sequence[str], macros: list[tuple[str, ...]], place: Path
+    cuda: FrontEnd,
+    files: together.Together,
+    group: Sequence[Path],
+    flags: Sequence[str],
+    macros: list[tuple[str, ...]],
+    place: Path,
 ) -> list[str]:
     """Return what the front end prints of a group with each of `macros`; nothing where it takes the group with one of them.
 
     Which of them a build asks for differs by extension. The one that passed is moved to the front: the next files want it, too.
     """
-    unit = group[0] if len(group) == 1 else _together(group, place)
     texts = []
     for defines in macros:
         try:
-            text = cuda.errors(unit, (*flags, *defines), place, first=len(group) == 1)
+            text = _read(cuda, files, group, (*flags, *defines), place)
         except HostError:
             if len(group) == 1:
                 raise
@@ -75,45 +107,82 @@ def _errors(
             macros.insert(0, defines)
             return []
         texts.append(text)
-        if _twice(text, group):
+        if _twice(text, group):  # whatever the macros are
             break
     return texts
 
 
-def _apart(units: Sequence[Path]) -> list[list[Path]]:
-    """Return the files in groups that may pass together: one that includes others of them defines what those define."""
-    names = {unit.name.encode() for unit in units}
-    whole = [unit for unit in units if names & set(_OF_A_KERNEL.findall(unit.read_bytes()))]
-    return [group for group in (whole, [unit for unit in units if unit not in whole]) if group]
+def _read(cuda: FrontEnd, files: together.Together, group: Sequence[Path], flags: Sequence[str], place: Path) -> str:
+    """Return what the front end prints of a group. A name that two of its files define gets a number in each; they are read again."""
+    if len(group) == 1:
+        return cuda.errors(group[0], flags, place)
+    known = cuda.known
+    text = ""
+    for _ in range(_ROUNDS):
+        text = cuda.errors(files.write(group, place), flags, place, first=False)
+        numbered = {name.rpartition("::")[2] for unit in group for name in known.renamed(unit)}
+        new = [known.fix(name) for name in numbered & (_outside(known) | set(_NUMBERED.findall(text)))]
+        if not any(new) and text:
+            new = [known.rename(unit, names) for unit, names in _names_in(text, group, files)]
+        if not any(new):
+            return text
+    return text or "there was no end of names"
 
 
-def _together(units: Sequence[Path], place: Path) -> Path:
-    unit = place / "together.cu"
-    lines = []
-    for each in units:
-        lines.append(f'#include "{each}"')
-        # what one file defines decides nothing in the next
-        macros = dict.fromkeys(_MACRO.findall(each.read_bytes()))
-        lines += [f"#undef {macro.decode()}" for macro in macros]
-    unit.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return unit
+def _outside(known: Known) -> set[str]:
+    """Return the words of the headers of torch and CUDA that were read, those with a number without it, too."""
+    words = known.words_outside() or frozenset()
+    return {*words, *(match[1] for word in words if (match := _NUMBERED.fullmatch(word)))}
 
 
-def _twice(text: str, group: Sequence[Path]) -> bool:
-    """Return whether an error is about a name that a header of several files defines each time: it has no guard."""
-    units = {str(unit) for unit in group}
-    return len(group) > 1 and any(
-        match["path"] not in units and _AGAIN.search(match["text"]) for match in ERROR.finditer(text)
-    )
+def _names_in(text: str, group: Sequence[Path], files: together.Together) -> Iterator[tuple[Path, set[str]]]:
+    """Yield the files of a group that define, or include what defines, a name that another one does, with these names."""
+    outside = files.known.words_outside()
+    for match in _twice(text, group):
+        path, found = Path(match["path"]), _DEFINED.search(match["text"])
+        if found is None or outside is None:
+            continue
+        last = found[1].rpartition("::")[2]
+        if last in outside or _NUMBERED.fullmatch(last) or not files.may_rename(last, group):
+            continue
+        if path in group:
+            mine = [unit for unit in group if last.encode() in set(_WORD.findall(unit.read_bytes()))]
+        else:
+            mine = [unit for unit in group if path in files.reached(unit)]
+        yield from ((unit, {found[1]}) for unit in mine)
+
+
+def _apart(units: Sequence[Path], known: Known) -> list[list[Path]]:
+    """Return the files in groups that may pass together.
+
+    One that includes others of them defines what those define. One that did not pass before does not pass with others.
+    """
+    names = {unit.name for unit in units}
+    alone = [
+        unit for unit in units if known.is_refused(unit) or not together.is_plain(unit) or together.takes_away(unit)
+    ]
+    others = [unit for unit in units if unit not in alone]
+    whole = [unit for unit in others if names & together.included(unit)]
+    groups = [*([unit] for unit in alone), whole, [unit for unit in others if unit not in whole]]
+    return [group for group in groups if group]
+
+
+def _twice(text: str, group: Sequence[Path]) -> list[re.Match[str]]:
+    """Return the errors about a name that two files of a group define, or a header of theirs that has no guard."""
+    return [match for match in ERROR.finditer(text) if _AGAIN.search(match["text"])] if len(group) > 1 else []
 
 
 def _smaller(group: Sequence[Path], texts: Sequence[str]) -> list[list[Path]]:
     """Return the parts of a group to read next: the files that an error names, and the others.
 
-    Each file by itself where a header has no guard; two halves where the errors name no file, or reading ended at the first.
+    A file goes by itself where it, or a header that it includes, defines what was defined before; each file does where none is
+    known to. Two halves where the errors name no file, or reading ended at the first.
     """
-    if _twice(texts[-1], group):
-        return [[unit] for unit in group]
+    if again := {Path(match["path"]) for match in _twice(texts[-1], group)}:
+        names = {path.name for path in again if path not in group}
+        alone = [unit for unit in group if unit in again or names & together.included(unit)]
+        rest = [unit for unit in group if unit not in alone]
+        return [*([unit] for unit in alone), rest] if alone and rest else [[unit] for unit in group]
     places = min(({match["path"] for match in ERROR.finditer(text)} for text in texts), key=len)
     named = [unit for unit in group if str(unit) in places]
     if not 0 < len(named) < len(group) or any(map(_FATAL.search, texts)):

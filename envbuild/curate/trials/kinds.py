@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from envbuild.components import AXIS_OF_DISTRIBUTION, COMPONENTS
 from envbuild.curate.trials.cuda import FrontEnd, OwnNvcc, front_end, require_reads
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.headers import UMBRELLA, required_standard, try_headers
+from envbuild.curate.trials.known import Known
 from envbuild.curate.trials.libraries import is_library, needed_of, provided_by, try_libraries
 from envbuild.curate.trials.modules import Library
 from envbuild.curate.trials.names import ROOTS, Consumer, library_of, lines, read_consumer, try_names
@@ -66,6 +67,7 @@ class Ways:
         """By CUDA's major version."""
         self.precompiled = Precompiled(compile_with)
         """Torch's precompiled headers; sources are tried within its `with` block."""
+        self._known = Known()
         self._consumer: tuple[Subject, Consumer] | None = None
         self._libraries: dict[tuple[str, ...], Library] = {}
 
@@ -249,7 +251,7 @@ class Ways:
                 torch=torch,
                 includes=includes,
                 precompiled=self.precompiled,
-                cuda=cuda,
+                cuda=replace(cuda, root=folder, known=self._known) if cuda else None,
                 cpp_passed=cpp_passed,
             )
             if checked is not None:
