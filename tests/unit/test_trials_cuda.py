@@ -486,23 +486,23 @@ def test_an_nvcc_is_known_by_its_release(tmp_path, monkeypatch):
             own_nvcc(program)
 
 
-def test_an_nvcc_that_says_nothing_of_its_steps_decides_nothing(headers, tmp_path):
+@pytest.mark.parametrize(
+    ("says", "first"),
+    [
+        ("exit 0", "the steps of this nvcc are not known"),
+        (  # nvcc 11.8 knows no C++20
+            "echo \"nvcc fatal   : Value 'c++20' is not defined for option 'std'\" >&2; exit 1",
+            "Value 'c++20' is not defined for option 'std'",
+        ),
+    ],
+)
+def test_an_nvcc_that_says_no_steps_decides_nothing(headers, tmp_path, says, first):
     nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\nexit 0\n")
+    nvcc.write_text(f"#!/bin/sh\n{says}\n")
     nvcc.chmod(0o755)
     front = FrontEnd("nvcc", nvcc, (headers,))
     text = front.errors(tmp_path / "k.cu", (), tmp_path)
-    assert front.judge(text) == ("undecided", "nvcc: the steps of this nvcc are not known")
-
-
-def test_what_an_nvcc_does_not_take_is_the_reason(headers, tmp_path):
-    """nvcc 11.8 knows no C++20."""
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho \"nvcc fatal   : Value 'c++20' is not defined for option 'std'\" >&2\nexit 1\n")
-    nvcc.chmod(0o755)
-    front = FrontEnd("nvcc", nvcc, (headers,))
-    text = front.errors(tmp_path / "k.cu", (), tmp_path)
-    assert front.judge(text) == ("undecided", "nvcc: Value 'c++20' is not defined for option 'std'")
+    assert front.judge(text) == ("undecided", f"nvcc: {first}")
 
 
 @pytest.mark.skipif(cuda.clang() is None, reason="there is no clang here")

@@ -159,9 +159,10 @@ class FrontEnd:
         start += [f"-isystem={path / 'cccl'}" for path in self.includes if (path / "cccl").is_dir()]
         own = [re.sub(r"^-isystem(?!=)", "-isystem=", flag) for flag in flags]
         dry = bounded([*start, *own, "-c", str(unit), "-o", str(place / "unused.o")], seconds=60.0, limit=_LIMIT)
-        lines = [line[3:] for line in dry.err.decode("utf-8", "replace").splitlines() if line.startswith("#$ ")]
+        says = dry.err.decode("utf-8", "replace")
+        lines = [line[3:] for line in says.splitlines() if line.startswith("#$ ")]
         unknown = "the steps of this nvcc are not known"
-        if fatal := _NVCC_FATAL.search(dry.err.decode("utf-8", "replace")):
+        if fatal := _NVCC_FATAL.search(says):
             return fatal[1]
         try:
             words = [shlex.split(line) for line in lines if _MADE in line]

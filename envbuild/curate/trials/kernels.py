@@ -6,7 +6,7 @@ another file has, is not noticed; as with C++ files.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,35 +121,40 @@ def _read(cuda: FrontEnd, files: together.Together, group: Sequence[Path], flags
     for _ in range(_ROUNDS):
         text = cuda.errors(files.write(group, place), flags, place, first=False)
         numbered = {name.rpartition("::")[2] for unit in group for name in known.renamed(unit)}
-        new = [known.fix(name) for name in numbered & (_outside(known) | set(_NUMBERED.findall(text)))]
-        if not any(new) and text:
-            new = [known.rename(unit, names) for unit, names in _names_in(text, group, files)]
+        if not numbered and not text:
+            return ""
+        outside = known.words_outside()
+        with_numbers = (match[1] for word in outside or () if (match := _NUMBERED.fullmatch(word)))
+        new = [known.fix(name) for name in numbered & {*(outside or ()), *with_numbers, *_NUMBERED.findall(text)}]
+        if not any(new) and text and outside is not None:
+            new = [known.rename(unit, names) for unit, names in _names_in(text, group, files, outside)]
         if not any(new):
             return text
     return text or "there was no end of names"
 
 
-def _outside(known: Known) -> set[str]:
-    """Return the words of the headers of torch and CUDA that were read, those with a number without it, too."""
-    words = known.words_outside() or frozenset()
-    return {*words, *(match[1] for word in words if (match := _NUMBERED.fullmatch(word)))}
+def _names_in(
+    text: str, group: Sequence[Path], files: together.Together, outside: Collection[str]
+) -> Iterator[tuple[Path, set[str]]]:
+    """Yield the files of a group that define, or include what defines, a name that another one does, with these names.
 
+    Args:
+        text: what the front end printed.
+        group: the files.
+        files: they and their headers.
+        outside: the words of the headers of torch and CUDA, which get no number.
 
-def _names_in(text: str, group: Sequence[Path], files: together.Together) -> Iterator[tuple[Path, set[str]]]:
-    """Yield the files of a group that define, or include what defines, a name that another one does, with these names."""
-    outside = files.known.words_outside()
-    for match in _twice(text, group):
-        path, found = Path(match["path"]), _DEFINED.search(match["text"])
-        if found is None or outside is None:
-            continue
-        last = found[1].rpartition("::")[2]
+    """
+    again = ((Path(match["path"]), _DEFINED.search(match["text"])) for match in _twice(text, group))
+    for path, name in dict.fromkeys((path, found[1]) for path, found in again if found):
+        last = name.rpartition("::")[2]
         if last in outside or _NUMBERED.fullmatch(last) or not files.may_rename(last, group):
             continue
         if path in group:
             mine = [unit for unit in group if last.encode() in set(_WORD.findall(unit.read_bytes()))]
         else:
             mine = [unit for unit in group if path in files.reached(unit)]
-        yield from ((unit, {found[1]}) for unit in mine)
+        yield from ((unit, {name}) for unit in mine)
 
 
 def _apart(units: Sequence[Path], known: Known) -> list[list[Path]]:

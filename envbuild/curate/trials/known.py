@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from envbuild.evidence.trials import Verdict
 
+TOGETHER = "together.cu"
+"""The file that includes several .cu files, to read them as one translation unit."""
 _MARKER = re.compile(rb'^# \d+ "(?P<path>[^"\n]*)"')
 
 _WORD = re.compile(rb"[A-Za-z_]\w*")
@@ -133,7 +135,7 @@ def _words_outside(text: bytes, root: Path) -> frozenset[str]:
     # the first part comes before any marker
     for part in re.split(rb'^(?=# \d+ ")', text, flags=re.MULTILINE):
         marker = _MARKER.match(part)
-        if marker is None or not (marker["path"].startswith(start) or marker["path"].endswith(b"/together.cu")):
+        if marker is None or not (marker["path"].startswith(start) or marker["path"].endswith(f"/{TOGETHER}".encode())):
             words |= set(_WORD.findall(part))
     return frozenset(word.decode() for word in words)
 

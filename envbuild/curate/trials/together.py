@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from envbuild.curate.trials.known import Known
+from envbuild.curate.trials.known import TOGETHER, Known
 
-NAME = "together.cu"
 _HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".cu", ".inl", ".inc", ".ipp", ".def", ".cpp", ".cc", ".cxx", ".c")
 _MACRO = re.compile(rb"^\s*#\s*(define|undef)\s+([A-Za-z_]\w*)", re.MULTILINE)
 _INCLUDE = re.compile(rb'^\s*#\s*include\s*([<"])([^">\n]+)[">]', re.MULTILINE)
@@ -104,7 +103,7 @@ class Together:
             lines.append(f'#include "{unit}"')
             lines += [f"#undef {name}" for name in numbered]
             lines += [f'#pragma pop_macro("{macro}")' for macro in reversed(macros)]
-        made = place / NAME
+        made = place / TOGETHER
         made.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return made
 
