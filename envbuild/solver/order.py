@@ -28,7 +28,7 @@ from envbuild.matrix.driver import needs_compat
 from envbuild.solver.asked import ReadRequest
 from envbuild.solver.clauses import UNUSED, Clauses, bits
 from envbuild.solver.compiled import days_of
-from envbuild.solver.proof import EvidenceRef, add_evidence, rank_of, ranked
+from envbuild.solver.proof import EvidenceRef, Masks, add_evidence, rank_of, ranked
 from envbuild.solver.propagation import propagate
 from envbuild.solver.search import Goal, best
 from envbuild.solver.season import months_of, untagged_of
@@ -45,7 +45,7 @@ ORDER_IN_WORDS = {
     "newest": _NEWEST.format(""),
     "proven": _NEWEST.format(
         " what ran on this GPU, then what ran elsewhere, then what ran on a CPU (of each, an image before an environment "
-        "on a bare host), then versions tested together, then the smallest spread of release dates in months, then tags "
+        "on a bare host), then versions tested together, then what ran without a component that was asked for, then the smallest spread of release dates in months, then tags "
         "before commits between them, then"
     ),
 }
@@ -59,6 +59,7 @@ class Score(Frozen):
     defaults_out: int
     evidence: int
     untested_pairs: int
+    evidence_in_part: int
     spread: int
     untagged: int
     age: int
@@ -115,6 +116,12 @@ def preference_order(compiled: Clauses) -> list[int]:
     )
 
 
+def _in_part(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[int, Masks]]:
+    """Return `ranked` of the records that may be without what the request settled; nothing where that changes nothing."""
+    found = ranked(asked, evidence, in_part=True)
+    return [] if found == ranked(asked, evidence) else found
+
+
 def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
     """Return the place of a cell (value index per axis) in the stated order."""
     compiled = asked.compiled
@@ -132,6 +139,7 @@ def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequen
         defaults_out=sum(axis.use == "default" and not values[i] for i, axis in enumerate(compiled.axes)),
         evidence=-max((rank_of(asked, ref, values) for ref in evidence), default=0),
         untested_pairs=-dated_pairs,
+        evidence_in_part=-max((rank_of(asked, ref, values, in_part=True) for ref in evidence), default=0),
         spread=max(months) - min(months) if months else 0,
         untagged=sum(_untagged(compiled, i)[values[i]] for i in dated),
         age=sum(max(ds) - ds[values[i]] for i in dated if (ds := _dates(compiled, i))),
@@ -141,12 +149,12 @@ def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequen
 
 
 def add_order(program: "Program", asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> None:
-    """Add the stated order to `program` as minimisation, priorities 101 downwards."""
+    """Add the stated order to `program` as minimisation, priorities 102 downwards."""
     compiled, domains = program.compiled, program.domains
     prefer = asked.request.prefer
     _add_compat(program)
     program.minimize(
-        100,
+        101,
         [
             (-program.order[i][1], 1)
             for i, axis in enumerate(compiled.axes)
@@ -154,7 +162,8 @@ def add_order(program: "Program", asked: ReadRequest, evidence: Sequence[Evidenc
         ],
     )
     if prefer != "newest":
-        add_evidence(program, asked, evidence, 99)
+        add_evidence(program, ranked(asked, evidence), 100)
+        add_evidence(program, _in_part(asked, evidence), 98)
         _add_season(program)
         untagged = []
         for i, axis in enumerate(compiled.axes):
@@ -183,7 +192,7 @@ def _add_pairs(program: "Program", *, dated: bool) -> None:
         atom = program.both(body) if body else None  # None: the rule holds in every remaining cell
         for pair in _pairs((axis for axis, _ in together.literals), counted):
             causes.setdefault(pair, []).append(atom)
-    steps: dict[int, list[tuple[int, int]]] = {98: [], 94: []}
+    steps: dict[int, list[tuple[int, int]]] = {99: [], 94: []}
     for (a, b), atoms in causes.items():
         known = [atom for atom in atoms if atom is not None]
         if len(known) < len(atoms):
@@ -194,7 +203,7 @@ def _add_pairs(program: "Program", *, dated: bool) -> None:
         pair_atom = program.backend.add_atom()
         for known_atom in known:
             program.backend.add_rule([pair_atom], [known_atom])
-        steps[98 if with_date else 94].append((-pair_atom, 1))
+        steps[99 if with_date else 94].append((-pair_atom, 1))
     for priority, literals in steps.items():
         program.minimize(priority, literals)
 
@@ -207,7 +216,7 @@ def _add_compat(program: "Program") -> None:
         parts = [program.inside(axis, mask) for axis, mask in pair]
         if all(part is not None for part in parts):
             atoms.append(program.both([part for part in parts if part]))
-    program.minimize(101, [(atom, 1) for atom in atoms])
+    program.minimize(102, [(atom, 1) for atom in atoms])
 
 
 def _add_season(program: "Program") -> None:
@@ -294,6 +303,7 @@ def goal_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: Sequen
     return Goal(
         compat=tuple(_compat_masks(compiled, 0 if driver is None else domains[driver])),
         proofs=tuple(ranked(asked, evidence)) if proven else (),
+        in_part=tuple(_in_part(asked, evidence)) if proven else (),
         tested=tuple(tested),
         months=tuple((i, _months(compiled, i)) for i in dated) if proven else (),
         untagged=tuple((i, _untagged(compiled, i)) for i in dated) if proven else (),

@@ -62,9 +62,9 @@ _HERE = _STEPS.index(Proof.HERE.words)
 class EvidenceRef(Frozen):
     """One recorded proof: how far it went, the versions that it ran, and on what.
 
-    It speaks for a cell when every software axis that it names and the cell uses has the version it names, and it names
-    every software axis that the cell uses and the request left open. It is "run on this GPU" only for a cell with its
-    `place` and without what it `altered`.
+    It speaks for a cell when it names every software axis that the cell uses, in the cell's version. Where it has none
+    of some that the request settled, it speaks for the rest of the cell: in part. It is "run on this GPU" only for a cell
+    with its `place` and without what it `altered`.
     """
 
     id: str
@@ -90,22 +90,19 @@ class EvidenceRef(Frozen):
 Masks = tuple[tuple[int, int], ...]
 
 
-def _masks(asked: ReadRequest, ref: EvidenceRef) -> Masks | None:
+def _masks(asked: ReadRequest, ref: EvidenceRef, *, in_part: bool) -> Masks | None:
     """Return axis -> values for which `ref` speaks for a cell, or None when it speaks for none."""
     compiled = asked.compiled
     if not any(name in ref.versions for name in SOFTWARE):
         return None
-    settled = {pin.axis for pin in asked.request.pins if not is_open_pin(pin)}
+    settled = {pin.axis for pin in asked.request.pins if not is_open_pin(pin)} if in_part else ()
     result = []
     for name in SOFTWARE:
         axis = compiled.number.get(name)
-        if axis is None:
+        if axis is None or (name in settled and name not in ref.versions):
             continue
-        if name in ref.versions:
-            place = compiled.position[axis].get(ref.versions[name])
-            result.append((axis, UNUSED if place is None else UNUSED | 1 << place))
-        elif name not in settled:
-            result.append((axis, UNUSED))
+        place = compiled.position[axis].get(ref.versions[name]) if name in ref.versions else None
+        result.append((axis, UNUSED if place is None else UNUSED | 1 << place))
     return tuple(result)
 
 
@@ -132,20 +129,35 @@ def _all_hold(masks: Masks, values: Sequence[int]) -> bool:
     return all(mask >> values[axis] & 1 for axis, mask in masks)
 
 
-def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int]) -> int:
-    """Return what `ref` proves of the cell of `values` (index per axis), as an index of RANKS; 0 is nothing."""
-    masks = _masks(asked, ref)
+def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int], *, in_part: bool = False) -> int:
+    """Return what `ref` proves of the cell of `values` (index per axis), as an index of RANKS; 0 is nothing.
+
+    Args:
+        asked: the request.
+        ref: a record.
+        values: an index per axis.
+        in_part: also where it is without software that the request settled.
+
+    """
+    masks = _masks(asked, ref, in_part=in_part)
     if masks is None or not _all_hold(masks, values):
         return 0
     here = _masks_here(asked, ref)
     return ref.rank(here=here is not None and _all_hold(here, values))
 
 
-def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[int, Masks]]:
-    """Return each rank that a record gives, with what a cell must have for it; the highest rank first, each once."""
+def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef], *, in_part: bool = False) -> list[tuple[int, Masks]]:
+    """Return each rank that a record gives, with what a cell must have for it; the highest rank first, each once.
+
+    Args:
+        asked: the request.
+        evidence: the records.
+        in_part: also of records without software that the request settled.
+
+    """
     found: set[tuple[int, Masks]] = set()
     for ref in evidence:
-        masks = _masks(asked, ref)
+        masks = _masks(asked, ref, in_part=in_part)
         if masks is None:
             continue
         found.add((ref.rank(here=False), masks))
@@ -155,10 +167,17 @@ def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[in
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def add_evidence(program: "Program", asked: ReadRequest, evidence: Sequence[EvidenceRef], priority: int) -> None:
-    """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`."""
+def add_evidence(program: "Program", found: Sequence[tuple[int, Masks]], priority: int) -> None:
+    """Add to `program` that a cell of a higher rank comes first, as minimisation of `priority`.
+
+    Args:
+        program: what clingo gets.
+        found: what `ranked` returned.
+        priority: of this step of the order.
+
+    """
     wanted: dict[int, list[Masks]] = {}
-    for rank, masks in ranked(asked, evidence):
+    for rank, masks in found:
         wanted.setdefault(rank, []).append(masks)
     above: int | None = None
     literals = []

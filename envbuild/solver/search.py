@@ -39,6 +39,8 @@ class Goal(Frozen):
     """Pairs of a driver and the CUDA releases that it starts with cuda-compat alone."""
     proofs: tuple[tuple[int, "Masks"], ...]
     """Ranks, and what a cell must have to be of that rank, the best first."""
+    in_part: tuple[tuple[int, "Masks"], ...]
+    """The same of records that may be without what the request settled; empty where they give the same ranks."""
     tested: tuple[tuple[Sequence[tuple[int, int]], tuple[Pairs, Pairs]], ...]
     """The literals of each tested-with rule, and the pairs that it covers: with a dated axis, without one."""
     months: tuple[tuple[int, Sequence[int | None]], ...]
@@ -157,8 +159,9 @@ def _bound(compiled: Clauses, goal: Goal, domains: Sequence[int]) -> Bound:
     return (
         sum(all(domains[axis] & ~mask == 0 for axis, mask in pair) for pair in goal.compat),
         sum(domains[i] == UNUSED for i, axis in enumerate(compiled.axes) if axis.use == "default"),
-        -next((rank for rank, masks in goal.proofs if _possible(domains, masks)), 0),
+        -_rank(goal.proofs, domains),
         -len(dated),
+        -_rank(goal.in_part, domains),
         max(spread, 0),
         sum(all(values[value] for value in bits(domains[axis])) for axis, values in goal.untagged),
         sum(min(values[value] for value in bits(domains[axis])) for axis, values in goal.ages),
@@ -175,13 +178,10 @@ def _split(compiled: Clauses, goal: Goal, domains: Sequence[int]) -> Split | Non
     for i, axis in enumerate(compiled.axes):
         if axis.use == "default" and domains[i] & UNUSED and domains[i] != UNUSED:
             return i, domains[i] & ~UNUSED
-    for _, masks in goal.proofs:
-        if _possible(domains, masks):
-            if split := _open(domains, masks):
-                return split
-            break
+    if split := _by_proof(goal.proofs, domains):
+        return split
     for place in (0, 1):
-        if place == 1 and (split := _by_date(goal, domains)):
+        if place == 1 and (split := _by_proof(goal.in_part, domains) or _by_date(goal, domains)):
             return split
         sure: set[tuple[int, int]] = set()
         for literals, pairs in goal.tested:
@@ -193,6 +193,19 @@ def _split(compiled: Clauses, goal: Goal, domains: Sequence[int]) -> Split | Non
     for i in goal.preference:
         if domains[i] & (domains[i] - 1):
             return i, 1 << (domains[i].bit_length() - 1)
+    return None
+
+
+def _rank(proofs: Sequence[tuple[int, "Masks"]], domains: Sequence[int]) -> int:
+    """Return the highest rank that a cell within `domains` can have."""
+    return next((rank for rank, masks in proofs if _possible(domains, masks)), 0)
+
+
+def _by_proof(proofs: Sequence[tuple[int, "Masks"]], domains: Sequence[int]) -> Split | None:
+    """Return how to decide the highest rank that is possible; None where it is decided."""
+    for _, masks in proofs:
+        if _possible(domains, masks):
+            return _open(domains, masks)
     return None
 
 

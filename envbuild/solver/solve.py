@@ -84,6 +84,13 @@ def _solution(
     tested = tuple(rule for rule in applied if rule.kind == "tested-with")
     score = score_of(asked, evidence, values)
     proofs = tuple(ref for ref in evidence if score.evidence and rank_of(asked, ref, values) == -score.evidence)
+    in_part = tuple(
+        ref
+        for ref in evidence
+        if not proofs
+        and score.evidence_in_part
+        and rank_of(asked, ref, values, in_part=True) == -score.evidence_in_part
+    )
     return Solution(
         cell=cell,
         request=asked.request,
@@ -91,8 +98,8 @@ def _solution(
         rules=tuple(rule for rule in applied if rule.refuses),
         tested_with=tested,
         notes=tuple(rule for rule in applied if rule.kind == "note" and not cell.versions.keys() & set(rule.without)),
-        evidence=proofs,
-        reasons=_reasons(asked, values, domains, tested, proofs),
+        evidence=proofs or in_part,
+        reasons=_reasons(asked, values, domains, tested, proofs, in_part),
         score=score,
         asked=asked,
         values=values,
@@ -126,6 +133,7 @@ def _reasons(
     domains: Sequence[int],
     tested: Sequence[Rule],
     proofs: Sequence[EvidenceRef],
+    in_part: Sequence[EvidenceRef],
 ) -> dict[AxisName, str]:
     compiled = asked.compiled
     pins: dict[AxisName, list[Pin]] = {}
@@ -163,6 +171,8 @@ def _reasons(
                 {f"{n} {r.version}" for rule in together for n in rule.when if n != name and (r := chosen[n])}
             )
             reason = f"tested together with {', '.join(others)} ({together[0].id})"
+        elif any(name in proof.versions for proof in in_part):
+            reason = f"ran with the rest, but for what was asked for ({in_part[0].id})"
         elif asked.request.prefer == "proven" and (earlier := _tested_before(compiled, values, i, tested)):
             reason = earlier
         elif release.date is None and axis.dated:

@@ -239,12 +239,20 @@ class Naive:
         if prefer == "newest":
             return (compat, out, age, others, *preference)
         settled = {pin.axis for pin in pins if pin.spec not in {"auto", "any"}}
-        speak = (ref for ref in evidence if self.speaks_for(cell, ref, settled))
-        ranks = (2 * LEVELS["here" if self.is_here(cell, ref) else ref.level] - (ref.image is None) for ref in speak)
-        rank = max(ranks, default=0)
-        return (compat, out, -rank, pairs, spread, untagged, age, others, *preference)
+        whole, in_part = (
+            max(
+                (
+                    2 * LEVELS["here" if self.is_here(cell, ref) else ref.level] - (ref.image is None)
+                    for ref in evidence
+                    if self.speaks_for(cell, ref, missing)
+                ),
+                default=0,
+            )
+            for missing in (set(), settled)
+        )
+        return (compat, out, -whole, pairs, -in_part, spread, untagged, age, others, *preference)
 
-    def speaks_for(self, cell, ref, settled):
+    def speaks_for(self, cell, ref, may_miss):
         software = [axis for axis in SOFTWARE if axis in self.matrix.axes]
         if not any(axis in ref.versions for axis in SOFTWARE):
             return False
@@ -254,7 +262,7 @@ class Naive:
             if axis in ref.versions:
                 if ref.versions[axis] != cell[axis]:
                     return False
-            elif axis not in settled:
+            elif axis not in may_miss:
                 return False
         return True
 

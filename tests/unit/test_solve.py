@@ -74,6 +74,22 @@ def test_evidence_must_name_what_the_request_left_open(matrix):
     assert not solve(matrix, request(te="2.5", apex="25.05", torch="2.7"), [other]).evidence
 
 
+def test_a_run_without_what_was_asked_for_comes_after_what_was_tested_with_it(matrix):
+    partial = proof("gpu", cuda="12.8", torch="2.8.0+cu128", apex="25.05")  # without te
+    assert solve(matrix, request(te="2.5")).cell.versions["torch"] == "2.7.1+cu126"
+    alone = solve(matrix, request(te="2.5"), [partial])
+    assert alone.cell.versions["torch"] == "2.8.0+cu128"
+    assert alone.evidence == (partial,)
+    assert alone.reasons["torch"] == "ran with the rest, but for what was asked for (gpu-proof)"
+    locked = with_rules(matrix, locked_together("lock", torch="2.7.1", te="2.5"))
+    tested = solve(locked, request(te="2.5"), [partial])
+    assert tested.cell.versions["torch"] == "2.7.1+cu126"
+    assert not tested.evidence
+    # a record with all of it comes before either
+    whole = proof("gpu", cuda="12.8", torch="2.8.0+cu128", te="2.5.0", apex="25.05")
+    assert solve(locked, request(te="2.5"), [partial, whole]).evidence == (whole,)
+
+
 def test_what_cannot_be_is_left_out_with_the_reason(matrix):
     solution = solve(matrix, request(cuda="cpu"))
     assert "te" not in solution.cell.versions

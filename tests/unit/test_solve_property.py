@@ -150,7 +150,8 @@ def check(matrix, naive, request, evidence, *, explain):
 
 def compared(score, prefer):
     """Return what `prefer` compares of a score, in order."""
-    proven = () if prefer == "newest" else (score.evidence, score.untested_pairs, score.spread, score.untagged)
+    together = (score.evidence, score.untested_pairs, score.evidence_in_part, score.spread, score.untagged)
+    proven = () if prefer == "newest" else together
     return (score.compat, score.defaults_out, *proven, score.age, score.untested_undated_pairs, *score.preference)
 
 
