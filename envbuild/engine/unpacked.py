@@ -191,7 +191,8 @@ def _labelled(reference: str, path: Path, kind: Kind) -> Image:
             raise UsageError(
                 "it does not say which OCI image it was made from",
                 where=shown(reference),
-                hint="make it with `envbuild image --output FILE.sif` or from an OCI archive, which states a digest",
+                hint="give the OCI archive or layout that it was made from, or make it with "
+                f"`envbuild image --output {'DIR' if kind == 'sandbox' else 'FILE.sif'}`, which writes the digest into it",
             )
         label = Label.model_validate(parse_json(text, limit=_LABEL_LIMIT))
     except ValidationError:
