@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from envbuild.components import COMPONENTS, SOFTWARE
-from envbuild.evidence.place import differences, parts, place_of, proof_of
+from envbuild.evidence.place import differences, parts, place_of, proof_of, replaced_of
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, standing_for
 from envbuild.matrix.cell import NONE, Cell
@@ -211,7 +211,12 @@ def _claim_of(
         )
 
     def missing(record: Evidence) -> list[str]:
-        return [axis for axis in SOFTWARE if axis in versions and record.cell.get(axis) != versions[axis]]
+        without = replaced_of(record)
+        return [
+            axis
+            for axis in SOFTWARE
+            if axis in versions and (axis in without or record.cell.get(axis) != versions[axis])
+        ]
 
     nearest = min(
         others,
@@ -278,14 +283,17 @@ def _component(
     def other(record: Evidence) -> list[str]:
         """Return what of the cell's other software ran in another version, or not at all."""
         names = (name for name in SOFTWARE if name in versions and record.cell.get(name) != versions[name])
-        return [f"{name} {record.cell.get(name) or NONE}" for name in names]
+        replaced = (f"another source of {name}" for name in SOFTWARE if name in versions.keys() & replaced_of(record))
+        return [*(f"{name} {record.cell.get(name) or NONE}" for name in names), *replaced]
 
     def proof(record: Evidence) -> Proof:
-        word = proof_of(record, versions)
+        word = proof_of(record, {name: each for name, each in versions.items() if name not in replaced_of(record)})
         return Proof.ELSEWHERE if word is Proof.HERE and other(record) else word
 
     tried = _tried_with(axis, versions, trials)
-    holding = [record for record in whole if record.cell.get(axis) == versions[axis]]
+    holding = [
+        record for record in whole if record.cell.get(axis) == versions[axis] and axis not in replaced_of(record)
+    ]
     best = max(
         holding,
         key=lambda r: (

@@ -75,6 +75,14 @@ def altered_of(record: Evidence) -> frozenset[AxisName]:
     return frozenset(axis for name in record.built_with for axis in _read_by(name))
 
 
+def replaced_of(record: Evidence) -> frozenset[AxisName]:
+    """Return the software axes of which the run proves nothing, because the image's builder replaced what they come from.
+
+    An input that is no source of one component, such as the base image, is one of them all.
+    """
+    return frozenset(axis for name, how in record.built_with.items() if how == REPLACED for axis in _read_by(name))
+
+
 def _read_by(switch: str) -> Iterable[AxisName]:
     if (source := switch.removeprefix("src-")) in SOFTWARE:
         return [source]
@@ -125,7 +133,9 @@ def parts(record: Evidence) -> list[str]:
 
 
 def proof_of(record: Evidence, versions: Mapping[AxisName, str]) -> Proof:
-    """Return the word that a record which passed gives a cell with its software."""
+    """Return the word that a record which passed gives a cell with its software: with a part of it replaced, none."""
+    if not versions.keys().isdisjoint(replaced_of(record)):
+        return Proof.STATED
     if record.device == "cpu" or not record.gpus:
         return Proof.TRIED if record.to_step and not record.keyword else Proof.STATED
     return Proof.ELSEWHERE if differences(record, versions) or parts(record) else Proof.HERE

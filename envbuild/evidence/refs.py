@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.components import SOFTWARE
 from envbuild.evidence.kept import records_of
-from envbuild.evidence.place import altered_of, place_of
+from envbuild.evidence.place import altered_of, place_of, replaced_of
 from envbuild.paths import data_dir
 from envbuild.solver.proof import EvidenceRef, Level
 
@@ -34,7 +34,7 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
     Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
     nothing of a cell.
 
-    A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say
+    A record does not name a component whose source was replaced: it speaks for the rest. A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say
     that it is stale.
 
     Raises:
@@ -45,7 +45,8 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
     for record in committed_evidence():
         if not record.passed or record.keyword:
             continue
-        versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis)}
+        without = replaced_of(record)
+        versions = {axis: str(record.cell[axis]) for axis in SOFTWARE if record.cell.get(axis) and axis not in without}
         level: Level = "built" if not record.to_step else "gpu" if record.device == "cuda" else "cpu"
         found.append(
             EvidenceRef(

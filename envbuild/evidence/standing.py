@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from envbuild.evidence.place import differences, place_of, proof_of
+from envbuild.evidence.place import differences, place_of, proof_of, replaced_of
 from envbuild.evidence.records import Evidence
 from envbuild.matrix.cell import NONE
 from envbuild.matrix.model import AxisName
@@ -68,8 +68,12 @@ def evidence_for(
         else:
             return Standing(status="failed", record=record)
     if passed:
-        # The image itself, before its environment on a host; then the most ranks.
-        best = max(since, key=lambda record: (record.image is not None, record.ranks)) if since else passed[0]
+        # What the lock makes; of it the image itself, before its environment on a host; then the most ranks.
+        best = (
+            max(since, key=lambda record: (not replaced_of(record), record.image is not None, record.ranks))
+            if since
+            else passed[0]
+        )
         return Standing(status="verified", record=best)
     if stale is None:
         return Standing(status="never")

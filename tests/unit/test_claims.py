@@ -92,10 +92,10 @@ BARE = {"kind": "host", "os": "Ubuntu 24.04.3 LTS", "python": "3.12.3"}
         ({"adopted": {"torch": "2.11.0"}}, {}, Proof.ELSEWHERE, ["adopted"]),
         ({"built_with": {"NVTE_WITH_NVSHMEM": "1"}}, {}, Proof.ELSEWHERE, ["switches"]),
         ({"built_with": {"the shell": "was altered"}}, {}, Proof.ELSEWHERE, ["switches"]),
-        ({"built_with": {"src-te": REPLACED}}, {}, Proof.ELSEWHERE, ["replaced"]),
-        ({"built_with": {"base": REPLACED}}, {}, Proof.ELSEWHERE, ["replaced"]),
+        ({"built_with": {"src-te": REPLACED}}, {}, Proof.STATED, ["replaced"]),
+        ({"built_with": {"base": REPLACED}}, {}, Proof.STATED, ["replaced"]),
         ({"built_with": {"src-flash-attn": REPLACED}}, {}, Proof.HERE, []),
-        ({"built_with": {"src-te": REPLACED, "NVTE_X": "1"}}, {}, Proof.ELSEWHERE, ["replaced", "switches"]),
+        ({"built_with": {"src-te": REPLACED, "NVTE_X": "1"}}, {}, Proof.STATED, ["replaced", "switches"]),
         # what those switches leave out is of a component that this cell does not have
         ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {}, Proof.HERE, []),
         ({"built_with": {"FLASH_ATTENTION_DISABLE_FP16": "TRUE"}}, {"flash-attn": "2.8.3"}, None, ["switches"]),
