@@ -18,7 +18,7 @@ from envbuild.curate.page_html import render_page
 from envbuild.curate.page_proof import proof_by_gpu
 from envbuild.evidence import refs
 from envbuild.evidence.claims import claim_of, component_claims
-from envbuild.evidence.place import altered_of, differences, place_of
+from envbuild.evidence.place import altered_of, differences, place_of, replaced_of
 from envbuild.evidence.recording import from_report
 from envbuild.evidence.records import REPLACED, Evidence
 from envbuild.evidence.report import SmokeReport
@@ -120,6 +120,24 @@ def test_a_record_counts_for_what_it_ran_on(ran, asked, word, kinds) -> None:
     assert found.status == ("failed" if ran.get("verdict") else "never" if kinds else "verified")
     if word is not Proof.STATED:
         assert found.text.startswith(word.words)
+
+
+def test_a_replaced_source_proves_nothing_of_its_component() -> None:
+    found = component_claims(VERSIONS, [record(built_with={"src-te": REPLACED})])
+    assert (found["te"].proof, found["te"].record) == (Proof.STATED, None)
+    assert found["torch"].proof is Proof.ELSEWHERE
+    assert "with another source of te" in found["torch"].text
+    base = component_claims(VERSIONS, [record(built_with={"base": REPLACED})])
+    assert {each.proof for each in base.values()} == {Proof.STATED}
+
+
+def test_a_record_does_not_rank_by_what_was_replaced() -> None:
+    evidence = {ref.id: ref for ref in refs.evidence_refs()}
+    kept = [record for record in refs.committed_evidence() if REPLACED in record.built_with.values()]
+    assert kept
+    for each in kept:
+        assert not evidence[each.id].versions.keys() & replaced_of(each)
+        assert evidence[each.id].versions.keys() | replaced_of(each) == {a for a in SOFTWARE if each.cell.get(a)}
 
 
 def test_the_words() -> None:
