@@ -34,8 +34,8 @@ def evidence_refs() -> tuple[EvidenceRef, ...]:
     Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
     nothing of a cell.
 
-    A record does not name a component whose source was replaced: it speaks for the rest. A record of an older suite or lock still ranks: those versions ran together. `resolve` and `matrix` say
-    that it is stale.
+    A record does not name a component whose source was replaced: it speaks for the rest. One of an older suite or lock
+    still ranks: those versions ran together. `resolve` and `matrix` say that it is stale.
 
     Raises:
         DataError: a record was edited.

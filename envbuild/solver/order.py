@@ -45,8 +45,8 @@ ORDER_IN_WORDS = {
     "newest": _NEWEST.format(""),
     "proven": _NEWEST.format(
         " what ran on this GPU, then what ran elsewhere, then what ran on a CPU (of each, an image before an environment "
-        "on a bare host), then versions tested together, then what ran without a component that was asked for, then the smallest spread of release dates in months, then tags "
-        "before commits between them, then"
+        "on a bare host), then versions tested together, then what ran without a component that was asked for, then the "
+        "smallest spread of release dates in months, then tags before commits between them, then"
     ),
 }
 """The stated order in one line, by what the request prefers."""
