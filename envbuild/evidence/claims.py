@@ -210,18 +210,10 @@ def _claim_of(
             status="never", proof=tried, text=text or f"{tried.words}: no run of it is recorded", components=components
         )
 
-    def missing(record: Evidence) -> list[str]:
-        without = replaced_of(record)
-        return [
-            axis
-            for axis in SOFTWARE
-            if axis in versions and (axis in without or record.cell.get(axis) != versions[axis])
-        ]
-
     nearest = min(
         others,
         key=lambda other: (
-            len(missing(other)),
+            len(_not_held(other, versions)),
             other.device == "cpu",
             len(differences(other, versions)),
             other.image is None,
@@ -234,14 +226,22 @@ def _claim_of(
         if r.cell_id == nearest.cell_id and differences(r, versions) == differences(nearest, versions)
     ]
     found = claim(evidence_for(alike, cell_id=nearest.cell_id, suite=suite), nearest.cell_id)
-    if missing(nearest):
+    if missing := _not_held(nearest, versions):
         return Claim(
             status="never",
             proof=min((each.proof for each in components.values()), key=_STRENGTH.index, default=Proof.STATED),
-            text=f"{Proof.STATED.words}; all but {', '.join(missing(nearest))}: {found.text}",
+            text=f"{Proof.STATED.words}; all but {', '.join(missing)}: {found.text}",
             components=components,
         )
     return found
+
+
+def _not_held(record: Evidence, versions: Mapping[AxisName, str]) -> list[AxisName]:
+    """Return the software of a cell that the run does not speak of: in another version, from another source, or not there."""
+    replaced = replaced_of(record)
+    return [
+        name for name in SOFTWARE if name in versions and (name in replaced or record.cell.get(name) != versions[name])
+    ]
 
 
 _STRENGTH = (Proof.STATED, Proof.TRIED, Proof.ELSEWHERE, Proof.HERE)
@@ -281,19 +281,20 @@ def _component(
     axis: AxisName, versions: Mapping[AxisName, str], whole: Sequence[Evidence], trials: Trials | None
 ) -> ComponentClaim:
     def other(record: Evidence) -> list[str]:
-        """Return what of the cell's other software ran in another version, or not at all."""
-        names = (name for name in SOFTWARE if name in versions and record.cell.get(name) != versions[name])
-        replaced = (f"another source of {name}" for name in SOFTWARE if name in versions.keys() & replaced_of(record))
-        return [*(f"{name} {record.cell.get(name) or NONE}" for name in names), *replaced]
+        """Return what of the cell's other software ran in another version, from another source, or not at all."""
+        return [
+            f"another source of {name}"
+            if record.cell.get(name) == versions[name]
+            else f"{name} {record.cell.get(name) or NONE}"
+            for name in _not_held(record, versions)
+        ]
 
     def proof(record: Evidence) -> Proof:
         word = proof_of(record, {name: each for name, each in versions.items() if name not in replaced_of(record)})
         return Proof.ELSEWHERE if word is Proof.HERE and other(record) else word
 
     tried = _tried_with(axis, versions, trials)
-    holding = [
-        record for record in whole if record.cell.get(axis) == versions[axis] and axis not in replaced_of(record)
-    ]
+    holding = [record for record in whole if axis not in _not_held(record, versions)]
     best = max(
         holding,
         key=lambda r: (

@@ -142,6 +142,11 @@ def difference(chosen: Score, other: Score, asked: ReadRequest, version: str) ->
                 f"tested together: {count_of(-other.untested_pairs, 'pair')} of components instead of {-chosen.untested_pairs}",
             ),
             (
+                chosen.evidence_in_part,
+                other.evidence_in_part,
+                f"evidence in part: {RANKS[-other.evidence_in_part]} instead of {RANKS[-chosen.evidence_in_part]}",
+            ),
+            (
                 chosen.spread,
                 other.spread,
                 f"release dates: its cell's releases are {count_of(other.spread, 'month')} apart instead of {chosen.spread}",

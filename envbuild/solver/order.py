@@ -4,20 +4,21 @@ The order, each step deciding only among the cells that the steps before leave e
 
 0. with a driver given, a cell that it starts comes before one that needs the cuda-compat package;
 1. as many `default` axes in use as possible;
-2. proof of the highest rank (`proof.RANKS`) for the axes that the request left open: run on this GPU, run elsewhere,
-   tried without a GPU, run in part; within each, an image that ran before an environment on a host;
+2. proof of the highest rank (`proof.RANKS`): run on this GPU, run elsewhere, tried without a GPU, run in part; within
+   each, an image that ran before an environment on a host;
 3. tested together: the number of pairs of axes, at least one of them dated, that a satisfied tested-with rule names
    together (pairs, so that ten rules that say the same count once); it counts for later patches of what it names, too;
-4. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every
+4. proof in part: the same of records without some software that the request settled;
+5. release dates: the smallest number of months between the oldest and the newest release on the dated axes, where every
    patch of a minor release is of the month of its last one (`season`);
-5. tags: the fewest releases that are a commit without a tag;
-6. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
+6. tags: the fewest releases that are a commit without a tag;
+7. newest: the smallest sum over the dated axes of days by which a newer release of that axis exists, so that within a
    minor release the last patch is taken;
-7. tested together, for the pairs without a dated axis (an OS and its own Python);
-8. axis by axis, the dated ones first: the newest release, or the first listed of names.
+8. tested together, for the pairs without a dated axis (an OS and its own Python);
+9. axis by axis, the dated ones first: the newest release, or the first listed of names.
 
-`prefer="newest"` leaves out steps 2 to 5. An axis that is not in use counts as its oldest release in 6 and as the least
-preferred in 8, so the order is total and the answer is one cell.
+`prefer="newest"` leaves out steps 2 to 6. An axis that is not in use counts as its oldest release in 7 and as the least
+preferred in 9, so the order is total and the answer is one cell.
 """
 
 import itertools
@@ -116,10 +117,13 @@ def preference_order(compiled: Clauses) -> list[int]:
     )
 
 
-def _in_part(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> list[tuple[int, Masks]]:
-    """Return `ranked` of the records that may be without what the request settled; nothing where that changes nothing."""
-    found = ranked(asked, evidence, in_part=True)
-    return [] if found == ranked(asked, evidence) else found
+Ranks = list[tuple[int, Masks]]
+
+
+def _proofs(asked: ReadRequest, evidence: Sequence[EvidenceRef]) -> tuple[Ranks, Ranks]:
+    """Return `ranked` of whole records, and of those in part; nothing for these where they give the same ranks."""
+    whole, in_part = ranked(asked, evidence), ranked(asked, evidence, in_part=True)
+    return whole, [] if in_part == whole else in_part
 
 
 def score_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], values: Sequence[int]) -> Score:
@@ -162,8 +166,9 @@ def add_order(program: "Program", asked: ReadRequest, evidence: Sequence[Evidenc
         ],
     )
     if prefer != "newest":
-        add_evidence(program, ranked(asked, evidence), 100)
-        add_evidence(program, _in_part(asked, evidence), 98)
+        whole, in_part = _proofs(asked, evidence)
+        add_evidence(program, whole, 100)
+        add_evidence(program, in_part, 98)
         _add_season(program)
         untagged = []
         for i, axis in enumerate(compiled.axes):
@@ -295,6 +300,7 @@ def goal_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: Sequen
     counted = _pair_axes(compiled)
     dated = [i for i, axis in enumerate(compiled.axes) if axis.dated]
     driver = compiled.number.get("driver")
+    whole, in_part = _proofs(asked, evidence) if proven else ([], [])
     tested = []
     for together in compiled.tested:
         pairs = set(_pairs((axis for axis, _ in together.literals), counted))
@@ -302,8 +308,8 @@ def goal_of(asked: ReadRequest, evidence: Sequence[EvidenceRef], domains: Sequen
         tested.append((together.literals, (frozenset(with_date if proven else ()), frozenset(pairs - with_date))))
     return Goal(
         compat=tuple(_compat_masks(compiled, 0 if driver is None else domains[driver])),
-        proofs=tuple(ranked(asked, evidence)) if proven else (),
-        in_part=tuple(_in_part(asked, evidence)) if proven else (),
+        proofs=tuple(whole),
+        in_part=tuple(in_part),
         tested=tuple(tested),
         months=tuple((i, _months(compiled, i)) for i in dated) if proven else (),
         untagged=tuple((i, _untagged(compiled, i)) for i in dated) if proven else (),

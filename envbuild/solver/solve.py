@@ -83,14 +83,12 @@ def _solution(
     applied = _applied(compiled, values)
     tested = tuple(rule for rule in applied if rule.kind == "tested-with")
     score = score_of(asked, evidence, values)
-    proofs = tuple(ref for ref in evidence if score.evidence and rank_of(asked, ref, values) == -score.evidence)
-    in_part = tuple(
-        ref
-        for ref in evidence
-        if not proofs
-        and score.evidence_in_part
-        and rank_of(asked, ref, values, in_part=True) == -score.evidence_in_part
-    )
+
+    def of_rank(rank: int, *, in_part: bool) -> tuple[EvidenceRef, ...]:
+        return tuple(ref for ref in evidence if rank and rank_of(asked, ref, values, in_part=in_part) == rank)
+
+    proofs = of_rank(-score.evidence, in_part=False)
+    in_part = () if proofs else of_rank(-score.evidence_in_part, in_part=True)
     return Solution(
         cell=cell,
         request=asked.request,

@@ -9,9 +9,11 @@ from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.driver import driver_verdict
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.enumerate import enumerate_cells
+from envbuild.solver.explain import difference
 from envbuild.solver.program import runs
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.solve import NOT_ASKED, solve
+from envbuild.util.frozen import replace
 
 
 @pytest.fixture
@@ -88,6 +90,17 @@ def test_a_run_without_what_was_asked_for_comes_after_what_was_tested_with_it(ma
     # a record with all of it comes before either
     whole = proof("gpu", cuda="12.8", torch="2.8.0+cu128", te="2.5.0", apex="25.05")
     assert solve(locked, request(te="2.5"), [partial, whole]).evidence == (whole,)
+
+
+def test_each_step_of_the_order_has_words_where_it_decides(matrix):
+    chosen = solve(matrix, request(te="2.5"))
+    for step in vars(chosen.score).keys() - {"preference"}:
+        other = replace(chosen.score, **{step: vars(chosen.score)[step] + 1})
+        if step.startswith("evidence"):
+            chosen_score, other = replace(chosen.score, **{step: -3}), chosen.score
+        else:
+            chosen_score = chosen.score
+        assert "listed as less preferred" not in difference(chosen_score, other, chosen.asked, "1.0"), step
 
 
 def test_what_cannot_be_is_left_out_with_the_reason(matrix):
