@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from envbuild.settings import load_settings
 from envbuild.util.maker import Maker
 
 OURS = {"org.example.trust": str(os.getpid())}  # a label of each image here, and so of its containers
-LOCK = min((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*-apex*-sm90-fc9f6c2f-*"))
+COMMITTED = min((Path(__file__).resolve().parents[2] / "matrices" / "locks").glob("*-apex*-sm90-fc9f6c2f-*"))
 ANY = re.compile(r".*")
 
 
@@ -40,13 +41,18 @@ class Site:
 
     def __init__(self, engine, host: str, folder: Path, blobs) -> None:
         self.engine = engine
+        self.lock = folder / "lock"
+        shutil.copytree(COMMITTED, self.lock)
+        # another date makes it a lock that no committed record names: those would say which digest to expect
+        committed = json.loads((self.lock / "lock.json").read_text())
+        (self.lock / "lock.json").write_text(json.dumps(committed | {"epoch": committed["epoch"] + 1}))
         self.name = f"envbuild-trust-{uuid.uuid4().hex[:12]}"
         self.tag = f"{self.name}:pulled"
         self.env = {"ENVBUILD_REGISTRY": f"{host}/{self.name}", "ENVBUILD_CACHE_DIR": str(folder / "cache")}
         self.settings = load_settings(environ={"HOME": str(folder), **self.env}, root=folder)
         self.client = EngineClient(self.settings)
-        self.locked = read_lock(LOCK)
-        self.asked = asked_from({"prefer": "proven"}, lock_file=LOCK, sources=())
+        self.locked = read_lock(self.lock)
+        self.asked = asked_from({"prefer": "proven"}, lock_file=self.lock, sources=())
         self.plan = plan_of(self.asked.matrix, self.locked, self.asked.stack)
         self.reference = registry_reference(self.settings, self.locked.lock)
         self._blobs = blobs
@@ -69,7 +75,7 @@ class Site:
         return self._blobs(f"registry*/data/docker/registry/v2/blobs/sha256/{number[:2]}/{number}/data")
 
     def pull(self, *flags: str):
-        return run("pull", "--lock", str(LOCK), "--tag", self.tag, "--json", *flags, env=self.env)
+        return run("pull", "--lock", str(self.lock), "--tag", self.tag, "--json", *flags, env=self.env)
 
     def refused(self, done, *words: str) -> None:
         """A refusal: exit 4, one message without control characters, and nothing of it in the engine."""
@@ -124,7 +130,7 @@ def test_what_only_the_registry_confirms_is_not_verified_and_not_built(site):
     assert not (folder / "built").exists()
     assert not (folder / "made").exists()
     assert json.loads((folder / "pulled" / site.plan.key).read_text())["by"] == "nobody"
-    done = run("pull", "--lock", str(LOCK), "--tag", site.tag, env=site.env)
+    done = run("pull", "--lock", str(site.lock), "--tag", site.tag, env=site.env)
     assert "not verified: no source but the registry names its digest" in done.out
 
 
@@ -152,7 +158,7 @@ def test_a_digest_that_a_person_names_is_asked_for(site):
 def test_the_image_command_refuses_another_digest_too(site):
     site.publish()
     site.refused(
-        run("image", "--lock", str(LOCK), "--tag", site.tag, "--digest", "sha256:" + "1" * 64, "--json", env=site.env),
+        run("image", "--lock", str(site.lock), "--tag", site.tag, "--digest", "sha256:" + "1" * 64, "--json", env=site.env),
         "is not the one that was expected",
         "--no-pull",
     )
@@ -196,7 +202,7 @@ def test_a_second_image_takes_what_was_pulled_and_does_not_say_that_it_was_built
             matrix=site.asked.matrix, inputs=site.asked.inputs, tag=site.tag, locked_only=True, **more
         )
         silent = (lambda *_: None, lambda _: None, Details())
-        return make_image(request, EngineClient(settings), (site.locked, LOCK), lambda plan: silent)
+        return make_image(request, EngineClient(settings), (site.locked, site.lock), lambda plan: silent)
 
     first = image(site.settings)
     assert (first.origin, first.verified.by, first.built.digest) == ("pulled", "nobody", published.manifest)
@@ -332,7 +338,7 @@ def test_a_layer_that_is_no_archive_is_refused(site):
 
 def test_a_registry_that_is_down_names_the_way_without_it(tmp_path):
     env = {"ENVBUILD_REGISTRY": "127.0.0.1:9/envbuild", "ENVBUILD_CACHE_DIR": str(tmp_path)}
-    done = run("image", "--lock", str(LOCK), "--locked", "--tag", "envbuild-trust:none", env=env)
+    done = run("image", "--lock", str(COMMITTED), "--locked", "--tag", "envbuild-trust:none", env=env)
     assert done.code == 8, done.err
     assert "127.0.0.1:9 cannot be reached" in done.err
     assert "--no-pull" in done.err
