@@ -158,7 +158,17 @@ def test_a_digest_that_a_person_names_is_asked_for(site):
 def test_the_image_command_refuses_another_digest_too(site):
     site.publish()
     site.refused(
-        run("image", "--lock", str(site.lock), "--tag", site.tag, "--digest", "sha256:" + "1" * 64, "--json", env=site.env),
+        run(
+            "image",
+            "--lock",
+            str(site.lock),
+            "--tag",
+            site.tag,
+            "--digest",
+            "sha256:" + "1" * 64,
+            "--json",
+            env=site.env,
+        ),
         "is not the one that was expected",
         "--no-pull",
     )
