@@ -21,6 +21,8 @@ FOR_ONE_SM = "build-for-sm"
 """The recipe of wheels that name one of `only_sms`; a plan without such a wheel does not hold it."""
 FOR_SMS = "build-for-sms"
 """The same, of those that name several: code for each, and PTX for the newest."""
+TEMPLATES = "build-templates"
+"""The recipe through which the others run for wheels with `templates`."""
 DOWNLOADED = "/tmp/envbuild-downloads"  # noqa: S108
 """Where a build finds what it would have downloaded; recipe/build-wheel unpacks it there."""
 
@@ -124,6 +126,8 @@ class Wheel(Frozen):
         mpi: whether it is compiled against the cell's MPI.
         only_sms: the SM numbers to compile for, where setup.py has a fixed list of architectures or reads no variable
             that would name them.
+        templates: whether a .cu file of it may hold nothing but templates. nvcc then names the file's internals after its
+            own process, unless the recipe gives it another name to take.
         downloads: what its setup.py would fetch during the build: the source's name, and the folder below DOWNLOADED
             where the build finds it unpacked.
 
@@ -143,12 +147,18 @@ class Wheel(Frozen):
     alone: bool = False
     mpi: bool = False
     only_sms: tuple[str, ...] = ()
+    templates: bool = False
     downloads: Mapping[str, str] = _NONE
 
     @property
     def recipe(self) -> str:
-        """The script that compiles it."""
+        """The script that compiles it for its GPUs."""
         return (BUILD_WHEEL, FOR_ONE_SM, FOR_SMS)[min(len(self.only_sms), 2)]
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The scripts that it needs besides build-wheel."""
+        return ((TEMPLATES,) if self.templates else ()) + ((self.recipe,) if self.only_sms else ())
 
 
 class HostSources(Frozen):

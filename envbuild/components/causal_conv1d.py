@@ -31,6 +31,7 @@ class CausalConv1d(Component):
             job_gib=3.3,
             environment={"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"},
             only_sms=sms_of(view),
+            templates=True,
         )
 
 

@@ -50,6 +50,7 @@ class FlashAttention(Component):
             tools=("packaging", "wheel", "psutil"),
             # up to 2.8.2 setup.py writes no PTX, which a fleet's newest GPU stands for
             only_sms=sms if len(sms) > 1 else (),
+            templates=True,
         )
 
 

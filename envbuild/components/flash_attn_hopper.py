@@ -99,6 +99,7 @@ class FlashAttentionHopper(Component):
             job_gib=7.0,
             environment=env,
             tools=("packaging", "wheel", "psutil", "einops"),
+            templates=True,
             downloads={f"{self.axis}-{folder}": f".flashattn/nvidia/{folder}" for folder in archives},
         )
 

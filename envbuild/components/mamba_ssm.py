@@ -35,6 +35,7 @@ class MambaSsm(Component):
             job_gib=1.5,
             environment={"MAMBA_FORCE_BUILD": "TRUE"},
             only_sms=sms_of(view),
+            templates=True,
         )
 
 

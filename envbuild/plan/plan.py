@@ -182,7 +182,7 @@ def plan_of(matrix: Matrix, locked: Locked, stack: Stack | None = None) -> Plan:
     names = (
         *RECIPES,
         *([LAYER] if layers else []),
-        *sorted({c.recipe for c in inputs.components if c.only_sms}),
+        *sorted({name for c in inputs.components for name in c.recipes}),
         *([COMPAT] if inputs.compat else []),
     )
     recipes = {name: (data_dir("dockerfiles") / "recipe" / name).read_text(encoding="utf-8") for name in names}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from envbuild.components.base import TEMPLATES
 from envbuild.components.mpi import MpiFacts
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import COMPAT, FileSource, GitSource, Lock, PythonSet
@@ -157,6 +158,7 @@ def stages_of(
                 if component.only_sms
                 else {}
             ),
+            **({"templates": digest_of(recipes[TEMPLATES])} if component.templates else {}),
             **({"mpi": compiled_mpi or cell["mpi"]} if component.mpi else {}),
             **(
                 {"downloads": [_source_inputs(lock.source(n)) for n in component.downloads]}

@@ -12,7 +12,7 @@ import pytest
 from envbuild.cli.cell_options import asked_from
 from envbuild.engine.build import Builder
 from envbuild.engine.client import EngineClient
-from envbuild.pipeline.locked import lock_for
+from envbuild.pipeline.locked import lock_for, renewed
 from envbuild.plan.dockerfile import dockerfile
 from envbuild.plan.plan import plan_of
 
@@ -78,7 +78,10 @@ def built(engine, cache, tmp_path_factory):
         for name, value in cache.items():
             patch.setenv(name, value)
         asked = asked_from({"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, sources=())
-    locked, _ = lock_for(asked.settings, asked.matrix, asked.inputs, locked_only=False, note=lambda _: None)
+    wanted = (asked.settings, asked.matrix, asked.inputs)
+    locked, folder_of_lock = lock_for(*wanted, locked_only=False, note=lambda _: None)
+    # as `image` does: the archive drops the packages of a committed lock with each security update
+    locked, _ = renewed(*wanted, locked, note=lambda _: None) or (locked, folder_of_lock)
     plan = plan_of(asked.matrix, locked)
     client = EngineClient(asked.settings)
     builder = Builder(client=client, plan=plan, on_change=lambda *_: None, note=lambda _: None)
@@ -108,7 +111,7 @@ def built(engine, cache, tmp_path_factory):
         command += ["--build-context", f"{name}={place}"]
     for name, place in builder.secrets.items():
         command += ["--secret", f"id={name},src={place}"]
-    for output, more in (("out", ()), ("again", ("--no-cache-filter=build-one,torch,builder",))):
+    for output, more in (("out", ()), ("again", ("--no-cache-filter=wheel-one,build-one,torch,builder",))):
         done = subprocess.run(
             [*command, "--output", f"type=local,dest={folder / output}", *more, str(context)],
             capture_output=True,

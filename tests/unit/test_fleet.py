@@ -209,8 +209,8 @@ def test_what_is_compiled_gets_every_architecture_and_ptx_of_the_newest():
     assert wheels["grouped-gemm"].environment["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0;10.0+PTX"
     assert wheels["flash-attn"].environment["FLASH_ATTN_CUDA_ARCHS"] == "80;90;100"
     for axis in ("flash-attn", "mamba-ssm", "causal-conv1d"):
-        assert f"\nsh /run/envbuild/recipe/build-for-sms 80,90,100 {axis} " in dockerfile(made)
-        assert f"    recipe build-for-sms 80,90,100 {axis} " in script(made)
+        assert f"\nsh /run/envbuild/recipe/build-templates build-for-sms 80,90,100 {axis} " in dockerfile(made)
+        assert f"    recipe build-templates build-for-sms 80,90,100 {axis} " in script(made)
     assert dict(wheels["flash-attn-hopper"].environment) == {
         "FLASH_ATTENTION_FORCE_BUILD": "TRUE",
         "NVCC_THREADS": "1",

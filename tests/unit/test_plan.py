@@ -329,6 +329,24 @@ def test_a_wheel_for_one_sm_alone_is_compiled_through_its_recipe_and_others_hold
     assert "\nsh /run/envbuild/recipe/build-wheel te " in other
 
 
+def test_what_may_hold_nothing_but_templates_is_compiled_through_the_recipe_for_it():
+    made = plan(cuda="13.0", flash_attn="auto", flash_attn_hopper="auto", grouped_gemm="auto", causal_conv1d="auto")
+    text, bare = dockerfile(made), script(made)
+    scripts = {"flash-attn": "build-wheel", "flash-attn-hopper": "build-wheel", "causal-conv1d": "build-for-sm 90"}
+    for axis, wheel in scripts.items():
+        stage = text.partition(f"AS build-{axis}\n")[2].partition("\nFROM ")[0]
+        mount = "--mount=type=bind,from=recipe,source=/build-templates,target=/run/envbuild/recipe/build-templates "
+        assert mount in stage
+        assert f"sh /run/envbuild/recipe/build-templates {wheel} {axis} " in stage
+        assert f"    recipe build-templates {wheel} {axis} " in bare
+    # each file of these has its own function, and their kept wheels stay what they are
+    for axis in ("apex", "grouped-gemm"):
+        stage = text.partition(f"AS build-{axis}\n")[2].partition("\nFROM ")[0]
+        assert "build-templates" not in stage
+        assert f"sh /run/envbuild/recipe/build-wheel {axis} " in stage
+    assert "build-templates" not in dockerfile(plan()) + script(plan())
+
+
 _FOR_89 = ["-gencode", "arch=compute_89,code=sm_89"]
 _FOR_80_AND_100 = [
     *("-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_100,code=sm_100"),
