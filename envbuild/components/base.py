@@ -156,9 +156,14 @@ class Wheel(Frozen):
         return (BUILD_WHEEL, FOR_ONE_SM, FOR_SMS)[min(len(self.only_sms), 2)]
 
     @property
+    def scripts(self) -> tuple[str, ...]:
+        """The scripts that compile it, each of which runs the next one; the last one runs build-wheel, where it is another."""
+        return (TEMPLATES, self.recipe) if self.templates else (self.recipe,)
+
+    @property
     def recipes(self) -> tuple[str, ...]:
         """The scripts that it needs besides build-wheel."""
-        return ((TEMPLATES,) if self.templates else ()) + ((self.recipe,) if self.only_sms else ())
+        return tuple(name for name in self.scripts if name != BUILD_WHEEL)
 
 
 class HostSources(Frozen):

@@ -79,9 +79,9 @@ def built(engine, cache, tmp_path_factory):
             patch.setenv(name, value)
         asked = asked_from({"axis_cuda": "13.0", "axis_te": "2.12", "axis_apex": "none"}, lock_file=None, sources=())
     wanted = (asked.settings, asked.matrix, asked.inputs)
-    locked, folder_of_lock = lock_for(*wanted, locked_only=False, note=lambda _: None)
+    found = lock_for(*wanted, locked_only=False, note=lambda _: None)
     # as `image` does: the archive drops the packages of a committed lock with each security update
-    locked, _ = renewed(*wanted, locked, note=lambda _: None) or (locked, folder_of_lock)
+    locked, _ = renewed(*wanted, found[0], note=lambda _: None) or found
     plan = plan_of(asked.matrix, locked)
     client = EngineClient(asked.settings)
     builder = Builder(client=client, plan=plan, on_change=lambda *_: None, note=lambda _: None)

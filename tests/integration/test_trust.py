@@ -157,21 +157,9 @@ def test_a_digest_that_a_person_names_is_asked_for(site):
 
 def test_the_image_command_refuses_another_digest_too(site):
     site.publish()
-    site.refused(
-        run(
-            "image",
-            "--lock",
-            str(site.lock),
-            "--tag",
-            site.tag,
-            "--digest",
-            "sha256:" + "1" * 64,
-            "--json",
-            env=site.env,
-        ),
-        "is not the one that was expected",
-        "--no-pull",
-    )
+    wanted = ("--digest", "sha256:" + "1" * 64)
+    done = run("image", "--lock", str(site.lock), "--tag", site.tag, *wanted, "--json", env=site.env)
+    site.refused(done, "is not the one that was expected", "--no-pull")
 
 
 def test_what_this_machine_built_says_which_digest_the_registry_may_hold(site):
