@@ -1,15 +1,16 @@
 """Reading a shell script by its syntax tree: which commands it runs, in which arms of its choices, with which variables."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from envbuild.recipes import comments
 from envbuild.recipes.commands import run
 from envbuild.recipes.reader import Conditional, Reader
+from envbuild.recipes.shell_tests import conditions_of, differ, is_understood
+from envbuild.recipes.shell_words import WORDS, word_of, words_of
 from envbuild.recipes.syntax import DEEPEST, Word, asks, children, errors, head_of, parse, text_of
-from envbuild.recipes.values import expanded
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -21,16 +22,6 @@ _LOGIN_FILE = re.compile(r".*(?:bashrc|profile)|/etc/environment|/etc/profile\.d
 """Where a login shell takes its variables from."""
 
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
-_WORDS = {"word", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "number", "ansi_c_string"} | {
-    *("command_substitution", "process_substitution", "arithmetic_expansion", "brace_expression", "extglob_pattern", "regex"),
-    *("translated_string", "test_operator"),
-}  # fmt: skip
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED_IN_QUOTES = re.compile(r'\\(["\\$`\n])')
-_EQUALS = re.compile(
-    r"""\[\[?[ \t]+"?\$\{?([A-Za-z_]\w*)\}?"?[ \t]+(!?)={1,2}[ \t]+["']?([\w.+:/-]+)["']?[ \t]+(?:\]\]?|&&|-a[ \t])"""
-)
-_LONGEST_TEST = 1000
 _PATTERN = re.compile(r"""["']?([\w.+:/-]+)["']?""")
 
 
@@ -102,7 +93,7 @@ class _Walk:
             self._function(node, depth)
         elif kind == "comment":
             self._comment(node)
-        elif kind not in {"heredoc_body", "heredoc_redirect", *_WORDS}:
+        elif kind not in {"heredoc_body", "heredoc_redirect", *WORDS}:
             self._all(children(node, self._effort), depth + 1)
 
     def _comment(self, node: "Node") -> None:
@@ -110,41 +101,11 @@ class _Walk:
         if self._reader.depth == 1 and line <= len(lines) and lines[line - 1].lstrip().startswith("#"):
             comments.read(self._reader.recipe, text_of(node), line)
 
-    # ---- words
-
     def _words(self, node: "Node") -> Iterator[Word]:
-        """Yield the words that a node stands for: an expansion without quotes may be several or none."""
-        text, line = self._text(node), self._line(node)
-        if node.type in {"simple_expansion", "expansion"} and " " in text.strip() and "${" not in text:
-            yield from (Word(part, line) for part in text.split())
-        else:
-            yield Word(text, line)
+        return words_of(node, self._line(node), self._reader.values, self._effort)
 
     def _text(self, node: "Node") -> str:
-        kind, text = node.type, text_of(node)
-        if kind == "raw_string":
-            return text[1:-1]
-        if kind == "concatenation":
-            return "".join(map(self._text, children(node, self._effort)))
-        if kind == "string":
-            return self._put_in(text[1:-1], _ESCAPED_IN_QUOTES)
-        if kind in {"ansi_c_string", "translated_string"}:
-            return text.strip("$'\"")
-        return (
-            self._put_in(text, _ESCAPED)
-            if kind in {"word", "simple_expansion", "expansion", "extglob_pattern"}
-            else text
-        )
-
-    def _put_in(self, text: str, escaped: re.Pattern[str]) -> str:
-        values = self._reader.values
-        if "\\" not in text:
-            return expanded(text, values)
-        pieces, place = list[str](), 0
-        for match in escaped.finditer(text):
-            pieces += [expanded(text[place : match.start()], values), match[1].strip("\n")]
-            place = match.end()
-        return "".join((*pieces, expanded(text[place:], values)))
+        return word_of(node, self._reader.values, self._effort)
 
     # ---- commands
 
@@ -159,7 +120,7 @@ class _Walk:
                 words += [word for inner in children(child, self._effort) for word in self._words(inner)]
             elif child.type in {"file_redirect", "heredoc_redirect", "herestring_redirect"}:
                 self._redirect(child, words, goes)
-            elif child.type in _WORDS:
+            elif child.type in WORDS:
                 words += self._words(child)
         if goes.glued is not None:
             words[-1:] = [goes.glued]
@@ -228,12 +189,12 @@ class _Walk:
                     goes.fed.append((self._unindented(node, text_of(child)), self._line(child)))
                 elif child.type == "file_redirect":
                     self._redirect(child, words, goes)
-                elif child.type in _WORDS:
+                elif child.type in WORDS:
                     goes.more += self._words(child)
                 elif child.is_named and child.type not in {"heredoc_start", "heredoc_end"}:
                     then.append(child)
         elif node.type == "file_redirect":
-            targets = [word for child in parts if child.type in _WORDS for word in self._words(child)]
+            targets = [word for child in parts if child.type in WORDS for word in self._words(child)]
             glued = behind is not None and behind.end_byte == node.start_byte and parts[0].type in {">", "<"}
             if glued and behind is not None and targets and re.match(r"=?\d", targets[0]):
                 # `torch>=2.1` without quotes: the shell takes it for a file, and who wrote it did not mean that
@@ -270,7 +231,7 @@ class _Walk:
         if nodes[0].type != "variable_name" or any(child.type == "array" for child in nodes[1:]):
             self._reader.values.pop(name, None)
             return {}
-        value = "".join(self._text(child) for child in nodes[1:] if child.type in _WORDS)
+        value = "".join(self._text(child) for child in nodes[1:] if child.type in WORDS)
         if any(child.type == "+=" for child in nodes[1:]):
             value = (self._reader.values.get(name, "") + value)[: 1 << 14]
         self._reader.values[name] = value
@@ -309,40 +270,17 @@ class _Walk:
     def _chain(self, nodes: Sequence["Node"], depth: int) -> None:
         conditions: dict[str, str] = {}
         for number, node in enumerate(nodes, 1):
-            if self._differs(conditions):
+            if differ(conditions, self._reader.values):
                 return
             with self._reader.under(conditions):
                 self._visit(node, depth + 1)
-            conditions |= self._conditions(node)
-            if number < len(nodes) and asks(node) and not self._is_understood(node):
+            conditions |= conditions_of(node)
+            if number < len(nodes) and asks(node) and not is_understood(node):
                 with self._reader.choice() as choice:
                     choice.turn(keep=True)
                     with self._reader.under(conditions):
                         self._chain(nodes[number:], depth)
                 return
-
-    @staticmethod
-    def _conditions(node: "Node") -> dict[str, str]:
-        """Return the variables that a test finds equal to a literal, or not equal (`!`), all of which have to be."""
-        length = node.end_byte - node.start_byte
-        if node.type not in {"test_command", "command", "list"} or length > _LONGEST_TEST:
-            return {}
-        text = text_of(node)
-        if "||" in text or "!" in text.replace("!=", "") or " -o " in text:
-            return {}
-        return {name: f"{differs}{value}" for name, differs, value in _EQUALS.findall(text)}
-
-    def _is_understood(self, node: "Node") -> bool:
-        """Return whether the variables that `_conditions` finds in a test are all that it asks."""
-        return bool(self._conditions(node)) and not _EQUALS.sub("", text_of(node)).strip("[] \t\n;&")
-
-    def _differs(self, conditions: Mapping[str, str]) -> bool:
-        """Return whether a variable is known to have another value than it is tested for."""
-        known = ((self._reader.values.get(name), wanted) for name, wanted in conditions.items())
-        return any(
-            value is not None and "$" not in value and (value == wanted[1:] if wanted[0] == "!" else value != wanted)
-            for value, wanted in known
-        )
 
     def _if(self, node: "Node", depth: int) -> None:
         nodes = children(node, self._effort)
@@ -355,10 +293,10 @@ class _Walk:
     def _arm(self, nodes: Sequence["Node"], choice: Conditional, depth: int) -> None:
         starts = next((n for n, child in enumerate(nodes) if child.type in {"then", "else"}), 0)
         asked = [child for child in nodes[:starts] if child.is_named]
-        conditions = self._conditions(asked[0]) if len(asked) == 1 else {}
+        conditions = conditions_of(asked[0]) if len(asked) == 1 else {}
         self._all(asked, depth + 1)
-        choice.turn(known=len(asked) == 1 and self._is_understood(asked[0]))
-        if self._differs(conditions):
+        choice.turn(known=len(asked) == 1 and is_understood(asked[0]))
+        if differ(conditions, self._reader.values):
             return
         with self._reader.under(conditions):
             self._all(
@@ -378,7 +316,7 @@ class _Walk:
                 literal = _PATTERN.fullmatch(patterns[0]) if len(patterns) == 1 else None
                 conditions = {asked[1]: literal[1]} if asked and literal else {}
                 choice.turn(known=bool(conditions))
-                if not self._differs(conditions):
+                if not differ(conditions, self._reader.values):
                     with self._reader.under(conditions):
                         self._all(parts[ends + 1 :], depth + 1)
 
