@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.axes import axis_names, keyword, request_from
+from envbuild.cli.axes import keyword
+from envbuild.cli.bisect_ends import cell_of
 from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
 from envbuild.cli.smoke_command import COMMAND, WithCommand
@@ -38,6 +39,7 @@ class _Flags:
     mounts: tuple[str, ...]
     environment: tuple[str, ...]
     timeout_s: float
+    images: Path | None
     no_pull: bool
     dry_run: bool
     restart: bool
@@ -62,6 +64,12 @@ class _Flags:
     show_default=True,
     help="Stop when one run of the test takes longer than this many seconds.",
 )
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Take the images from this folder, where `envbuild image --output` wrote them, and build none.",
+)
 @click.option("--no-pull", is_flag=True, help="Do not look for prebuilt images or compiled wheels in the registry.")
 @click.option("--dry-run", is_flag=True, help="List the cells between the two, and build and test nothing.")
 @click.option("--restart", is_flag=True, help="Forget the verdicts of earlier runs of the same search.")
@@ -80,10 +88,11 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     The search walks from GOOD to BAD, one axis after the other, each step a cell that the matrix accepts; axes that only
     move together do. It halves that way: of n axes that differ, at most log2(n) + 2 runs of the test. Images and
     compiled wheels that are here already are used. Each verdict is kept as it comes, and the same command goes on after
-    an interruption.
+    an interruption, or with the image that was missing from the folder of --images.
 
     Exits with 0 when the axis is found; 2 when the two are one cell or cannot be read; 3 when the matrix accepts one of
-    them no more; 7 when GOOD fails or BAD passes; otherwise as `envbuild image` does.
+    them no more; 7 when GOOD fails or BAD passes; 8 when an image is missing from --images; otherwise as `envbuild
+    image` does.
     """
     from envbuild.errors import UsageError
     from envbuild.matrix.load import load_matrix
@@ -107,10 +116,11 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
         parse_environment(text)
     settings = show_notices(used_cache(load_settings()))
     matrix = load_matrix()
-    ends = [_cell(text, name, matrix, settings) for text, name in ((asked.good, "GOOD"), (asked.bad, "BAD"))]
+    ends = [cell_of(text, name, matrix, settings) for text, name in ((asked.good, "GOOD"), (asked.bad, "BAD"))]
     stops = path_between(matrix, *ends)
+    images = None if asked.images is None else _in_folder(asked.images, stops)
     if asked.dry_run:
-        answer = {"stops": _stops(stops, {}), "found": None}
+        answer = {"stops": _stops(stops, {}, images), "found": None}
         emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
         return
     folder = settings.cache_dir / "bisect" / _name(ends, asked, test)
@@ -119,85 +129,11 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     note(
         f"{count_of(len(stops) - 1, 'step')} from {stops[0].cell.id} to {stops[-1].cell.id}; verdicts are kept in {folder}"
     )
-    judge = _judge(matrix, settings, asked, test, folder)
+    tested = _command_test(settings, asked, test) if test is not None else _bench_test(settings, asked, folder)
+    judge = _judge(matrix, asked, images, tested)
     found = searched(stops, judge, Log(folder / "log.jsonl"), note)
-    answer = _answer(found)
+    answer = _answer(found, images)
     emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
-
-
-def _cell(text: str, name: str, matrix: "Matrix", settings: "Settings") -> "Cell":
-    """Return the cell that an argument names, and the flavor with it where that is not the default.
-
-    Raises:
-        UsageError: it names none.
-
-    """
-    from envbuild.errors import UsageError
-    from envbuild.evidence.records import load_evidence
-    from envbuild.evidence.refs import evidence_refs
-    from envbuild.lock.files import read_lock
-    from envbuild.matrix.cell import Cell
-    from envbuild.paths import data_dir
-    from envbuild.solver.solve import solve
-    from envbuild.stacks.load import stack_names
-    from envbuild.util.names import shown
-
-    flags: dict[str, Any] | None = None
-    # not Path.exists, which raises where the text is longer than a name can be
-    is_there = os.path.exists(text)  # noqa: PTH110
-    if "=" in text and not is_there:
-        flags = _flags(text, name)
-    elif text.partition("@")[0] in stack_names() or text.endswith(".toml"):
-        flags = {"stack": text}
-    if flags is not None:
-        solved = solve(matrix, request_from(flags), evidence_refs()).cell
-        hosts = {"driver", "board"} | ({"flavor"} if solved.versions.get("flavor") == "runtime" else set())
-        kept = {axis: version for axis, version in solved.versions.items() if axis not in hosts}
-        return _without_default_arch(Cell(versions=kept, commits=solved.commits))
-    if is_there:
-        lock = read_lock(Path(text)).lock
-        more = {"flavor": lock.flavor} if lock.flavor != "runtime" else {}
-        return Cell(versions={**lock.cell, **more}, commits=lock.commits)
-    for folder in (settings.cache_dir / "locks", data_dir("matrices") / "locks"):
-        for place in sorted(folder.glob("*/lock.json")):
-            if place.parent.name.startswith(text) and (found := read_lock(place).lock.as_cell).id == text:
-                return found
-    for record in load_evidence(data_dir("matrices") / "evidence"):
-        if record.cell_id == text:
-            return Cell(versions={axis: str(version) for axis, version in record.cell.items()})
-    raise UsageError(
-        f"{shown(text, 80)!r} is no lock, no stack and no id of a cell that has a lock or a record here",
-        where=name,
-        hint="name its versions: envbuild bisect 'cuda=13.0 te=2.11' 'cuda=13.0 te=2.12' -- TEST",
-    )
-
-
-def _without_default_arch(cell: "Cell") -> "Cell":
-    from envbuild.matrix.cell import ARCHITECTURE, X86_64, Cell
-
-    kept = {axis: version for axis, version in cell.versions.items() if (axis, version) != (ARCHITECTURE, X86_64)}
-    return Cell(versions=kept, commits=cell.commits)
-
-
-def _flags(text: str, name: str) -> dict[str, Any]:
-    """Read `cuda=13.0 te=2.12`.
-
-    Raises:
-        UsageError: a word of it is no axis with a version.
-
-    """
-    from envbuild.errors import UsageError
-    from envbuild.util.names import shown
-
-    found: dict[str, Any] = {}
-    for word in text.split():
-        axis, equals, value = word.partition("=")
-        if not equals or not value or (axis != "stack" and axis not in axis_names()):
-            raise UsageError(
-                f"{shown(word, 80)!r} is no axis with a version", where=name, hint="write one such as te=2.12"
-            )
-        found["stack" if axis == "stack" else keyword(axis)] = value
-    return found
 
 
 def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -> str:
@@ -205,22 +141,73 @@ def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -
     from envbuild.pipeline.bisect import key_of
 
     what = [[key_of(cell) for cell in ends], test, asked.baseline, asked.mounts, asked.environment]
+    if asked.images is not None:
+        what.append(str(asked.images.absolute()))
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
+def _in_folder(folder: Path, stops: "Sequence[Stop]") -> dict[str, str]:
+    """Return the images of the way that lie in a folder: id of the cell -> path.
+
+    Raises:
+        UsageError: it cannot be read, it has two images of one cell, or the cells are of two flavors, which no image states.
+
+    """
+    from envbuild.errors import UsageError
+    from envbuild.pipeline.image_folder import images_in
+    from envbuild.util.names import shown
+
+    if len({stop.cell.versions.get("flavor", "runtime") for stop in stops}) > 1:
+        raise UsageError(
+            "the flavor is no part of what an image states of its cell",
+            where="--images",
+            hint="bisect between two cells of one flavor",
+        )
+    here = images_in(folder.absolute(), note)
+    for stop in stops:
+        if len(paths := here.get(stop.cell.id, ())) > 1:
+            names = " and ".join(shown(path.name) for path in paths)
+            raise UsageError(
+                f"{names} are images of one cell, {stop.cell.id}", where=str(folder), hint="leave one of them there"
+            )
+    return {stop.cell.id: str(here[stop.cell.id][0]) for stop in stops if stop.cell.id in here}
+
+
 def _judge(
-    matrix: "Matrix", settings: "Settings", asked: _Flags, test: tuple[str, ...] | None, folder: Path
+    matrix: "Matrix",
+    asked: _Flags,
+    images: Mapping[str, str] | None,
+    tested: Callable[[str], tuple[bool, str]],
 ) -> "Judge":
-    """Return what makes the image of a stop and tests it."""
-    tested = _command_test(settings, asked, test) if test is not None else _bench_test(settings, asked, folder)
+    """Return what finds or makes the image of a stop and tests it."""
 
     def judge(stop: "Stop", place: str) -> tuple[bool, str]:
         note(f"{place}: {stop.cell.id}")
-        tag = _made(matrix, stop.cell, asked)
+        image = _made(matrix, stop.cell, asked) if images is None else _found(matrix, stop.cell, asked, images)
         doing("running the test")
-        return tested(tag)
+        return tested(image)
 
     return judge
+
+
+def _found(matrix: "Matrix", cell: "Cell", asked: _Flags, images: Mapping[str, str]) -> str:
+    """Return where the cell's image lies in the folder of `--images`.
+
+    Raises:
+        HostError: it is not there.
+
+    """
+    from envbuild.errors import HostError
+    from envbuild.solver.between import pins_of
+
+    if cell.id in images:
+        return images[cell.id]
+    flags = shlex.join(word for pin in pins_of(matrix, cell) for word in (pin.origin, pin.spec))
+    raise HostError(
+        f"the image of {cell.id} is missing",
+        where=str(asked.images),
+        hint=f"write it there, then run the same command again: envbuild image {flags} --output {cell.id}.oci.tar",
+    )
 
 
 def _made(matrix: "Matrix", cell: "Cell", asked: _Flags) -> str:
@@ -321,10 +308,13 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
     return run
 
 
-def _stops(stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _stops(
+    stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]], images: Mapping[str, str] | None
+) -> list[dict[str, Any]]:
     return [
         {
             "cell": stop.cell.id,
+            **({} if images is None else {"image": images.get(stop.cell.id)}),
             "moved": [
                 {
                     "axis": axis,
@@ -339,21 +329,24 @@ def _stops(stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]]) -
     ]
 
 
-def _answer(found: "Found") -> dict[str, Any]:
+def _answer(found: "Found", images: Mapping[str, str] | None) -> dict[str, Any]:
     verdicts = {
         each.place: {"verdict": "good" if each.good else "bad", "why": each.why, "kept": each.kept}
         for each in found.verdicts
     }
-    return {"stops": _stops(found.stops, verdicts), "found": found.as_json()}
+    return {"stops": _stops(found.stops, verdicts, images), "found": found.as_json()}
 
 
 def _text(answer: Mapping[str, Any]) -> str:
     from envbuild.cli.show import table
 
-    rows: list[tuple[str, ...]] = [("cell", "test", "what moved")]
+    with_images = "image" in answer["stops"][0]
+    rows: list[tuple[str, ...]] = [("cell", *(["image"] if with_images else []), "test", "what moved")]
     for stop in answer["stops"]:
         moved = ", ".join(_move(each) for each in stop["moved"])
-        rows.append((stop["cell"], (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else ""), moved or "-"))
+        image = [Path(stop["image"]).name if stop["image"] else "missing"] if with_images else []
+        verdict = (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else "")
+        rows.append((stop["cell"], *image, verdict, moved or "-"))
     lines = ["from GOOD to BAD", table(rows)]
     found = answer["found"]
     if found is not None:

@@ -155,6 +155,7 @@ def run(**options: Any) -> None:
     The exit code is CMD's. Without CMD the image's own command runs.
     """
     from envbuild.host import facts
+    from envbuild.matrix.cell import CELL_LABEL
     from envbuild.run.gpus import sms_in_id, unserved
     from envbuild.run.runtime import runtime_for
     from envbuild.settings import load_settings
@@ -175,7 +176,7 @@ def run(**options: Any) -> None:
     image = runtime.look_up(asked.image)
     runtime.require_runnable(image)
     if container.gpus != "none":
-        sms = sms_in_id(image.labels.get("io.envbuild.cell", ""))
+        sms = sms_in_id(image.labels.get(CELL_LABEL, ""))
         if text := unserved(sms, [(gpu.name, gpu.sm) for gpu in host.gpus]):
             note(f"note: {text}")
     sys.stdout.flush()

@@ -26,6 +26,8 @@ ARCHITECTURE = "arch"
 DEBIAN_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 """Debian's and Docker's name of each architecture."""
 
+CELL_LABEL = "io.envbuild.cell"
+"""Label of an image: the id of its cell."""
 _NOT_IN_ID = frozenset({"board", "driver", "flavor"})
 """What is stated in addition to a cell, so that rules can check it, and is no part of the cell's id."""
 

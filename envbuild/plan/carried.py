@@ -10,7 +10,7 @@ from envbuild.components.base import View
 from envbuild.lock.files import Locked
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import Lock
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import CELL_LABEL, Cell
 from envbuild.matrix.fleet import gpus_in
 from envbuild.paths import data_dir
 from envbuild.stacks.model import Repository
@@ -121,7 +121,7 @@ def labels_of(lock: Lock, cell: Cell, repository: Repository | None) -> dict[str
         "org.opencontainers.image.title": "envbuild " + cell.id,
         "org.opencontainers.image.version": cell.id,
         "org.opencontainers.image.created": f"{_1970 + timedelta(seconds=lock.epoch):%Y-%m-%dT%H:%M:%SZ}",
-        "io.envbuild.cell": cell.id,
+        CELL_LABEL: cell.id,
         "io.envbuild.lock": lock.digest,
         "io.envbuild.complete": "true" if lock.complete else "false",
     }

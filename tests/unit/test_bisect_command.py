@@ -13,6 +13,7 @@ import pytest
 
 from envbuild.cli import bisect as command
 from envbuild.cli import main
+from envbuild.cli.bisect_ends import cell_of
 from envbuild.errors import HostError, SmokeError
 from envbuild.evidence.report import SmokeReport
 from envbuild.matrix.load import load_matrix
@@ -212,11 +213,11 @@ def test_a_cell_by_its_lock_its_id_a_stack_and_a_record(bisect: Any) -> None:
     matrix = load_matrix()
     settings = command_settings()
     folder = next(iter(sorted((data_dir("matrices") / "locks").glob("*/lock.json")))).parent
-    by_lock = command._cell(str(folder), "GOOD", matrix, settings)
-    assert command._cell(str(folder / "lock.json"), "GOOD", matrix, settings) == by_lock
-    assert command._cell(by_lock.id, "GOOD", matrix, settings).id == by_lock.id
-    by_stack = command._cell("llama3-70b", "GOOD", matrix, settings)
-    assert by_stack == command._cell("stack=llama3-70b", "GOOD", matrix, settings)
+    by_lock = cell_of(str(folder), "GOOD", matrix, settings)
+    assert cell_of(str(folder / "lock.json"), "GOOD", matrix, settings) == by_lock
+    assert cell_of(by_lock.id, "GOOD", matrix, settings).id == by_lock.id
+    by_stack = cell_of("llama3-70b", "GOOD", matrix, settings)
+    assert by_stack == cell_of("stack=llama3-70b", "GOOD", matrix, settings)
 
 
 def command_settings() -> Any:

@@ -1,8 +1,10 @@
 #!/bin/bash
-# In the image of llama3-70b, on one GPU, with an empty folder at /w: train 20 steps with sgd; 10, a checkpoint, and 10 more;
-# convert that checkpoint to TP2 PP2 and back; compare. envbuild run TAG --gpus 0 --mount DIR:/w -- bash /w/train.sh
+# In the image of llama3-70b, with an empty folder at /w: train 20 steps with sgd; 10, a checkpoint, and 10 more; convert
+# that checkpoint to TP2 PP2 and back; compare. envbuild run TAG --gpus 0 --mount DIR:/w -- bash /w/train.sh [RANKS [TP]]
 set -u
+ranks=${1:-1} tp=${2:-1}
 export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 NCCL_ALGO=Ring CUBLAS_WORKSPACE_CONFIG=:4096:8 OMP_NUM_THREADS=4
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 flags=(
     --num-layers 8 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16 --group-query-attention
     --num-query-groups 4 --seq-length 1024 --max-position-embeddings 1024 --position-embedding-type rope
@@ -11,14 +13,15 @@ flags=(
     --num-workers 0 --split 100,0,0 --eval-iters 0 --log-interval 1 --train-iters 20 --lr 1e-2
     --lr-decay-style constant --weight-decay 0.01 --attention-dropout 0 --hidden-dropout 0 --ckpt-format torch --bf16
     --deterministic-mode --optimizer sgd --sgd-momentum 0.9 --transformer-impl transformer_engine
-    --data-cache-path /w/cache
+    --data-cache-path /w/cache --tensor-model-parallel-size "$tp"
 )
+if [ "$tp" -gt 1 ]; then flags+=(--sequence-parallel); fi
 cd /workspace/megatron-lm || exit
 
 train() {
     local name=$1
     shift
-    torchrun --standalone --nproc-per-node 1 pretrain_gpt.py "${flags[@]}" "$@" >"/w/$name.log" 2>&1
+    torchrun --standalone --nproc-per-node "$ranks" pretrain_gpt.py "${flags[@]}" "$@" >"/w/$name.log" 2>&1
     echo "$name: exit code $?"
     sed -nE 's/.* iteration +([0-9]+)\/ .* lm loss: (\S+) .*grad norm: (\S+) .*/\1 \2 \3/p' "/w/$name.log" >"/w/$name.steps"
 }
@@ -34,9 +37,13 @@ train whole
 train first --exit-interval 10 --save /w/kept --save-interval 10
 train second --load /w/kept --save /w/kept --save-interval 20
 cat /w/first.steps /w/second.steps | cmp - /w/whole.steps && echo "stopped and resumed: the same steps"
+trained=kept
+if [ "$tp" -gt 1 ]; then trained=one && convert kept one 1; fi
 convert kept parts 2
 convert parts back 1
-python - <<'PYTHON'
+python - "$trained" <<'PYTHON'
+import sys
+
 import torch
 
 
@@ -45,7 +52,7 @@ def model(folder):
     return torch.load(path, map_location="cpu", weights_only=False)["model"]
 
 
-before, after = model("kept"), model("back")
+before, after = model(sys.argv[1]), model("back")
 tensors = {name: value for name, value in before.items() if torch.is_tensor(value)}
 # rows past the trained ones are padding of the vocabulary
 same = [name for name, value in tensors.items() if torch.equal(value.float(), after[name].float()[: value.shape[0]])]

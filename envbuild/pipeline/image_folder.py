@@ -1,0 +1,56 @@
+"""Images that lie in a folder as files, each under the cell that it states: for a machine that runs images and builds none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.engine.place import kind_of
+from envbuild.engine.unpacked import stated_of
+from envbuild.errors import HostError, LockError, UsageError
+from envbuild.matrix.cell import CELL_LABEL
+from envbuild.util.names import shown
+
+_MOST = 4096
+"""Entries of a folder that are looked at."""
+
+
+def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dict[str, tuple[Path, ...]]:
+    """Return the images that lie directly in `folder`: id of the cell that an image states -> where it lies, sorted by name.
+
+    What is no image is passed over without a word, and one that states no cell or cannot be read with a line to `note`.
+
+    Args:
+        folder: holds OCI archives, OCI layouts, .sif files and sandboxes, as `envbuild image --output` writes them.
+        note: takes a line about each image that is passed over.
+
+    Raises:
+        UsageError: it is no folder, cannot be read, or holds more than 4096 entries.
+
+    """
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"{shown(str(folder))} cannot be read: {error.strerror}",
+            where="--images",
+            hint="name the folder that `envbuild image --output` wrote images to",
+        ) from None
+    if len(entries) > _MOST:
+        raise UsageError(
+            f"{shown(str(folder))} holds {len(entries)} files and folders, more than {_MOST}",
+            where="--images",
+            hint="name a folder with the images alone",
+        )
+    found: dict[str, tuple[Path, ...]] = {}
+    for path in entries:
+        if kind_of(path) is None:
+            continue
+        try:
+            cell = stated_of(str(path)).labels.get(CELL_LABEL)
+        except (LockError, UsageError, HostError) as error:
+            note(f"passed over {shown(path.name)}: {error.what}")
+            continue
+        if cell is None:
+            note(f"passed over {shown(path.name)}: it states no cell")
+            continue
+        found[cell] = (*found.get(cell, ()), path)
+    return found
