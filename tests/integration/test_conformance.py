@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from nodes import HERE, NAMES, PATH, REPOSITORY, Nodes, node_image, running, sh, training_image
 
+from envbuild.engine import apptainer
+from envbuild.matrix.cell import CELL_LABEL
 from envbuild.run.launch.beats import SILENT_SECONDS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -317,3 +319,35 @@ def test_a_batch_script_for_gpus_starts_nothing_where_there_is_none(sandbox, nod
     assert re.search(r"envbuild: node[12]: .*GPU", printed), printed
     assert not list(folder.glob("*.json"))
     assert gone(nodes, folder, 10) == []
+
+
+def test_bisect_runs_images_of_a_folder_where_there_is_no_engine(sandbox, node, shared) -> None:
+    """Two sandboxes that state the ends of a search; one of them has a file that the test finds."""
+    ends, folder = ("cuda=cpu", "cuda=cpu mpi=mpich"), shared / "images"
+
+    def bisect(*words: str) -> "subprocess.CompletedProcess[str]":
+        return sh(
+            "docker", "run", "--rm", "--privileged", "--user", "trainer", "--env", "HOME=/home/trainer", "--env", f"PYTHONPATH={PATH}",
+            "--volume", f"{shared}:{shared}", "--volume", f"{REPOSITORY}:/opt/envbuild:ro", "--entrypoint", "python3", node,
+            "-B", "-m", "envbuild", "bisect", *ends, "--images", folder, "--json", *words, check=False,
+        )  # fmt: skip
+
+    folder.mkdir()
+    stops = json.loads(bisect("--dry-run").stdout)["stops"]
+    for name, stop in zip(("good", "bad"), stops, strict=True):
+        sh("cp", "--archive", "--link", sandbox, folder / name)
+        stated = json.loads(apptainer.labels_of_sandbox(folder / name)[apptainer.LABEL])
+        stated["config"]["config"]["Labels"][CELL_LABEL] = stop["cell"]
+        apptainer.add_label(folder / name, json.dumps(stated))
+    (folder / "bad" / "opt" / "found").touch()
+    done = bisect("--", "sh", "-c", "test ! -e /opt/found")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["found"]["axes"] == [{"axis": "mpi", "good": None, "bad": "mpich"}]
+    assert [(Path(stop["image"]).name, stop["verdict"]) for stop in answer["stops"]] == [
+        ("good", "good"),
+        ("bad", "bad"),
+    ]
+    shutil.rmtree(folder / "bad")
+    done = bisect("--", "true")
+    assert (done.returncode, f"the image of {stops[1]['cell']} is missing" in done.stderr) == (8, True), done.stderr
