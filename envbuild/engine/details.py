@@ -30,6 +30,8 @@ class Details:
 
 def part_of(stage: str) -> str:
     """Return the part of a build that a stage of the Dockerfile belongs to: a wheel is compiled in another stage than it lies in."""
+    if stage == "build-mpi":  # no wheel
+        return "mpi"
     if stage.startswith("build-"):
         return f"wheel-{stage.removeprefix('build-')}"
     if stage == "os" or stage.startswith("os-"):

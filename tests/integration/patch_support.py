@@ -34,6 +34,8 @@ REQUIREMENTS = (
     "sgd-sai==1.0.3",
     "pybind11==3.1.0",
 )
+MEGATRON_0_12_3 = "8e2ab35c5f3cff13b893f30ed79150c73e5d8e8569636fa41c0fcb6befa09b21"
+"""sha256 of PyPI's source archive of megatron-core 0.12.3."""
 WORDS = ("alpha", "beta", "gamma", "delta", "one", "two", "three")
 PROBES = Path(__file__).parent / "probes"
 

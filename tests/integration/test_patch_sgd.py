@@ -6,11 +6,9 @@ import subprocess
 import tarfile
 
 import pytest
-from patch_support import PROBES, REQUIREMENTS, sdist, the_patch, venv
+from patch_support import MEGATRON_0_12_3, PROBES, REQUIREMENTS, sdist, the_patch, venv
 
 from envbuild.patches.apply import apply, check
-
-MEGATRON = "8e2ab35c5f3cff13b893f30ed79150c73e5d8e8569636fa41c0fcb6befa09b21"
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,7 +21,7 @@ def python():
 @pytest.fixture(scope="module")
 def tree(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sgd")
-    with tarfile.open(sdist(python, "megatron-core", "0.12.3", MEGATRON)) as archive:
+    with tarfile.open(sdist(python, "megatron-core", "0.12.3", MEGATRON_0_12_3)) as archive:
         archive.extractall(folder, filter="data")
     root = folder / "megatron_core-0.12.3"
     assert [report.state for report in apply(root, [the_patch("sgd")])] == ["applies"]

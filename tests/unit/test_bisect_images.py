@@ -127,9 +127,9 @@ def test_what_is_spoiled_is_passed_over_with_a_word(tmp_path: Path) -> None:
     (tmp_path / "box" / ".singularity.d").mkdir(parents=True)
     notes: list[str] = []
     assert images_in(tmp_path, notes.append) == {"cell-a": (sound,)}
-    said = {note.removeprefix("passed over ").partition(": ")[0]: note.partition(": ")[2] for note in notes}
-    assert set(said) == {"none.oci.tar", "number.oci.tar", "text.tar", "changed.oci.tar", "box", "\\x1b[2J.oci.tar"}
-    assert said["none.oci.tar"] == "it states no cell"
+    reported = {note.removeprefix("passed over ").partition(": ")[0]: note.partition(": ")[2] for note in notes}
+    assert set(reported) == {"none.oci.tar", "number.oci.tar", "text.tar", "changed.oci.tar", "box", "\\x1b[2J.oci.tar"}
+    assert reported["none.oci.tar"] == "it states no cell"
 
 
 def test_a_folder_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ NAMED = {
         {"apex", "megatron", "te", "torch"},
         "their upstreams say more than a distribution's versions",
     ),
-    "engine/details.py": ({"torch"}, "the stages of that name"),
+    "engine/details.py": ({"mpi", "torch"}, "the stages of those names"),
     "plan/carried.py": ({"torch"}, "the set of Python packages"),
     "plan/layers.py": ({"torch"}, "the set of Python packages, and the largest distribution of all"),
     "plan/kubernetes.py": ({"mpi", "torch"}, "the launchers of those names; MPIJob needs an MPI"),

@@ -177,6 +177,7 @@ def test_a_distribution_that_replaces_another_is_installed_with_it():
         ("os-copy", "runtime"),
         ("stack-made", "stack"),
         ("build-te", "wheel-te"),
+        ("build-mpi", "mpi"),
         ("tree-megatron-lm", "tree-megatron-lm"),
         ("torch", "torch"),
     ],

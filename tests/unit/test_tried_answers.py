@@ -222,7 +222,10 @@ def test_a_step_names_all_that_its_rule_leaves() -> None:
 @pytest.mark.parametrize(
     ("words", "notes"),
     [
-        ("--megatron 0.9 --te 2.3 --apex none", ["fused-rope-mcore-0.8", "mcore-without-apex", "mcore-weights-only"]),
+        (
+            "--megatron 0.9 --te 2.3 --apex none",
+            ["fused-rope-mcore-0.8", "mcore-without-apex", "mcore-weights-only", "mcore-dist-checkpoint-0.11"],
+        ),
         ("--megatron 0.9 --te 1.13 --torch 2.5 --apex auto", []),
         ("--te 2.12 --gpu h100 --flash-attn-hopper 3.0.0", ["flash-attention-3-behind-cudnn", "fa3-context-parallel"]),
         ("--te 2.12 --gpu h100 --flash-attn-hopper 3.0.0b1.post20251021", ["flash-attention-3-behind-cudnn"]),
@@ -235,8 +238,18 @@ def test_a_step_names_all_that_its_rule_leaves() -> None:
         ),
         ("--te 1.13 --gpu h100 --flash-attn auto", ["flash-attention-behind-cudnn-1.x"]),
         ("--te 2.15 --gpu h100 --flash-attn-4 auto", ["flash-attention-4-behind-cudnn"]),
-        ("--megatron 0.9 --te 2.3 --apex 25.09.post20260114", ["fused-rope-mcore-0.8-apex", "mcore-weights-only"]),
-        ("--megatron 0.11 --torch 2.8 --te 2.2 --apex 25.05", ["mcore-weights-only-0.11"]),
+        (
+            "--megatron 0.9 --te 2.3 --apex 25.09.post20260114",
+            ["fused-rope-mcore-0.8-apex", "mcore-weights-only", "mcore-dist-checkpoint-0.11"],
+        ),
+        (
+            "--megatron 0.11 --torch 2.8 --te 2.2 --apex 25.05",
+            ["mcore-weights-only-0.11", "mcore-dist-checkpoint-0.11"],
+        ),
+        ("--megatron 0.11 --torch 2.6 --te 2.1 --apex 25.05", ["mcore-weights-only-0.11"]),
+        ("--megatron 0.12.3 --torch 2.8 --te 2.6 --apex 25.08", ["mcore-dist-checkpoint"]),
+        ("--megatron 0.12.3 --torch 2.7 --te 2.6 --apex 25.08", []),
+        ("--megatron 0.13 --torch 2.8 --te 2.6 --apex 25.08", []),
         ("--deepspeed 0.15.4 --torch 2.8", ["deepspeed-weights-only", "deepspeed-ops-need-nvcc"]),
         ("--deepspeed 0.16.9 --flavor runtime", ["deepspeed-ops-in-runtime"]),
         ("--deepspeed 0.16.9 --flavor devel --base nvidia-cuda-*", []),

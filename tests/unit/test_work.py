@@ -71,6 +71,14 @@ def test_a_wheel_is_done_when_it_is_there_and_not_when_it_is_compiled(capsys):
     assert capsys.readouterr().err.splitlines() == ["  te 2.6.0: started", "  1 of 4  te 2.6.0: done (0 s)"]
 
 
+def test_an_mpi_is_done_when_it_is_compiled_and_copied(capsys):
+    work, _ = working("plain")
+    work.parts([*PARTS, ("mpi", "openmpi 5.0.5", None)])
+    for stage, what in (("build-mpi", "started"), ("build-mpi", "done"), ("mpi", "started"), ("mpi", "done")):
+        work.change(stage, what)
+    assert capsys.readouterr().err.splitlines() == ["  openmpi 5.0.5: started", "  1 of 5  openmpi 5.0.5: done (0 s)"]
+
+
 def test_what_a_later_run_of_the_builder_finds_again_is_not_counted_again(capsys):
     work, _ = working("plain")
     for what in ("started", "done", "started", "cached", "done"):
