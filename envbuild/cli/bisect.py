@@ -19,6 +19,7 @@ from envbuild.cli.smoke_command import COMMAND, WithCommand
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
+    from envbuild.engine.image import Image
     from envbuild.matrix.cell import Cell
     from envbuild.matrix.load import Matrix
     from envbuild.pipeline.bisect import Found, Judge
@@ -68,7 +69,7 @@ class _Flags:
     "--images",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Take the images from this folder, where `envbuild image --output` wrote them, and build none.",
+    help="Take the images from this folder, where `envbuild image --output` wrote them, and build none; Apptainer runs them.",
 )
 @click.option("--no-pull", is_flag=True, help="Do not look for prebuilt images or compiled wheels in the registry.")
 @click.option("--dry-run", is_flag=True, help="List the cells between the two, and build and test nothing.")
@@ -80,7 +81,7 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     """Find the axis that makes TEST fail, between the cells GOOD and BAD.
 
     GOOD and BAD are each the id of a cell that has a lock or a record here, a lock (its folder or lock.json), a stack
-    (its cell; the repository is not in the images), or versions: "cuda=13.0 te=2.12".
+    (its cell; the repository does not count), or versions: "cuda=13.0 te=2.12".
 
     TEST runs in the image of a cell and passes with exit code 0; with 125 it cannot judge, and the search stops. Without
     TEST the bench of the smoke tests runs and is compared with GOOD's: a row below 95 % fails.
@@ -90,9 +91,9 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     compiled wheels that are here already are used. Each verdict is kept as it comes, and the same command goes on after
     an interruption, or with the image that was missing from the folder of --images.
 
-    Exits with 0 when the axis is found; 2 when the two are one cell or cannot be read; 3 when the matrix accepts one of
-    them no more; 7 when GOOD fails or BAD passes; 8 when an image is missing from --images; otherwise as `envbuild
-    image` does.
+    Exits with 0 when the axis is found; 2 when the two are one cell or cannot be read, or the folder of --images cannot
+    be used; 3 when the matrix accepts one of them no more; 7 when GOOD fails or BAD passes; 8 when an image is missing
+    from --images; otherwise as `envbuild image` does.
     """
     from envbuild.errors import UsageError
     from envbuild.matrix.load import load_matrix
@@ -131,7 +132,7 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     )
     tested = _command_test(settings, asked, test) if test is not None else _bench_test(settings, asked, folder)
     judge = _judge(matrix, asked, images, tested)
-    found = searched(stops, judge, Log(folder / "log.jsonl"), note)
+    found = searched(stops, judge, Log(folder / "log.jsonl"), note, lambda cell: _kept_under(cell, images))
     answer = _answer(found, images)
     emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
 
@@ -146,8 +147,16 @@ def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
-def _in_folder(folder: Path, stops: "Sequence[Stop]") -> dict[str, str]:
-    """Return the images of the way that lie in a folder: id of the cell -> path.
+def _kept_under(cell: "Cell", images: "Mapping[str, Image] | None") -> str:
+    """Return what a verdict is kept under: the cell, and the digest of an image that lies in a folder, where others may come."""
+    from envbuild.pipeline.bisect import key_of
+
+    image = (images or {}).get(cell.id)
+    return key_of(cell) if image is None else f"{key_of(cell)} {image.digest}"
+
+
+def _in_folder(folder: Path, stops: "Sequence[Stop]") -> dict[str, "Image"]:
+    """Return the images of the way that lie in a folder, by the id of the cell.
 
     Raises:
         UsageError: it cannot be read, it has two images of one cell, or the cells are of two flavors, which no image states.
@@ -157,26 +166,29 @@ def _in_folder(folder: Path, stops: "Sequence[Stop]") -> dict[str, str]:
     from envbuild.pipeline.image_folder import images_in
     from envbuild.util.names import shown
 
-    if len({stop.cell.versions.get("flavor", "runtime") for stop in stops}) > 1:
+    flavors = {stop.cell.versions.get("flavor", "runtime") for stop in stops}
+    if len(flavors) > 1:
         raise UsageError(
             "the flavor is no part of what an image states of its cell",
             where="--images",
             hint="bisect between two cells of one flavor",
         )
+    if flavors != {"runtime"}:
+        note(f"note: images do not state their flavor; those in {shown(str(folder))} must be {flavors.pop()}")
     here = images_in(folder.absolute(), note)
     for stop in stops:
-        if len(paths := here.get(stop.cell.id, ())) > 1:
-            names = " and ".join(shown(path.name) for path in paths)
+        if len(found := here.get(stop.cell.id, ())) > 1:
+            names = " and ".join(shown(Path(image.reference).name) for image in found)
             raise UsageError(
                 f"{names} are images of one cell, {stop.cell.id}", where=str(folder), hint="leave one of them there"
             )
-    return {stop.cell.id: str(here[stop.cell.id][0]) for stop in stops if stop.cell.id in here}
+    return {stop.cell.id: here[stop.cell.id][0] for stop in stops if stop.cell.id in here}
 
 
 def _judge(
     matrix: "Matrix",
     asked: _Flags,
-    images: Mapping[str, str] | None,
+    images: "Mapping[str, Image] | None",
     tested: Callable[[str], tuple[bool, str]],
 ) -> "Judge":
     """Return what finds or makes the image of a stop and tests it."""
@@ -190,7 +202,7 @@ def _judge(
     return judge
 
 
-def _found(matrix: "Matrix", cell: "Cell", asked: _Flags, images: Mapping[str, str]) -> str:
+def _found(matrix: "Matrix", cell: "Cell", asked: _Flags, images: "Mapping[str, Image]") -> str:
     """Return where the cell's image lies in the folder of `--images`.
 
     Raises:
@@ -201,12 +213,12 @@ def _found(matrix: "Matrix", cell: "Cell", asked: _Flags, images: Mapping[str, s
     from envbuild.solver.between import pins_of
 
     if cell.id in images:
-        return images[cell.id]
+        return images[cell.id].reference
     flags = shlex.join(word for pin in pins_of(matrix, cell) for word in (pin.origin, pin.spec))
     raise HostError(
         f"the image of {cell.id} is missing",
         where=str(asked.images),
-        hint=f"write it there, then run the same command again: envbuild image {flags} --output {cell.id}.oci.tar",
+        hint=f"write it there, then run the same command again: envbuild image {flags} --no-smoke --output {cell.id}.oci.tar",
     )
 
 
@@ -309,12 +321,12 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
 
 
 def _stops(
-    stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]], images: Mapping[str, str] | None
+    stops: "Sequence[Stop]", verdicts: Mapping[int, Mapping[str, Any]], images: "Mapping[str, Image] | None"
 ) -> list[dict[str, Any]]:
     return [
         {
             "cell": stop.cell.id,
-            **({} if images is None else {"image": images.get(stop.cell.id)}),
+            **({} if images is None else {"image": _place(images.get(stop.cell.id))}),
             "moved": [
                 {
                     "axis": axis,
@@ -329,7 +341,7 @@ def _stops(
     ]
 
 
-def _answer(found: "Found", images: Mapping[str, str] | None) -> dict[str, Any]:
+def _answer(found: "Found", images: "Mapping[str, Image] | None") -> dict[str, Any]:
     verdicts = {
         each.place: {"verdict": "good" if each.good else "bad", "why": each.why, "kept": each.kept}
         for each in found.verdicts
@@ -337,14 +349,19 @@ def _answer(found: "Found", images: Mapping[str, str] | None) -> dict[str, Any]:
     return {"stops": _stops(found.stops, verdicts, images), "found": found.as_json()}
 
 
+def _place(image: "Image | None") -> str | None:
+    return None if image is None else image.reference
+
+
 def _text(answer: Mapping[str, Any]) -> str:
     from envbuild.cli.show import table
+    from envbuild.util.names import shown
 
     with_images = "image" in answer["stops"][0]
     rows: list[tuple[str, ...]] = [("cell", *(["image"] if with_images else []), "test", "what moved")]
     for stop in answer["stops"]:
         moved = ", ".join(_move(each) for each in stop["moved"])
-        image = [Path(stop["image"]).name if stop["image"] else "missing"] if with_images else []
+        image = [shown(Path(stop["image"]).name) if stop["image"] else "missing"] if with_images else []
         verdict = (stop["verdict"] or "-") + (" (kept)" if stop["kept"] else "")
         rows.append((stop["cell"], *image, verdict, moved or "-"))
     lines = ["from GOOD to BAD", table(rows)]

@@ -112,7 +112,13 @@ class Log:
             os.fsync(file.fileno())
 
 
-def bisect(stops: Sequence[Stop], judge: Judge, log: Log, note: Callable[[str], None] = lambda _: None) -> Found:
+def bisect(
+    stops: Sequence[Stop],
+    judge: Judge,
+    log: Log,
+    note: Callable[[str], None] = lambda _: None,
+    key_of: Callable[[Cell], str] = key_of,
+) -> Found:
     """Find the step of a way that turns good to bad, in at most `most_runs` runs of the test.
 
     A way is halved as if good turned to bad once. Where it turns back and forth, the answer is one of the steps that turn it
@@ -123,6 +129,7 @@ def bisect(stops: Sequence[Stop], judge: Judge, log: Log, note: Callable[[str], 
         judge: makes the image of a stop and tests it.
         log: verdicts of earlier runs of the same search; new ones are added.
         note: takes a line about each verdict.
+        key_of: returns what a verdict is kept under, for a cell.
 
     Raises:
         SmokeError: the first stop is bad, or the last one good.

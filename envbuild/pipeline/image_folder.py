@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from envbuild.engine.image import Image
 from envbuild.engine.place import kind_of
 from envbuild.engine.unpacked import stated_of
-from envbuild.errors import HostError, LockError, UsageError
+from envbuild.errors import LockError, UsageError
 from envbuild.matrix.cell import CELL_LABEL
 from envbuild.util.names import shown
 
@@ -13,8 +14,8 @@ _MOST = 4096
 """Entries of a folder that are looked at."""
 
 
-def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dict[str, tuple[Path, ...]]:
-    """Return the images that lie directly in `folder`: id of the cell that an image states -> where it lies, sorted by name.
+def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dict[str, tuple[Image, ...]]:
+    """Return the images that lie directly in `folder`: id of the cell that an image states -> the images, sorted by name.
 
     What is no image is passed over without a word, and one that states no cell or cannot be read with a line to `note`.
 
@@ -22,7 +23,11 @@ def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dic
         folder: holds OCI archives, OCI layouts, .sif files and sandboxes, as `envbuild image --output` writes them.
         note: takes a line about each image that is passed over.
 
+    Returns:
+        Images whose reference is the path. Of an archive or a layout, manifest and configuration were checked, and no layer.
+
     Raises:
+        HostError: a .sif is there, and Apptainer, which reads it, is missing or failed.
         UsageError: it is no folder, cannot be read, or holds more than 4096 entries.
 
     """
@@ -40,17 +45,18 @@ def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dic
             where="--images",
             hint="name a folder with the images alone",
         )
-    found: dict[str, tuple[Path, ...]] = {}
+    found: dict[str, tuple[Image, ...]] = {}
     for path in entries:
         if kind_of(path) is None:
             continue
         try:
-            cell = stated_of(str(path)).labels.get(CELL_LABEL)
-        except (LockError, UsageError, HostError) as error:
+            image = stated_of(str(path))
+        except (LockError, UsageError) as error:
             note(f"passed over {shown(path.name)}: {error.what}")
             continue
+        cell = image.labels.get(CELL_LABEL)
         if cell is None:
             note(f"passed over {shown(path.name)}: it states no cell")
             continue
-        found[cell] = (*found.get(cell, ()), path)
+        found[cell] = (*found.get(cell, ()), image)
     return found

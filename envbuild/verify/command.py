@@ -196,7 +196,7 @@ def run_test(
     """Run a command in an image as `envbuild run` would, and return its exit code and its last line.
 
     Raises:
-        HostError: no engine, no such image, or the container cannot be made.
+        HostError: no engine, no such image, one for another processor, or the container cannot be made.
         SmokeError: it did not end in time, or printed too much.
         KeyboardInterrupt: somebody interrupted it.
 
@@ -207,6 +207,7 @@ def run_test(
     heard = _Heard(show=show)
     runtime = runtime_for(settings, image)
     found = runtime.look_up(image)
+    runtime.require_runnable(found)
     container = Container(image=found.id, mounts=mounts, environment=environment, init=True)
     words = ["-c", READ_COMPAT + 'exec "$@"', "sh", *command]
     with contextlib.ExitStack() as held:

@@ -116,7 +116,9 @@ def test_an_engine_that_starts_no_container_is_no_verdict(
         monkeypatch.setattr(running, "start_guest", lambda *_, **__: started(text))
         return running.run_test("img", ["x"], Settings(cache_dir=tmp_path), timeout_s=20)
 
-    monkeypatch.setattr("envbuild.engine.guest.look_up", lambda *_: SimpleNamespace(id="sha256:" + "1" * 64))
+    monkeypatch.setattr(
+        "envbuild.engine.guest.look_up", lambda *_: SimpleNamespace(id="sha256:" + "1" * 64, platform="")
+    )
     with pytest.raises(HostError):
         run('printf "%s\\n" "$LINE"; echo "failed to start containers: x"; exit 1')
     # a test that says so in the middle of a line, or passes, is judged
@@ -142,6 +144,14 @@ def test_an_engine_that_starts_no_container_is_no_verdict(
     suite = Collected(lambda _: None)
     suite.line(line + "\n")
     assert suite.judge(1, 60)[0] == "host"
+
+
+def test_an_image_for_another_processor_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = SimpleNamespace(id="sha256:" + "1" * 64, platform="linux/s390x", reference="img")
+    monkeypatch.setattr("envbuild.run.apptainer.ApptainerRuntime.look_up", lambda *_: foreign)
+    monkeypatch.setattr(running, "start_guest", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(HostError, match="s390x"):
+        running.run_test("/x.sif", ["true"], Settings(cache_dir=tmp_path), timeout_s=20)
 
 
 @pytest.mark.parametrize(("verdict", "error"), [("hung", SmokeError), ("host", HostError), ("failed", None)])

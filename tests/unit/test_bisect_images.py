@@ -16,9 +16,10 @@ from envbuild.verify import command as running
 GOOD, BAD = "cuda=cpu python=3.10 torch=2.11.0", "cuda=cpu python=3.12 torch=2.13.0 mpi=mpich"
 
 
-def archive(folder: Path, name: str, cell: object) -> Path:
+def archive(folder: Path, name: str, cell: object, **more: str) -> Path:
     """Write an image that states this cell."""
-    labels = {} if cell is None else {"io.envbuild.cell": cell}
+    labels: dict[str, object] = {} if cell is None else {"io.envbuild.cell": cell}
+    labels |= more
     return Image(config={"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}).write(folder, name)
 
 
@@ -79,14 +80,48 @@ def test_the_search_goes_on_with_an_image_that_was_missing(bisect: Any) -> None:
     assert (code, f"the image of {last} is missing" in err, len(bisect.ran)) == (8, True, 1)
     (line,) = [line for line in err.splitlines() if "envbuild image" in line]
     words = shlex.split(line.partition("again: ")[2])
-    assert words[-2:] == ["--output", f"{last}.oci.tar"]
-    flags = dict(zip(words[2:-2:2], words[3:-2:2], strict=True))
+    assert words[-3:] == ["--no-smoke", "--output", f"{last}.oci.tar"]
+    flags = dict(zip(words[2:-3:2], words[3:-3:2], strict=True))
     assert flags.items() >= {"--cuda": "cpu", "--python": "3.12", "--torch": "2.13.0+cpu", "--mpi": "mpich"}.items()
     archive(bisect.folder, "last-bad.oci.tar", last)
     code, _, err = bisect("--", "true")
     assert code == 8  # one in the middle
     assert [Path(image).name for image in bisect.ran] == ["last-bad.oci.tar"]  # the first one's verdict is kept
     assert f"good (kept from an earlier run): {first}" in err
+
+
+def test_another_image_of_a_cell_is_tested_again(bisect: Any) -> None:
+    stops = way(bisect)
+    for place, stop in enumerate(stops):
+        archive(bisect.folder, f"{place}{'-bad' if place > 1 else ''}.oci.tar", stop["cell"])
+    assert bisect("--", "true")[0] == 0
+    assert bisect("--", "true")[0] == 0
+    assert bisect.ran == []
+    archive(bisect.folder, "0.oci.tar", stops[0]["cell"], more="another image")
+    assert bisect("--", "true")[0] == 0
+    assert [Path(image).name for image in bisect.ran] == ["0.oci.tar"]
+
+
+def test_a_sif_without_apptainer_is_not_missing(bisect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bisect.folder / "a.sif").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, err = bisect("--dry-run")
+    assert (code, "apptainer" in err, "missing from" in err) == (8, True, False)
+
+
+def test_a_name_of_a_file_makes_no_line_of_its_own(bisect: Any) -> None:
+    cell = way(bisect)[0]["cell"]
+    archive(bisect.folder, "x\nforged.oci.tar", cell)
+    _, out, _ = bisect("--dry-run")
+    assert not any(line.startswith("forged") for line in out.splitlines())
+    assert "x\\nforged.oci.tar" in out
+
+
+def test_what_flavor_the_images_must_have_is_stated(bisect: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bisect", GOOD + " flavor=devel", BAD + " flavor=devel", "--images", str(bisect.folder), "--dry-run"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "must be devel" in capsys.readouterr().err
 
 
 def test_two_images_of_one_cell_are_refused(bisect: Any) -> None:
@@ -126,7 +161,8 @@ def test_what_is_spoiled_is_passed_over_with_a_word(tmp_path: Path) -> None:
     changed.write(tmp_path, "changed.oci.tar")
     (tmp_path / "box" / ".singularity.d").mkdir(parents=True)
     notes: list[str] = []
-    assert images_in(tmp_path, notes.append) == {"cell-a": (sound,)}
+    found = images_in(tmp_path, notes.append)
+    assert {cell: [image.reference for image in images] for cell, images in found.items()} == {"cell-a": [str(sound)]}
     reported = {note.removeprefix("passed over ").partition(": ")[0]: note.partition(": ")[2] for note in notes}
     assert set(reported) == {"none.oci.tar", "number.oci.tar", "text.tar", "changed.oci.tar", "box", "\\x1b[2J.oci.tar"}
     assert reported["none.oci.tar"] == "it states no cell"
