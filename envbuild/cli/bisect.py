@@ -326,7 +326,7 @@ def _stops(
     return [
         {
             "cell": stop.cell.id,
-            **({} if images is None else {"image": _place(images.get(stop.cell.id))}),
+            **({} if images is None else {"image": images[stop.cell.id].reference if stop.cell.id in images else None}),
             "moved": [
                 {
                     "axis": axis,
@@ -347,10 +347,6 @@ def _answer(found: "Found", images: "Mapping[str, Image] | None") -> dict[str, A
         for each in found.verdicts
     }
     return {"stops": _stops(found.stops, verdicts, images), "found": found.as_json()}
-
-
-def _place(image: "Image | None") -> str | None:
-    return None if image is None else image.reference
 
 
 def _text(answer: Mapping[str, Any]) -> str:

@@ -70,24 +70,19 @@ def look_up(settings: Settings, reference: str, *, note: Callable[[str], None] =
             raise no_image(path, reference)
 
 
-def stated_of(reference: str) -> Image:
-    """Return what is stated of the image at a path. Nothing is unpacked: of a layout or an archive, manifest and configuration are checked.
+def stated_of(path: Path, kind: Kind) -> Image:
+    """Return what is stated of an image. Nothing is unpacked: of a layout or an archive, manifest and configuration are checked.
 
     Raises:
-        UsageError: there is no image at that path.
+        UsageError: a .sif or a sandbox does not say which OCI image it was made from.
         LockError: what is stated of it cannot be read.
         HostError: Apptainer, which reads a .sif, is missing or failed.
 
     """
-    path = Path(reference).expanduser().absolute()
-    match kind_of(path):
-        case "archive" | "layout" as kind:
-            archive = open_image(path, kind)
-            return _image(label_of(archive, archive.image()), reference, path, "blobs")
-        case "sif" | "sandbox" as kind:
-            return _labelled(reference, path, kind)
-        case None:
-            raise no_image(path, reference)
+    if kind in {"sif", "sandbox"}:
+        return _labelled(str(path), path, kind)
+    archive = open_image(path, kind)
+    return _image(label_of(archive, archive.image()), str(path), path, "blobs")
 
 
 def open_image(path: Path, kind: Kind) -> Archive:

@@ -117,7 +117,7 @@ def bisect(
     judge: Judge,
     log: Log,
     note: Callable[[str], None] = lambda _: None,
-    key_of: Callable[[Cell], str] = key_of,
+    kept_under: Callable[[Cell], str] = key_of,
 ) -> Found:
     """Find the step of a way that turns good to bad, in at most `most_runs` runs of the test.
 
@@ -129,7 +129,7 @@ def bisect(
         judge: makes the image of a stop and tests it.
         log: verdicts of earlier runs of the same search; new ones are added.
         note: takes a line about each verdict.
-        key_of: returns what a verdict is kept under, for a cell.
+        kept_under: returns what a verdict is kept under in the log, for a cell.
 
     Raises:
         SmokeError: the first stop is bad, or the last one good.
@@ -140,7 +140,7 @@ def bisect(
 
     def is_good(place: int) -> bool:
         stop = stops[place]
-        key = key_of(stop.cell)
+        key = kept_under(stop.cell)
         kept = log.kept.get(key)
         if kept is None:
             good, why = judge(stop, f"cell {place} of {len(stops) - 1}")

@@ -47,10 +47,11 @@ def images_in(folder: Path, note: Callable[[str], None] = lambda _: None) -> dic
         )
     found: dict[str, tuple[Image, ...]] = {}
     for path in entries:
-        if kind_of(path) is None:
+        kind = kind_of(path)
+        if kind is None:
             continue
         try:
-            image = stated_of(str(path))
+            image = stated_of(path, kind)
         except (LockError, UsageError) as error:
             note(f"passed over {shown(path.name)}: {error.what}")
             continue

@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -34,8 +35,6 @@ REQUIREMENTS = (
     "sgd-sai==1.0.3",
     "pybind11==3.1.0",
 )
-MEGATRON_0_12_3 = "8e2ab35c5f3cff13b893f30ed79150c73e5d8e8569636fa41c0fcb6befa09b21"
-"""sha256 of PyPI's source archive of megatron-core 0.12.3."""
 WORDS = ("alpha", "beta", "gamma", "delta", "one", "two", "three")
 PROBES = Path(__file__).parent / "probes"
 
@@ -118,6 +117,25 @@ def sdist(python: Path, name: str, version: str, sha256: str) -> Path:
                 place.write_bytes(found.read_bytes())
     assert hashlib.sha256(place.read_bytes()).hexdigest() == sha256
     return place
+
+
+def megatron_core(python: Path, folder: Path) -> Path:
+    """Unpack PyPI's source archive of megatron-core 0.12.3 in `folder`; return its root, whose megatron/core is that of the tag."""
+    sha256 = "8e2ab35c5f3cff13b893f30ed79150c73e5d8e8569636fa41c0fcb6befa09b21"
+    with tarfile.open(sdist(python, "megatron-core", "0.12.3", sha256)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "megatron_core-0.12.3"
+
+
+def run_probe(python: Path, tree: Path, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a probe on the Megatron-core of `tree`."""
+    return subprocess.run(
+        [str(python), "-P", str(PROBES / name), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def the_patch(name: str) -> Patch:

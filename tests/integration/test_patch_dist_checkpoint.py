@@ -1,12 +1,9 @@
 """The dist-checkpoint patch on the real megatron-core 0.12.3, from its source archive on PyPI, with a torch newer than 2.8."""
 
 import json
-import os
-import subprocess
-import tarfile
 
 import pytest
-from patch_support import MEGATRON_0_12_3, PROBES, REQUIREMENTS, sdist, the_patch, venv
+from patch_support import REQUIREMENTS, megatron_core, run_probe, the_patch, venv
 
 from envbuild.patches.apply import apply
 
@@ -21,19 +18,11 @@ def python():
 @pytest.fixture
 def save(python, tmp_path):
     """Save and load with the tree as it is, or with the patch."""
-    with tarfile.open(sdist(python, "megatron-core", "0.12.3", MEGATRON_0_12_3)) as archive:
-        archive.extractall(tmp_path, filter="data")
-    tree = tmp_path / "megatron_core-0.12.3"
+    tree = megatron_core(python, tmp_path)
 
     def run(*names):
         assert all(report.state == "applies" for report in apply(tree, [the_patch(name) for name in names]))
-        return subprocess.run(
-            [str(python), "-P", str(PROBES / "dist_checkpoint.py"), str(tmp_path / "checkpoint")],
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_probe(python, tree, "dist_checkpoint.py", tmp_path / "checkpoint")
 
     return run
 

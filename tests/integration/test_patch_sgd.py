@@ -1,12 +1,9 @@
 """The sgd patch on the real megatron-core 0.12.3, from its source archive on PyPI, with the real sgd-sai."""
 
 import json
-import os
-import subprocess
-import tarfile
 
 import pytest
-from patch_support import MEGATRON_0_12_3, PROBES, REQUIREMENTS, sdist, the_patch, venv
+from patch_support import REQUIREMENTS, megatron_core, run_probe, the_patch, venv
 
 from envbuild.patches.apply import apply, check
 
@@ -20,10 +17,7 @@ def python():
 
 @pytest.fixture(scope="module")
 def tree(python, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sgd")
-    with tarfile.open(sdist(python, "megatron-core", "0.12.3", MEGATRON_0_12_3)) as archive:
-        archive.extractall(folder, filter="data")
-    root = folder / "megatron_core-0.12.3"
+    root = megatron_core(python, tmp_path_factory.mktemp("sgd"))
     assert [report.state for report in apply(root, [the_patch("sgd")])] == ["applies"]
     assert [report.state for report in check(root, [the_patch("sgd")])] == ["applied"]
     return root
@@ -33,13 +27,7 @@ def tree(python, tmp_path_factory):
 def probe(python, tree):
     def run(mode):
         place = tree / "checkpoint"
-        done = subprocess.run(
-            [str(python), "-P", str(PROBES / "sgd.py"), mode, str(place)],
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_probe(python, tree, "sgd.py", mode, place)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(place.with_name(f"checkpoint.{mode}.json").read_text())
 
