@@ -31,6 +31,9 @@ AXIS_OF_DISTRIBUTION: Mapping[str, str] = MappingProxyType(
 SOFTWARE = ("cuda", *(component.axis for component in COMPONENTS.values() if component.ran))
 """The axes that evidence speaks of: the software that ran. The OS and the base under it rank by their listed preference alone."""
 
+CHOICES = tuple(axis for axis, component in COMPONENTS.items() if component.chooses)
+"""The axes that are no software: choices of how a component is compiled."""
+
 
 def components_in(view: View) -> tuple[Component, ...]:
     """Return the components of a cell, in their order."""

@@ -225,6 +225,8 @@ class Component:
     """Whether NVIDIA's PyTorch images hold it, so that it is neither installed nor compiled there."""
     ran: ClassVar[bool] = True
     """Whether it is software that evidence of a run speaks of."""
+    chooses: ClassVar[str] = ""
+    """The component of whose compile it is a choice, where it is no software itself: a cell without it is complete."""
     tested_by_release: ClassVar[bool] = False
     """Whether each release states the very versions that it was tested with, so that no patch of these is as good."""
     needs_commit: ClassVar[bool] = False

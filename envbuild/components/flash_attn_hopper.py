@@ -13,8 +13,11 @@ from envbuild.components.base import (
     Wheel,
     commit_of,
 )
+from envbuild.components.fa3_kernels import KernelFacts
+from envbuild.components.fa3_kernels import component as _choice
 from envbuild.util.model import Field, Model
 
+KERNELS = _choice.axis
 _URL = "https://github.com/Dao-AILab/flash-attention.git"
 
 
@@ -45,6 +48,12 @@ class Fa3Facts(Model):
     """Where flash_attn_interface.py must be copied for TE to import it, relative to site-packages."""
     toolchain: OwnToolchain | None = None
     """nvcc and ptxas that its setup.py would fetch during the build; locked, and given to it."""
+
+
+def _kernels(view: View) -> KernelFacts | None:
+    """Return which kernels are compiled, or None where all are."""
+    facts: KernelFacts | None = view.release(KERNELS).facts if KERNELS in view.versions else None
+    return facts
 
 
 class FlashAttentionHopper(Component):
@@ -88,6 +97,9 @@ class FlashAttentionHopper(Component):
             # Its cells are Hopper's (rule fa3-sm90a), and 60 of the 130 files that 27f501d compiles are for Ampere. Older
             # trees have none.
             env["FLASH_ATTENTION_DISABLE_SM80"] = "TRUE"
+        kernels = _kernels(view)
+        if kernels is not None:
+            env |= {f"{prefix}_DISABLE_{name}": "TRUE" for name in kernels.without}
         archives = self._archives(view)
         if archives:
             env["FLASH_ATTENTION_HOME"] = DOWNLOADED
@@ -110,8 +122,10 @@ class FlashAttentionHopper(Component):
         return {"flash_attn_interface": place} if place else {}
 
     def expected(self, view: View) -> dict[str, object]:
-        del view
-        return {"head_dims": [64, 128]}
+        kernels = _kernels(view)
+        if kernels is None:
+            return {"head_dims": [64, 128]}
+        return {"head_dims": list(kernels.head_dims), "fp8": "FP8" not in kernels.without}
 
 
 component = FlashAttentionHopper()

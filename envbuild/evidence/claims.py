@@ -7,7 +7,7 @@ than it counts (`place.differences`).
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from envbuild.components import COMPONENTS, SOFTWARE
+from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
 from envbuild.evidence.place import differences, parts, place_of, proof_of, replaced_of
 from envbuild.evidence.records import Evidence
 from envbuild.evidence.standing import Standing, Status, Suite, evidence_for, standing_for
@@ -71,15 +71,20 @@ class Claim(Frozen):
     """Of a mixed fleet: what is known of each GPU, such as `sm_90`; the claim itself is then the weakest of them."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values; `ran_on` is on what the record's run took place, None where there is none."""
+        """Return it as JSON values; `ran_on` is on what the record's run took place, None where there is none.
+
+        `ran_on` has an axis of CHOICES only where something was chosen.
+        """
         record = self.record
+        place = place_of(record) if record else {}
+        place = {axis: value for axis, value in place.items() if axis not in CHOICES or value != NONE}
         return {
             "status": self.status,
             "text": self.text,
             "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None,
             "claim": self.proof.value,
             "record": record.id if record else None,
-            "ran_on": {"machine": record.machine, "image": record.image, **place_of(record)} if record else None,
+            "ran_on": {"machine": record.machine, "image": record.image, **place} if record else None,
             "differences": dict(self.differences),
             "components": {
                 axis: {

@@ -68,6 +68,8 @@ def pairs_in(versions: Mapping[AxisName, str]) -> Iterator[dict[AxisName, str]]:
     """Yield each pair of a cell that trials speak of: a component and torch, or a component and Transformer Engine."""
     for other in _WITH:
         for axis, component in COMPONENTS.items():
+            if component.chooses:
+                continue
             if axis in versions and other in versions and component.place > COMPONENTS[other].place:
                 yield {axis: versions[axis], other: versions[other]}
 

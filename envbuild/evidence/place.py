@@ -1,13 +1,13 @@
 """Where a run took place and what of the cell ran as its lock makes it: how far its record counts for another cell.
 
 A record counts for the GPU architecture (SM), the host architecture, the Python, the MPI and the OS that it ran on, and for
-components compiled as they were compiled.
+components compiled as they were compiled: with the same choices, such as of flash-attention 3's kernels.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 
-from envbuild.components import COMPONENTS, SOFTWARE
+from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
 from envbuild.evidence.records import REPLACED, Evidence
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.fleet import gpus_in
@@ -15,12 +15,12 @@ from envbuild.matrix.model import AxisName
 from envbuild.solver.proof import Proof
 
 UNKNOWN = "unknown"
-PLACE = ("gpu", ARCHITECTURE, "python", "mpi", "os")
-"""The axes of `place_of`: on what a run takes place."""
+PLACE = ("gpu", ARCHITECTURE, "python", "mpi", "os", *CHOICES)
+"""The axes of `place_of`: on what a run takes place, and how what it ran was compiled."""
 
 
 def place_of(record: Evidence) -> dict[AxisName, str]:
-    """Return on what the run took place, as axes of a cell: `gpu`, `arch`, `python`, `mpi`, `os` -> version or `none`.
+    """Return on what the run took place, as axes of a cell: those of PLACE -> version or `none`.
 
     Python and, on a bare host, the OS are what the machine reported; an image's OS is its cell's.
     """
@@ -30,6 +30,7 @@ def place_of(record: Evidence) -> dict[AxisName, str]:
         "python": ".".join(_text(record.software.get("python") or record.target.get("python")).split(".")[:2]),
         "mpi": str(record.cell.get("mpi") or NONE),
         "os": _os_of(record),
+        **{axis: str(record.cell.get(axis) or NONE) for axis in CHOICES},
     }
 
 
@@ -98,18 +99,22 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
         versions: the cell, axis -> version.
 
     Returns:
-        kind -> words. Kinds: `gpu`, `arch`, `python`, `mpi`, `os`, `target` (compiled for another GPU than it ran on),
-        `adopted`, `switches`, `replaced`. A run on a CPU has no `gpu`, which it does not claim.
+        kind -> words. Kinds: `gpu`, `arch`, `python`, `mpi`, `os`, the axes of CHOICES, `target` (compiled for another GPU
+        than it ran on), `adopted`, `switches`, `replaced`. A run on a CPU has no `gpu`, which it does not claim.
 
     """
     ran, wanted = place_of(record), place_wanted(versions)
-    names = {"python": "Python", "mpi": "MPI"}
+    names = {"python": "Python", "mpi": "MPI", **{axis: axis for axis in CHOICES}}
     found = {}
     for axis, here in wanted.items():
         if ran[axis] == here or (axis == "gpu" and ran[axis] == NONE):
             continue
-        there = "no MPI" if (axis, ran[axis]) == ("mpi", NONE) else f"{names.get(axis, '')} {ran[axis]}".strip()
-        found[axis] = f"{there} (here {'none' if here == NONE else here})"
+        if axis in CHOICES and COMPONENTS[axis].chooses not in versions:  # a choice of what the cell does not have
+            continue
+        absent = "all" if axis in CHOICES else "none"
+        was = absent if ran[axis] == NONE else ran[axis]
+        there = "no MPI" if (axis, ran[axis]) == ("mpi", NONE) else f"{names.get(axis, '')} {was}".strip()
+        found[axis] = f"{there} (here {absent if here == NONE else here})"
     made_for = gpus_in(record.cell)
     if ran["gpu"] != NONE and made_for and ran["gpu"] not in made_for:
         found["target"] = f"compiled for {', '.join(made_for)}"

@@ -29,7 +29,7 @@ class Conflict:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """The pins in conflict; dropping any one of them leaves a cell for the others."""
+        """The pins in conflict; dropping any one of them leaves a cell for the others, with or without the axis dropped."""
         return tuple(step.pin for step in self.steps if step.pin is not None)
 
     @cached_property
@@ -90,7 +90,7 @@ def explain_conflict(asked: ReadRequest, evidence: Sequence[EvidenceRef] = (), *
     for order in (pins[::-1],) if first_only else (pins[::-1], pins):
         core = _minimal_pins(asked, pins, order, known)
         if core not in found:
-            compiled, domains = asked.of(core)
+            compiled, domains = _left_of(asked, core)
             domains = _possible(asked, core, compiled, domains)
             cores = _clause_cores(compiled, domains, tries=1 if first_only else 3)
             found[core] = min((steps_of(asked, core, domains, clauses) for clauses in cores), key=len)
@@ -103,7 +103,7 @@ def _minimal_pins(
 ) -> tuple[Pin, ...]:
     """Drop pins in `order` while what is left still has no cell; `known` keeps which pins have one.
 
-    More than one pass, because dropping a pin is not always a relief: without it an axis of use `asked` is not in use.
+    More than one pass, because dropping a pin is not always a relief: without it an axis of use `host` is not in use.
     """
     kept = tuple(pins)
     changed = True
@@ -114,10 +114,24 @@ def _minimal_pins(
             if len(rest) == len(kept):
                 continue
             if rest not in known:
-                known[rest] = solvable(*asked.of(rest))
+                known[rest] = solvable(*_left_of(asked, rest))
             if not known[rest]:
                 kept, changed = rest, True
     return kept
+
+
+def _left_of(asked: ReadRequest, pins: Sequence[Pin]) -> tuple[Clauses, list[int]]:
+    """Return the clauses and domains of a request with only `pins`, where an axis that a dropped pin names may be in use.
+
+    Otherwise one of use `asked` would not be, and the explanation to somebody who did request it would be that a cell has
+    it only when requested.
+    """
+    compiled, domains = asked.of(pins)
+    kept = {pin.axis for pin in pins}
+    for pin, axis, _ in asked.masks:
+        if pin.axis not in kept and compiled.axes[axis].use == "asked":
+            domains[axis] = compiled.full[axis]
+    return compiled, domains
 
 
 def _possible(asked: ReadRequest, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:

@@ -188,9 +188,12 @@ def test_the_sms_of_a_component_are_those_of_its_rules():
     """`sms` of a component and the rules that refuse it elsewhere state one fact."""
     matrix = load_matrix()
     partial = {axis: component.sms for axis, component in COMPONENTS.items() if component.sms}
-    assert partial == {"flash-attn-hopper": ("90",)}
+    assert partial == {"flash-attn-hopper": ("90",), "fa3-kernels": ("90",)}
     for axis, sms in partial.items():
-        needed = [rule.needs["gpu"] for rule in matrix.rules if rule.when == {axis: "any"} and "gpu" in rule.needs]
+        if chosen := COMPONENTS[axis].chooses:
+            assert [rule.with_ for rule in matrix.rules if rule.when == {axis: "any"} and rule.with_] == [(chosen,)]
+        of = chosen or axis
+        needed = [rule.needs["gpu"] for rule in matrix.rules if rule.when == {of: "any"} and "gpu" in rule.needs]
         served = [r for r in matrix.releases["gpu"] if all(matches(matrix.axes["gpu"], spec, r) for spec in needed)]
         assert tuple(release.facts.sm for release in served) == sms
 

@@ -68,6 +68,11 @@ AXES = {
         {"base", "runtime", "torch", "wheel-apex"},
     ),
     "mpi": ({"mpi": "openmpi"}, {"runtime"}, {"base"}),
+    "fa3-kernels": (
+        {"flash-attn-hopper": "auto", "fa3-kernels": "training-64-128"},
+        {"wheel-flash-attn-hopper", "env"},
+        {"base", "runtime", "torch", *WHEELS},
+    ),
     "base": (
         {"base": "nvidia-cuda-13.0.2-ubuntu24.04", "os": None, "python": None},
         {"base", "runtime", "wheel-apex"},

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from naive import Naive
 from random_matrix import random_evidence, random_matrix, random_request
 
+from envbuild.components import COMPONENTS
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Pin, Request
 from envbuild.matrix.load import load_matrix
@@ -142,7 +143,9 @@ def check(matrix, naive, request, evidence, *, explain):
         r.id for r in matrix.rules if naive.applies(cell, r)
     }
     assert set(solution.reasons) == set(solution.cell.versions)
-    could = {name for name, axis in matrix.axes.items() if axis.use in {"asked", "default"}}
+    choices = {axis for axis, component in COMPONENTS.items() if component.chooses}
+    could = {name for name, axis in matrix.axes.items() if axis.use in {"asked", "default"}} - choices
+    could |= {pin.axis for pin in request.pins if pin.spec == "none"} & choices
     assert set(solution.left_out) == could - set(solution.cell.versions)
     assert all(solution.left_out.values())
     return "solved"
@@ -158,16 +161,22 @@ def compared(score, prefer):
 def check_conflict(naive, request, conflict, *, nearest):
     pins = conflict.pins
     assert set(pins) <= set(request.pins)
-    assert not naive.answers(pins)
+    assert not naive.answers(pins, free=optional(naive, request, pins))
     for dropped in pins:
         rest = [pin for pin in pins if pin is not dropped]
-        assert naive.answers(rest), (pins, dropped)
+        assert naive.answers(rest, free=optional(naive, request, rest)), (pins, dropped)
     rules = {rule.id for rule in naive.matrix.rules}
     for step in conflict.steps:
         assert step.rule in {"asked", "release", "derived"} | rules
         assert step.text.endswith(".")
     if nearest:
         check_nearest(naive, request, conflict.nearest)
+
+
+def optional(naive, request, kept):
+    """Return the axes that a cell has only when requested, and that pins which were dropped do request."""
+    dropped = {pin.axis for pin in request.pins} - {pin.axis for pin in kept}
+    return {axis for axis in dropped if naive.matrix.axes[axis].use == "asked"}
 
 
 def check_nearest(naive, request, nearest):

@@ -1,0 +1,119 @@
+"""The choice of flash-attention 3's kernels: what it leaves out, what of the image it changes, and what its runs prove."""
+
+import re
+
+import pytest
+from cell_inputs import changed, complete, inputs_for, plan_for
+from test_claims import VERSIONS, claim, record, refs_of, solved
+
+from envbuild.components import COMPONENTS
+from envbuild.errors import NoCellError
+from envbuild.matrix.cell import Cell
+from envbuild.matrix.load import load_matrix
+from envbuild.plan.plan import plan_of
+from envbuild.solver.proof import RANKS
+
+FA3 = {"cuda": "13.0", "te": "2.12", "gpu": "h100", "flash_attn_hopper": "3.0.0"}
+KEPT = ("DISABLE_BACKWARD", "DISABLE_HDIMDIFF64", "DISABLE_PACKGQA", "DISABLE_LOCAL", "DISABLE_VARLEN", "DISABLE_FP8")
+"""What no choice leaves out: training itself, its speed, and the one call that no check of flash-attention stops."""
+
+
+def wheel(**more):
+    made = plan_of(load_matrix(), complete(inputs_for(**FA3, **more)))
+    return next(each for each in made.components if each.axis == "flash-attn-hopper")
+
+
+def left_out(environment):
+    return {name for name in environment if "_DISABLE_" in name}
+
+
+def test_all_kernels_are_compiled_where_none_are_chosen():
+    assert left_out(wheel().environment) == {"FLASH_ATTENTION_DISABLE_SM80"}
+
+
+@pytest.mark.parametrize("release", load_matrix().releases["fa3-kernels"], ids=lambda release: release.version)
+def test_a_choice_is_given_to_setup_py_and_keeps_what_training_needs(release):
+    environment = wheel(fa3_kernels=release.version).environment
+    chosen = {f"FLASH_ATTENTION_DISABLE_{name}" for name in release.facts.without}
+    assert left_out(environment) == chosen | {"FLASH_ATTENTION_DISABLE_SM80"}
+    assert all(environment[name] == "TRUE" for name in chosen)
+    assert not [name for name in chosen if name.endswith(KEPT)]
+    dims = {int(dim) for dim in re.findall(r"HDIM(\d+)", " ".join(release.facts.without))}
+    assert set(release.facts.head_dims) == {64, 96, 128, 192, 256} - dims
+
+
+def test_a_choice_makes_another_cell_and_another_wheel_and_changes_no_other_part():
+    all_of_them, few = plan_for(**FA3), plan_for(**FA3, fa3_kernels="training-64-128")
+    assert all_of_them.cell.id != few.cell.id
+    moved = changed(all_of_them, few)
+    assert "wheel-flash-attn-hopper" in moved
+    assert not moved & {"base", "runtime", "torch", "wheel-te", "wheel-apex"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "dims"), [(None, [64, 128]), ("training", [64, 96, 128, 192, 256]), ("training-64-128", [64, 128])]
+)
+def test_the_smoke_tests_are_told_what_there_is(choice, dims):
+    axes = {"fa3-kernels": choice} if choice else {}
+    view = inputs_for(**FA3, **axes)
+    expected = COMPONENTS["flash-attn-hopper"].expected(_View(view.cell))
+    assert expected["head_dims"] == dims
+    assert expected.get("fp8", True)
+
+
+class _View:
+    def __init__(self, cell):
+        self.versions = cell.versions
+
+    def release(self, axis):
+        return load_matrix().release(axis, self.versions[axis])
+
+
+@pytest.mark.parametrize(
+    ("axes", "rule"),
+    [
+        ({"flash_attn_hopper": "none"}, "fa3-kernels-are-of-fa3"),
+        ({"flash_attn_hopper": "3.0.0b1.post20241207", "te": "2.0", "cuda": "12.6"}, "fa3-kernels-2025"),
+    ],
+)
+def test_a_choice_of_nothing_is_refused(axes, rule):
+    with pytest.raises(NoCellError, match=rule):
+        inputs_for(**{**FA3, **axes}, fa3_kernels="training")
+
+
+def test_a_cell_without_a_choice_lacks_nothing():
+    from envbuild.matrix.cell import Pin, Request
+    from envbuild.solver.solve import solve
+
+    pins = tuple(Pin(axis=axis.replace("_", "-"), spec=spec, origin=f"--{axis}") for axis, spec in FA3.items())
+    left = solve(load_matrix(), Request(pins=pins)).left_out
+    assert "flash-attn" in left
+    assert "fa3-kernels" not in left
+
+
+FEW = {"flash-attn-hopper": "3.0.0", "fa3-kernels": "training-64-128"}
+ALL = {"flash-attn-hopper": "3.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("ran", "asked", "proof", "words"),
+    [
+        (FEW, FEW, "HERE", None),
+        (ALL, ALL, "HERE", None),
+        (FEW, ALL, "ELSEWHERE", "fa3-kernels training-64-128 (here all)"),
+        (ALL, FEW, "ELSEWHERE", "fa3-kernels all (here training-64-128)"),
+        (FEW, {}, "HERE", None),  # nothing is chosen of what the cell does not have
+    ],
+)
+def test_a_run_with_few_kernels_is_no_proof_of_all(ran, asked, proof, words):
+    cell = {**VERSIONS, **ran}
+    found = claim(record(cell=cell, cell_id=Cell(versions=cell).id), **asked)
+    assert found.proof.name == proof
+    assert found.differences.get("fa3-kernels") == words
+
+
+@pytest.mark.parametrize(("ran", "asked", "here"), [(FEW, FEW, True), (FEW, ALL, False), (ALL, FEW, False)])
+def test_a_cell_does_not_rank_by_a_run_with_other_kernels(monkeypatch, ran, asked, here):
+    kept = refs_of(monkeypatch, record(cell={**VERSIONS, **ran}))
+    rank = solved(kept, gpu="h200", python="3.12", os="ubuntu24.04", **asked).score.evidence
+    assert (rank == -RANKS.index("run on this GPU (in an image)")) == here
