@@ -53,6 +53,8 @@ def _help(name: str, title: str, use: str) -> str:
         "flavor": "runtime: without a CUDA compiler; devel: with it, for code that compiles kernels as it runs. "
         "[default: runtime, or the stack's]",
     }
+    if name in COMPONENTS and (whole := COMPONENTS[name].chooses):
+        notes["asked"] = f"By default nothing of {whole} is left out; `envbuild matrix {name}` lists the choices."
     return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
 
