@@ -15,7 +15,7 @@ from envbuild.cli.axes import keyword
 from envbuild.cli.bisect_ends import cell_of
 from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
-from envbuild.cli.smoke_command import COMMAND, WithCommand
+from envbuild.cli.smoke_command import COMMAND, WithCommand, require_gpus
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class _Flags:
     baseline: str | None
     mounts: tuple[str, ...]
     environment: tuple[str, ...]
+    gpus: str
     timeout_s: float
     images: Path | None
     no_pull: bool
@@ -57,6 +58,13 @@ class _Flags:
 )
 @click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="Show TEST a folder of this host.")
 @click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Set a variable for TEST.")
+@click.option(
+    "--gpus",
+    default="all",
+    show_default=True,
+    metavar="all|0,1",
+    help="Run each test on these GPUs of the machine.",
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -111,6 +119,7 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
         raise UsageError("these are of a test, and none follows", where="--mount or --env", hint="add -- TEST")
     if test is not None and asked.baseline:
         raise UsageError("a baseline is of the bench, and a test follows", where="--baseline", hint="leave one out")
+    require_gpus(asked.gpus, None, None)
     for text in asked.mounts:
         parse_mount(text)
     for text in asked.environment:
@@ -141,9 +150,11 @@ def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -
     """Return the name of a search: by its cells, its test and what the test sees."""
     from envbuild.pipeline.bisect import key_of
 
-    what = [[key_of(cell) for cell in ends], test, asked.baseline, asked.mounts, asked.environment]
+    what: list[object] = [[key_of(cell) for cell in ends], test, asked.baseline, asked.mounts, asked.environment]
     if asked.images is not None:
         what.append(str(asked.images.absolute()))
+    if asked.gpus != "all":
+        what.append({"gpus": asked.gpus})
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
@@ -270,6 +281,7 @@ def _command_test(settings: "Settings", asked: _Flags, test: tuple[str, ...]) ->
             timeout_s=asked.timeout_s,
             mounts=tuple(parse_mount(text) for text in asked.mounts),
             environment=asked.environment,
+            gpus="auto" if asked.gpus == "all" else asked.gpus,
             show=show,
         )
         if code == _NOT_JUDGED:
@@ -299,7 +311,9 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
         target = ImageTarget(reference=tag)
         seen = look(target, settings, note)
         expected = seen.expected or {}
-        request = SmokeRequest(target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s)
+        request = SmokeRequest(
+            target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s, gpus=asked.gpus
+        )
         report = run_smoke(request, settings, seen=seen)
         if report.verdict in {"host", "hung", "interrupted"}:  # it is no verdict on the cell
             report.raise_for_verdict()

@@ -191,12 +191,13 @@ def run_test(
     timeout_s: float,
     mounts: tuple["Mount", ...] = (),
     environment: tuple[str, ...] = (),
+    gpus: "Access" = "auto",
     show: Callable[[str], None] = lambda _: None,
 ) -> tuple[int, str]:
     """Run a command in an image as `envbuild run` would, and return its exit code and its last line.
 
     Raises:
-        HostError: no engine, no such image, one for another processor, or the container cannot be made.
+        HostError: no engine, no such image, no such GPU, one for another processor, or the container cannot be made.
         SmokeError: it did not end in time, or printed too much.
         KeyboardInterrupt: somebody interrupted it.
 
@@ -208,7 +209,7 @@ def run_test(
     runtime = runtime_for(settings, image)
     found = runtime.look_up(image)
     runtime.require_runnable(found)
-    container = Container(image=found.id, mounts=mounts, environment=environment, init=True)
+    container = Container(image=found.id, gpus=gpus, mounts=mounts, environment=environment, init=True)
     words = ["-c", READ_COMPAT + 'exec "$@"', "sh", *command]
     with contextlib.ExitStack() as held:
         started = start_guest(runtime, found, container, words, held, settings=settings, timeout_s=timeout_s)

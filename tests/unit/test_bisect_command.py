@@ -34,11 +34,13 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     class Run:
         made: list[dict[str, str]] = []
+        gpus: Any = None
         fails: Any = staticmethod(lambda versions: versions["torch"] == "2.13.0+cpu")
         code = 1
 
-        def test(self, image: str, *_: object, **__: object) -> tuple[int, str]:
+        def test(self, image: str, *_: object, gpus: str, **__: object) -> tuple[int, str]:
             versions = json.loads(image)
+            self.gpus = gpus
             self.made.append(versions)
             return (self.code if self.fails(versions) else 0), "last \x1b[31mline"
 
@@ -72,7 +74,10 @@ def test_the_axis_is_named_and_the_verdicts_are_kept(bisect: Any) -> None:
     assert bisect(GOOD, BAD, "--", "false")[0] == 0
     assert bisect.made
     assert bisect(GOOD, BAD, "--restart", "--", "true")[0] == 0
-    assert bisect.made
+    assert (bool(bisect.made), bisect.gpus) == (True, "auto")  # a machine without a GPU runs it, too
+    # as do other GPUs
+    assert bisect(GOOD, BAD, "--gpus", "1", "--", "true")[0] == 0
+    assert (bool(bisect.made), bisect.gpus) == (True, "1")
 
 
 def test_ends_that_do_not_differ_in_the_test(bisect: Any) -> None:
@@ -177,11 +182,13 @@ def test_a_bench_that_hangs_stops_the_search(
         log="x",
     )
     monkeypatch.setattr("envbuild.verify.target.look", lambda *_: SimpleNamespace(expected={}))
-    monkeypatch.setattr("envbuild.verify.smoke.run_smoke", lambda *_, **__: report)
-    asked: Any = SimpleNamespace(baseline=None, timeout_s=60.0)
+    seen: list[Any] = []
+    monkeypatch.setattr("envbuild.verify.smoke.run_smoke", lambda request, *_, **__: seen.append(request) or report)
+    asked: Any = SimpleNamespace(baseline=None, timeout_s=60.0, gpus="0")
     test = command._bench_test(Settings(cache_dir=tmp_path), asked, tmp_path)
     if error is None:
         assert test("img") == (False, "why")
+        assert [request.gpus for request in seen] == ["0"]
         return
     with pytest.raises(error, match="why"):
         test("img")
@@ -209,6 +216,7 @@ def test_a_dry_run_builds_nothing(bisect: Any) -> None:
         ((GOOD, GOOD), 2, "the two are one cell"),
         ((GOOD, BAD, "--"), 2, "no test follows"),
         ((GOOD, BAD, "--env", "A=1"), 2, "none follows"),
+        ((GOOD, BAD, "--gpus", "x"), 2, "names no GPUs"),
         ((GOOD, BAD, "--baseline", "x", "--", "true"), 2, "a baseline is of the bench"),
         (("cuda=cpu te=2.6", BAD), 3, ""),
     ],
