@@ -312,7 +312,12 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
         seen = look(target, settings, note)
         expected = seen.expected or {}
         request = SmokeRequest(
-            target=target, expected=expected, level=Level.BENCH, timeout_s=asked.timeout_s, gpus=asked.gpus
+            target=target,
+            expected=expected,
+            level=Level.BENCH,
+            timeout_s=asked.timeout_s,
+            gpus=asked.gpus,
+            keyword="bench",  # no other test of the suite says which cell is slow
         )
         report = run_smoke(request, settings, seen=seen)
         if report.verdict in {"host", "hung", "interrupted"}:  # it is no verdict on the cell

@@ -188,7 +188,7 @@ def test_a_bench_that_hangs_stops_the_search(
     test = command._bench_test(Settings(cache_dir=tmp_path), asked, tmp_path)
     if error is None:
         assert test("img") == (False, "why")
-        assert [request.gpus for request in seen] == ["0"]
+        assert [(request.gpus, request.keyword) for request in seen] == [("0", "bench")]
         return
     with pytest.raises(error, match="why"):
         test("img")
