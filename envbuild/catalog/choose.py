@@ -203,6 +203,10 @@ def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], 
                 has = entry.flavor if name == _FLAVOR else entry.cell.get(name, NONE)
                 differs[name] = (" and ".join(specs.get(name, [])), has)
                 away += _releases_between(own & ~UNUSED, mask & ~UNUSED, len(compiled.position[axis]))
+        for name, version in entry.cell.items():
+            place = compiled.number.get(name)
+            if place is not None and compiled.axes[place].use == "asked" and place not in pinned:
+                differs[name] = (NONE, version)
         if _is_of_other_gpu(wanted, entry):
             differs[_GPU] = (", ".join(sorted(wanted.machine.gpus)), entry.cell[_GPU])
         if entry.stack != wanted.stack:

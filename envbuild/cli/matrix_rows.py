@@ -7,6 +7,7 @@ import click
 from envbuild.cli.axes import pin_options, request_from
 from envbuild.cli.complete import complete_axis, completing
 from envbuild.cli.output import emit, json_option, progress_options
+from envbuild.components import CHOICES
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _releases(releases: "Sequence[Release]", known: "Sequence[Listed | None]", r
             stated.append(f"also {', '.join(release.aliases)}")
         if release.asked:
             stated.append("only when requested")
+        if name in CHOICES and release.note:
+            stated.append(release.note)
         text = "; ".join(stated)
         day = release.date.isoformat() if release.date else ""
         text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -103,7 +103,7 @@ class Listing:
         components = []
         for axis, version in versions.items():
             speaking &= self._naming(axis, version)
-            if axis in COMPONENTS:
+            if axis in COMPONENTS and COMPONENTS[axis].ran:  # trials speak of no other
                 components.append((axis, version))
         tried = tuple(components)
         if tried not in self._tried:

@@ -91,6 +91,11 @@ def _read_by(switch: str) -> Iterable[AxisName]:
     return axes or SOFTWARE
 
 
+def _of_both(axis: AxisName, record: Evidence, versions: Mapping[AxisName, str]) -> bool:
+    """Return whether the run and a cell have one version of a component: a choice of another says nothing of it."""
+    return axis in versions and record.cell.get(axis) == versions[axis]
+
+
 def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str, str]:
     """Return what of the run is not as in a cell, in words by kind; nothing where the record counts for it.
 
@@ -109,7 +114,7 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
     for axis, here in wanted.items():
         if ran[axis] == here or (axis == "gpu" and ran[axis] == NONE):
             continue
-        if axis in CHOICES and COMPONENTS[axis].chooses not in versions:  # a choice of what the cell does not have
+        if axis in CHOICES and not _of_both(COMPONENTS[axis].chooses, record, versions):
             continue
         absent = "all" if axis in CHOICES else "none"
         was = absent if ran[axis] == NONE else ran[axis]

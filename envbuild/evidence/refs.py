@@ -29,7 +29,7 @@ def committed_evidence() -> tuple["Evidence", ...]:
 
 @cache
 def evidence_refs() -> tuple[EvidenceRef, ...]:
-    """Return what the records that passed prove, and for which GPU, host architecture, Python, MPI and OS, and whether an image ran.
+    """Return what the records that passed prove, on which place (`place.PLACE`), and whether an image ran.
 
     Without a training step a run proves no more than that the cell could be built; a run of some tests alone (`-k`) proves
     nothing of a cell.

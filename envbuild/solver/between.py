@@ -7,6 +7,7 @@ moved?". A set of axes that has moved is an integer, one bit for each axis in wh
 import itertools
 from collections.abc import Sequence
 
+from envbuild.components import CHOICES, COMPONENTS
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Cell, Pin
 from envbuild.matrix.fleet import GPU
@@ -33,8 +34,9 @@ class Stop(Frozen):
 def path_between(matrix: Matrix, first: Cell, second: Cell) -> tuple[Stop, ...]:
     """Return a way from one cell to another: each axis moves once, and with as few others as this way allows.
 
-    Axes move together where the matrix allows no cell in between: torch and the cuDNN that comes with it, for one. No stop
-    can be added between two of the way.
+    Axes move together where the matrix allows no cell in between: torch and the cuDNN that comes with it, for one. So do a
+    component that only one of the two has and a choice of how it is compiled: in between would be one with everything in it.
+    No other stop can be added between two of the way.
 
     Raises:
         UsageError: the two are one cell, or for different fleets.
@@ -46,7 +48,7 @@ def path_between(matrix: Matrix, first: Cell, second: Cell) -> tuple[Stop, ...]:
     moving = [axis for axis, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
     if not moving:
         raise UsageError("the two are one cell: no axis differs", hint="`envbuild compare` compares two runs of it")
-    rules = _rules(compiled, one, other, moving)
+    rules = _rules(compiled, one, other, moving) + _together(compiled, one, other, moving)
     implied = _implied(rules, len(moving))
     whole = (1 << len(moving)) - 1
     moved, stops = 0, [Stop(cell=first, moved=())]
@@ -132,6 +134,20 @@ def _rules(
             stayed |= before << place.get(axis, 0)
         else:
             found[moved, stayed] = None
+    return tuple(found)
+
+
+def _together(
+    compiled: Clauses, one: Sequence[int], other: Sequence[int], moving: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return rules, as `_rules` does, by which a component that one end lacks moves with the choice of how it is compiled."""
+    place = {compiled.names[axis]: number for number, axis in enumerate(moving)}
+    found = []
+    for choice in CHOICES:
+        whole = COMPONENTS[choice].chooses
+        if choice in place and whole in place and not (one[moving[place[whole]]] and other[moving[place[whole]]]):
+            bits_of = 1 << place[choice], 1 << place[whole]
+            found += [bits_of, bits_of[::-1]]
     return tuple(found)
 
 

@@ -127,11 +127,16 @@ def _left_of(asked: ReadRequest, pins: Sequence[Pin]) -> tuple[Clauses, list[int
     it only when requested.
     """
     compiled, domains = asked.of(pins)
-    kept = {pin.axis for pin in pins}
-    for pin, axis, _ in asked.masks:
-        if pin.axis not in kept and compiled.axes[axis].use == "asked":
-            domains[axis] = compiled.full[axis]
+    for axis in _dropped(asked, pins):
+        domains[axis] = compiled.full[axis]
     return compiled, domains
+
+
+def _dropped(asked: ReadRequest, pins: Sequence[Pin]) -> list[int]:
+    """Return the axes of use `asked` that a pin of the request names, and none of `pins`."""
+    kept = {pin.axis for pin in pins}
+    axes = asked.compiled.axes
+    return [axis for pin, axis, _ in asked.masks if pin.axis not in kept and axes[axis].use == "asked"]
 
 
 def _possible(asked: ReadRequest, pins: Sequence[Pin], compiled: Clauses, domains: list[int]) -> list[int]:
@@ -140,7 +145,7 @@ def _possible(asked: ReadRequest, pins: Sequence[Pin], compiled: Clauses, domain
     Except where nothing of a pin would remain: then that is the thing to report. So are the releases that are taken only
     when they are named, where one of them would do: each that would, for a step names what is left.
     """
-    anything = compiled.domains({axis: compiled.full[axis] for axis in asked.pinned(pins)})
+    anything = compiled.domains({axis: compiled.full[axis] for axis in (*asked.pinned(pins), *_dropped(asked, pins))})
     if (by_name := any_cell(compiled.unguarded, [*domains])) is not None:
         compiled = compiled.without_guards(
             {

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.components import SOFTWARE
+from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, is_open_pin
@@ -106,23 +106,28 @@ def _masks(asked: ReadRequest, ref: EvidenceRef, *, in_part: bool) -> Masks | No
     return tuple(result)
 
 
-def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> Masks | None:
-    """Return axis -> values that a cell must have, too, for `ref` to be "run on this GPU"; None when no cell has them."""
+def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> tuple[Masks, ...]:
+    """Return axis -> values that a cell must have, too, for `ref` to be "run on this GPU": each of these will do.
+
+    A choice counts only for a cell that has what it is a choice of, and where the run had it.
+    """
     if ref.level != "gpu":
-        return None
+        return ()
     compiled = asked.compiled
-    result = [(axis, UNUSED) for name in sorted(ref.altered) if (axis := compiled.number.get(name)) is not None]
+    found = [tuple((axis, UNUSED) for name in sorted(ref.altered) if (axis := compiled.number.get(name)) is not None)]
     for name, version in ref.place.items():
         axis = compiled.number.get(name)
-        if axis is None:
+        whole = COMPONENTS[name].chooses if name in CHOICES else None
+        if axis is None or (whole is not None and whole not in ref.versions):
             continue
         value = 0 if version == NONE else compiled.position[axis].get(version)
-        if value is None:
-            return None
         # a cell that states no architecture is of x86_64
         unstated = UNUSED if (name, version) == (ARCHITECTURE, X86_64) else 0
-        result.append((axis, 1 << value | unstated))
-    return tuple(result)
+        ways = [] if value is None else [(axis, 1 << value | unstated)]
+        if whole is not None and version != NONE and whole in compiled.number:
+            ways.append((compiled.number[whole], UNUSED))
+        found = [(*masks, way) for masks in found for way in ways]
+    return tuple(found)
 
 
 def _all_hold(masks: Masks, values: Sequence[int]) -> bool:
@@ -142,8 +147,7 @@ def rank_of(asked: ReadRequest, ref: EvidenceRef, values: Sequence[int], *, in_p
     masks = _masks(asked, ref, in_part=in_part)
     if masks is None or not _all_hold(masks, values):
         return 0
-    here = _masks_here(asked, ref)
-    return ref.rank(here=here is not None and _all_hold(here, values))
+    return ref.rank(here=any(_all_hold(here, values) for here in _masks_here(asked, ref)))
 
 
 def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef], *, in_part: bool = False) -> list[tuple[int, Masks]]:
@@ -161,9 +165,7 @@ def ranked(asked: ReadRequest, evidence: Sequence[EvidenceRef], *, in_part: bool
         if masks is None:
             continue
         found.add((ref.rank(here=False), masks))
-        here = _masks_here(asked, ref)
-        if here is not None:
-            found.add((ref.rank(here=True), masks + here))
+        found.update((ref.rank(here=True), masks + here) for here in _masks_here(asked, ref))
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 

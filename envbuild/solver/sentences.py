@@ -318,7 +318,8 @@ def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: 
         missing = sorted(
             name
             for name in step.axes
-            if compiled.matrix.axes[name].use in {"asked", "host"} and name not in {pin.axis for pin in pins}
+            if compiled.matrix.axes[name].use in {"asked", "host"}
+            and not any(pin.axis == name and (pin in pins or pin.spec != NONE) for pin, _, _ in asked.masks)
         )
         end = f"So no cell has {things[0]}."
         if missing:

@@ -182,7 +182,8 @@ def test_a_tree_stands_in_for_what_no_index_has(index, matrix, tmp_path):
 
 
 def test_pairs_are_a_component_and_what_it_is_used_with(matrix, tmp_path):
-    for axes in (("torch", "te"), ("te", "te"), ("te", "python"), ("nothing", "torch")):
+    unfit = (("torch", "te"), ("te", "te"), ("te", "python"), ("nothing", "torch"), ("fa3-kernels", "torch"))
+    for axes in unfit:
         with pytest.raises(UsageError):
             read_axes(matrix, axes)
     with pytest.raises(UsageError, match="is not a version"):

@@ -107,6 +107,27 @@ def named(stops):
     ]
 
 
+def test_a_component_moves_with_the_choice_of_its_kernels_and_the_way_has_no_cell_with_all_of_them():
+    matrix = load_matrix()
+    few = {"flash-attn-hopper": "3.0.0", "fa3-kernels": "training-64-128"}
+    without = cell_of(matrix, cuda="13.0", te="2.12", gpu="h100", apex="none")
+    chosen = best(matrix, pinned(without, apex="25.09.post20251222", **few))
+    others = best(matrix, pinned(without, apex="none", **{**few, "fa3-kernels": "none"}))
+    for ends in ((without, chosen), (chosen, without)):
+        stops = check_way(matrix, *ends)
+        assert {("flash-attn-hopper" in stop.cell.versions, "fa3-kernels" in stop.cell.versions) for stop in stops} == {
+            (False, False),
+            (True, True),
+        }
+    # with flash-attention 3 at both ends, the choice is an axis like any other
+    assert ("fa3-kernels",) in [stop.moved for stop in check_way(matrix, chosen, others)]
+
+
+def pinned(cell, **axes):
+    versions = {axis: cell.versions[axis] for axis in ("cuda", "te", "gpu", "torch", "python", "os", "base")} | axes
+    return Request(pins=tuple(Pin(axis=axis, spec=spec, origin="--x") for axis, spec in versions.items()))
+
+
 @pytest.mark.parametrize("pairs", [random_pairs(20261123, 300), real_pairs(5, 12)], ids=["random", "shipped"])
 def test_a_fault_in_one_axis_or_in_two_is_found(tmp_path, monkeypatch, pairs):
     monkeypatch.setattr("os.fsync", lambda _: None)  # of thousands of records, for no kill follows

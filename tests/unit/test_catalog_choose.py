@@ -168,6 +168,14 @@ def test_the_nearest_and_what_differs(some):
     assert found[some["old"].id] == {"te": ("2.12", some["old"].cell["te"])}
 
 
+def test_the_nearest_names_what_it_has_unasked():
+    few = entry(cuda="13.0", te="2.12", gpu="h100", flash_attn_hopper="3.0.0", fa3_kernels="training")
+    (near,) = nearest_published(load_matrix(), wanted(cuda="13.0", flash_attn_hopper="3.0.0"), [few])
+    assert near.differs == {"fa3-kernels": ("none", "training")}
+    (near,) = nearest_published(load_matrix(), wanted(cuda="13.0", fa3_kernels="training"), [few])
+    assert near.differs == {"flash-attn-hopper": ("none", "3.0.0")}
+
+
 def test_of_two_as_near_the_closer_release_comes_first(some):
     near = nearest_published(load_matrix(), wanted(cuda="12.9"), list(some.values()), count=9)
     assert [one.differs["cuda"][1] for one in near] == ["13.0", "13.0", "12.6", "12.6", "cpu"]

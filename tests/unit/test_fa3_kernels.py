@@ -103,6 +103,8 @@ ALL = {"flash-attn-hopper": "3.0.0"}
         (FEW, ALL, "ELSEWHERE", "fa3-kernels training-64-128 (here all)"),
         (ALL, FEW, "ELSEWHERE", "fa3-kernels all (here training-64-128)"),
         (FEW, {}, "HERE", None),  # nothing is chosen of what the cell does not have
+        ({}, FEW, "STATED", None),  # and nothing of what the run did not have
+        ({}, {}, "HERE", None),
     ],
 )
 def test_a_run_with_few_kernels_is_no_proof_of_all(ran, asked, proof, words):
@@ -112,8 +114,27 @@ def test_a_run_with_few_kernels_is_no_proof_of_all(ran, asked, proof, words):
     assert found.differences.get("fa3-kernels") == words
 
 
-@pytest.mark.parametrize(("ran", "asked", "here"), [(FEW, FEW, True), (FEW, ALL, False), (ALL, FEW, False)])
+@pytest.mark.parametrize(
+    ("ran", "asked", "here"),
+    [
+        (FEW, FEW, True),
+        (FEW, ALL, False),
+        (ALL, FEW, False),
+        (FEW, {}, True),  # nothing is chosen of what the cell does not have
+        (ALL, {}, True),
+        ({}, {}, True),
+    ],
+)
 def test_a_cell_does_not_rank_by_a_run_with_other_kernels(monkeypatch, ran, asked, here):
     kept = refs_of(monkeypatch, record(cell={**VERSIONS, **ran}))
     rank = solved(kept, gpu="h200", python="3.12", os="ubuntu24.04", **asked).score.evidence
     assert (rank == -RANKS.index("run on this GPU (in an image)")) == here
+
+
+def test_a_run_without_flash_attention_3_is_as_good_for_the_rest_of_the_cell_whatever_was_chosen(monkeypatch):
+    kept = refs_of(monkeypatch, record(cell=VERSIONS))
+    where = {**{axis: VERSIONS[axis] for axis in ("torch", "te", "apex")}, "gpu": "h200", "python": "3.12"}
+    where["os"] = "ubuntu24.04"
+    assert (
+        solved(kept, **where, **FEW).score.evidence_in_part == solved(kept, **where, **ALL).score.evidence_in_part != 0
+    )

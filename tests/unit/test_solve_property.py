@@ -165,6 +165,8 @@ def check_conflict(naive, request, conflict, *, nearest):
     for dropped in pins:
         rest = [pin for pin in pins if pin is not dropped]
         assert naive.answers(rest, free=optional(naive, request, rest)), (pins, dropped)
+    requested = [pin.axis for pin in request.pins if pin.spec != NONE]
+    assert not [axis for axis in requested if f"add --{axis} auto" in conflict.text()]
     rules = {rule.id for rule in naive.matrix.rules}
     for step in conflict.steps:
         assert step.rule in {"asked", "release", "derived"} | rules

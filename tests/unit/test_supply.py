@@ -289,6 +289,18 @@ def test_every_input_of_a_lock_is_in_its_sbom():
         assert ref in made_from["image"]
 
 
+@pytest.mark.parametrize("choice", ["training", "none"])
+def test_a_compiled_wheel_states_the_choice_of_its_kernels(choice):
+    lock = complete(inputs_for(cuda="13.0", te="2.12", gpu="h100", flash_attn_hopper="3.0.0", fa3_kernels=choice)).lock
+    stated = {
+        each["name"]: [p["value"] for p in each["properties"] if p["name"] == "io.envbuild.fa3-kernels"]
+        for each in valid(sbom(lock, inventory(lock)))["components"]
+        if each["bom-ref"].startswith("compiled-wheel:")
+    }
+    assert stated.pop("flash-attn-hopper") == ([choice] if choice != "none" else [])
+    assert not any(stated.values())
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from envbuild.components import COMPONENTS
+from envbuild.components import CHOICES, COMPONENTS
 from envbuild.curate.trials.files import Files
 from envbuild.curate.trials.subject import TORCH, newest_patches, plain
 from envbuild.errors import UsageError
@@ -64,10 +64,9 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
     found = []
     for text in texts:
         axis, _, spec = text.partition("=")
-        if axis not in COMPONENTS:
-            raise UsageError(
-                f"{axis!r} is not a component", where="envbuild matrix try", hint="one of: " + ", ".join(COMPONENTS)
-            )
+        if axis not in COMPONENTS or axis in CHOICES:
+            known = ", ".join(name for name in COMPONENTS if name not in CHOICES)
+            raise UsageError(f"{axis!r} is not a component", where="envbuild matrix try", hint=f"one of: {known}")
         if spec:
             check_spec(matrix.axes[axis], spec, text)
         found.append((axis, spec or None))
