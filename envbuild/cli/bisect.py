@@ -310,6 +310,7 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
     def run(tag: str) -> tuple[bool, str]:
         target = ImageTarget(reference=tag)
         seen = look(target, settings, note)
+        doing("running the bench")  # and no longer unpacking
         expected = seen.expected or {}
         request = SmokeRequest(
             target=target,
@@ -324,7 +325,7 @@ def _bench_test(settings: "Settings", asked: _Flags, folder: Path) -> Callable[[
             report.raise_for_verdict()
         if report.verdict != "passed":
             return False, report.reason
-        evidence = from_report(report, built_with=dict(expected.get("built_with", {})))
+        evidence = from_report(report, built_with=dict(expected.get("built_with", {})), keyword=request.keyword)
         kept = sorted(own.glob("*.json")) if own.is_dir() else []
         if asked.baseline is None and not kept:
             check_baseline(evidence, tag)

@@ -113,7 +113,7 @@ def claim_of(
     lock_digest: str | None = None,
     trials: Trials | None = None,
 ) -> Claim:
-    """Return what is known of the cell: from its own records, or else from those of another with its software.
+    """Return what is known of the cell: from its own records, or from those of another with its software that prove more.
 
     Of a mixed fleet it is what is known of each GPU, with the components that are for that GPU.
 
@@ -202,11 +202,15 @@ def _claim_of(
 
     own = [record for record in records if record.cell_id == own_id]
     standing = standing_for(own, versions, suite=suite, lock_digest=lock_digest)
-    if standing.status != "never":
-        return claim(standing)
+    mine = claim(standing) if standing.record else None
+    # of an image whose builder replaced what it is made from, a run may prove nothing, and one of another cell more
+    if mine and standing.record and not (standing.record.passed and mine.proof is Proof.STATED):
+        return mine
     ids = {ref.id for ref in proven}
     others = [record for record in records if record.id in ids]  # of cells that hold what was left open
     if not others:
+        if mine:
+            return mine
         tried = _tried(components)
         read = _read(components)
         with_ = f", with {', '.join(read)}" if read else ""
@@ -231,7 +235,10 @@ def _claim_of(
         if r.cell_id == nearest.cell_id and differences(r, versions) == differences(nearest, versions)
     ]
     found = claim(evidence_for(alike, cell_id=nearest.cell_id, suite=suite), nearest.cell_id)
-    if missing := _not_held(nearest, versions):
+    missing = _not_held(nearest, versions)
+    if mine and (missing or _STRENGTH.index(found.proof) <= _STRENGTH.index(mine.proof)):
+        return mine
+    if missing:
         return Claim(
             status="never",
             proof=min((each.proof for each in components.values()), key=_STRENGTH.index, default=Proof.STATED),

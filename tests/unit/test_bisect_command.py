@@ -194,6 +194,20 @@ def test_a_bench_that_hangs_stops_the_search(
         test("img")
 
 
+def test_the_bench_of_good_is_kept_as_a_run_of_the_bench_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody takes it for a run of the whole suite."""
+    report = SimpleNamespace(verdict="passed")
+    kept: list[Any] = []
+    monkeypatch.setattr("envbuild.verify.target.look", lambda *_: SimpleNamespace(expected={}))
+    monkeypatch.setattr("envbuild.verify.smoke.run_smoke", lambda *_, **__: report)
+    monkeypatch.setattr("envbuild.evidence.recording.from_report", lambda *_, **more: SimpleNamespace(**more))
+    monkeypatch.setattr("envbuild.evidence.baseline.check_baseline", lambda *_: None)
+    monkeypatch.setattr("envbuild.evidence.records.record_evidence", lambda record, _: kept.append(record))
+    asked: Any = SimpleNamespace(baseline=None, timeout_s=60.0, gpus="all")
+    assert command._bench_test(Settings(cache_dir=tmp_path), asked, tmp_path)("img") == (True, "")
+    assert [record.keyword for record in kept] == ["bench"]
+
+
 def test_a_dry_run_builds_nothing(bisect: Any) -> None:
     code, out, _ = bisect(GOOD, BAD, "--dry-run", "--json")
     answer = json.loads(out)

@@ -1,6 +1,7 @@
 """The choice of flash-attention 3's kernels: what it leaves out, what of the image it changes, and what its runs prove."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from cell_inputs import changed, complete, inputs_for, plan_for
@@ -8,6 +9,8 @@ from test_claims import VERSIONS, claim, record, refs_of, solved
 
 from envbuild.components import COMPONENTS
 from envbuild.errors import NoCellError
+from envbuild.evidence.claims import claim_of
+from envbuild.evidence.records import REPLACED
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import plan_of
@@ -138,3 +141,17 @@ def test_a_run_without_flash_attention_3_is_as_good_for_the_rest_of_the_cell_wha
     assert (
         solved(kept, **where, **FEW).score.evidence_in_part == solved(kept, **where, **ALL).score.evidence_in_part != 0
     )
+
+
+@pytest.mark.parametrize(("verdict", "word"), [("passed", "run elsewhere"), ("failed", "failed on sm_90")])
+def test_a_run_of_another_cell_counts_where_the_own_one_proves_nothing(verdict, word):
+    cell = Cell(versions={**VERSIONS, **ALL})
+    other = {**VERSIONS, **FEW}
+    own = record(
+        cell=cell.versions, cell_id=cell.id, built_with={"src-flash-attn-hopper": REPLACED}, verdict=verdict, reason="x"
+    )
+    few = record(cell=other, cell_id=Cell(versions=other).id, id="sha256:02")
+    found = claim_of(cell, [SimpleNamespace(id=few.id)], [own, few])
+    assert found.text.startswith(word)
+    assert found.record == (few if verdict == "passed" else own)
+    assert claim_of(cell, [], [own]).record == own
