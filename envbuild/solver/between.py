@@ -140,7 +140,7 @@ def _rules(
 def _together(
     compiled: Clauses, one: Sequence[int], other: Sequence[int], moving: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return rules, as `_rules` does, by which a component that one end lacks moves with the choice of how it is compiled."""
+    """Return rules, as `_rules` does, by which a component that one end has not moves with the choice of how it is compiled."""
     place = {compiled.names[axis]: number for number, axis in enumerate(moving)}
     found = []
     for choice in CHOICES:

@@ -390,9 +390,10 @@ def test_the_committed_runs_of_one_cell_are_no_false_alarm_and_another_cell_is_f
     assert len(pairs) > 100
     assert [pair for pair in pairs if baseline.hold(*pair, "A").slow] == []
     image = next(r for r in H200 if r.image and dict(baseline._rates(r, "x")))
-    held = baseline.hold(image, runs[-1], "A")
+    last = next(r for r in reversed(runs) if not r.cell.get("flash-attn-hopper"))
+    held = baseline.hold(image, last, "A")
     assert {rate.name for rate in held.slow} >= {"TE BF16", "TE FP8"}
-    assert "cell: apex" in {each.what for each in run_differences(runs[-1], image)}
+    assert "cell: apex" in {each.what for each in run_differences(last, image)}
 
 
 def test_records_of_this_suite_have_their_hashes() -> None:

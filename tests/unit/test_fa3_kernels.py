@@ -56,7 +56,7 @@ def test_a_choice_makes_another_cell_and_another_wheel_and_changes_no_other_part
 @pytest.mark.parametrize(
     ("choice", "dims"), [(None, [64, 128]), ("training", [64, 96, 128, 192, 256]), ("training-64-128", [64, 128])]
 )
-def test_the_smoke_tests_are_told_what_there_is(choice, dims):
+def test_the_smoke_tests_read_what_there_is(choice, dims):
     axes = {"fa3-kernels": choice} if choice else {}
     view = inputs_for(**FA3, **axes)
     expected = COMPONENTS["flash-attn-hopper"].expected(_View(view.cell))
@@ -84,7 +84,7 @@ def test_a_choice_of_nothing_is_refused(axes, rule):
         inputs_for(**{**FA3, **axes}, fa3_kernels="training")
 
 
-def test_a_cell_without_a_choice_lacks_nothing():
+def test_a_cell_without_a_choice_is_complete():
     from envbuild.matrix.cell import Pin, Request
     from envbuild.solver.solve import solve
 
