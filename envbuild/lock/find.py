@@ -11,6 +11,7 @@ from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import COMPAT, Lock, Missing
+from envbuild.matrix.cell import NONE
 from envbuild.paths import data_dir
 from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
@@ -88,16 +89,19 @@ def place_for(folder: Path, lock: Lock) -> Path:
 
 def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
     """Raise DataError when `lock` pins other things than `inputs` asks for."""
-    stated = {
-        "cell": (dict(inputs.cell.versions), lock.cell),
+    wanted = dict(inputs.cell.versions)
+    stated: dict[str, tuple[object, object]] = {
+        "cell": (wanted, lock.cell),
         "flavor": (inputs.flavor, lock.flavor),
         "Transformer Engine's source": (inputs.te_source, lock.te_source),
         "stack": (inputs.stack.name if inputs.stack else None, lock.stack),
     }
     for what, (asked, found) in stated.items():
         if asked != found:
+            moved = sorted(axis for axis in wanted.keys() | lock.cell.keys() if wanted.get(axis) != lock.cell.get(axis))
+            words = [", ".join(f"{axis} {of.get(axis, NONE)}" for axis in moved) for of in (lock.cell, wanted)]
             raise DataError(
-                f"the lock is for another {what}: {found}, not {asked}",
+                f"the lock is for another {what}: {' and not '.join(words) if what == 'cell' else f'{found}, not {asked}'}",
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from envbuild.components import CHOICES, COMPONENTS
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
 from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
@@ -73,6 +74,8 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
         named = f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; "
     elif axis == "python" and spec.count(".") == 2:
         named = "Python is named by major.minor; "
+    elif axis in CHOICES:
+        named = f"`{NONE}` leaves out nothing of {COMPONENTS[axis].chooses}; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),

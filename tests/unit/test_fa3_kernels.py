@@ -8,9 +8,10 @@ from cell_inputs import changed, complete, inputs_for, plan_for
 from test_claims import VERSIONS, claim, record, refs_of, solved
 
 from envbuild.components import COMPONENTS
-from envbuild.errors import NoCellError
+from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.evidence.claims import claim_of
 from envbuild.evidence.records import REPLACED
+from envbuild.lock.find import check_fits
 from envbuild.matrix.cell import Cell
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import plan_of
@@ -82,6 +83,18 @@ class _View:
 def test_a_choice_of_nothing_is_refused(axes, rule):
     with pytest.raises(NoCellError, match=rule):
         inputs_for(**{**FA3, **axes}, fa3_kernels="training")
+
+
+def test_a_lock_of_another_choice_is_refused_and_only_what_differs_is_shown():
+    lock = complete(inputs_for(**FA3)).lock
+    with pytest.raises(DataError, match=r"another cell: fa3-kernels none and not fa3-kernels training"):
+        check_fits(lock, inputs_for(**FA3, fa3_kernels="training"), "--lock x")
+
+
+def test_all_is_no_choice_and_the_error_says_what_is():
+    with pytest.raises(UsageError) as found:
+        inputs_for(**FA3, fa3_kernels="all")
+    assert "`none` leaves out nothing of flash-attn-hopper" in (found.value.hint or "")
 
 
 def test_a_cell_without_a_choice_is_complete():
