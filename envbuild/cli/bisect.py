@@ -15,7 +15,7 @@ from envbuild.cli.axes import keyword
 from envbuild.cli.bisect_ends import cell_of
 from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
-from envbuild.cli.smoke_command import COMMAND, WithCommand, require_gpus
+from envbuild.cli.smoke_command import COMMAND, WithCommand, gpus_option, require_gpus, timeout_option
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
@@ -58,21 +58,8 @@ class _Flags:
 )
 @click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="Show TEST a folder of this host.")
 @click.option("--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Set a variable for TEST.")
-@click.option(
-    "--gpus",
-    default="all",
-    show_default=True,
-    metavar="all|0,1",
-    help="Run each test on these GPUs of the machine.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Stop when one run of the test takes longer than this many seconds.",
-)
+@gpus_option("Run each test on these GPUs of the machine.")
+@timeout_option("Stop when one run of the test takes longer than this many seconds.")
 @click.option(
     "--images",
     type=click.Path(path_type=Path),

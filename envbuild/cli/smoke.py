@@ -9,7 +9,15 @@ import click
 
 from envbuild.cli.building import TestCount
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
-from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, require_gpus, smoke_command
+from envbuild.cli.smoke_command import (
+    ONLY_WITH_COMMAND,
+    WithCommand,
+    command_of,
+    gpus_option,
+    require_gpus,
+    smoke_command,
+    timeout_option,
+)
 from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.util.text import count_of
 
@@ -78,21 +86,8 @@ class _Flags:
     type=click.Choice(["cpu", "cuda"]),
     help="Run on the CPU or on GPUs; `cpu` tests what a CUDA image can do without a GPU. [default: by the image]",
 )
-@click.option(
-    "--gpus",
-    default="all",
-    show_default=True,
-    metavar="all|0,1",
-    help="Run on these GPUs of the machine.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1),
-    default=3600.0,
-    show_default=True,
-    help="Stop after this many seconds.",
-)
+@gpus_option("Run on these GPUs of the machine.")
+@timeout_option("Stop after this many seconds.")
 @click.option("-k", "keyword", help="Run only tests whose names match, like pytest's -k.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file.")
 @click.option(

@@ -1,6 +1,6 @@
 """`envbuild smoke TAG -- COMMAND`: the report on a run of the user's own command."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,17 @@ _WITH_COMMAND = frozenset(
 ONLY_WITH_COMMAND = ("steps", "mounts", "environment", "workdir")
 """Options that a command of the user's alone takes, by the names under which they reach `smoke`."""
 _STEPS = 10
+
+
+def gpus_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--gpus` of a command that runs tests, with its help."""
+    return click.option("--gpus", default="all", show_default=True, metavar="all|0,1", help=text)
+
+
+def timeout_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--timeout` of a command that runs tests, in seconds, with its help."""
+    seconds = click.FloatRange(min=1)
+    return click.option("--timeout", "timeout_s", type=seconds, default=3600.0, show_default=True, help=text)
 
 
 class WithCommand(click.Command):
