@@ -54,7 +54,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """A published image that does not fit, and what keeps it out: axis -> what was asked, what it has."""
+    """A published image that does not fit, and what keeps it out: axis -> what was asked (nothing: empty), what it has."""
 
     entry: Entry
     differs: Mapping[AxisName, tuple[str, str]]
@@ -178,7 +178,7 @@ def _mask(asked: ReadRequest, entry: Entry, axis: int) -> int | None:
 
 
 def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], *, count: int = 3) -> tuple[Near, ...]:
-    """Return the published images that differ from the request on the fewest of the axes that it names.
+    """Return the published images that differ from the request on the fewest axes: those that it names, and what an image has more.
 
     Of two that differ on as many, the one with the fewer releases between comes first.
 
@@ -206,7 +206,7 @@ def nearest_published(matrix: Matrix, wanted: Wanted, entries: Sequence[Entry], 
         for name, version in entry.cell.items():
             place = compiled.number.get(name)
             if place is not None and compiled.axes[place].use == "asked" and place not in pinned:
-                differs[name] = (NONE, version)
+                differs[name] = ("", version)
         if _is_of_other_gpu(wanted, entry):
             differs[_GPU] = (", ".join(sorted(wanted.machine.gpus)), entry.cell[_GPU])
         if entry.stack != wanted.stack:

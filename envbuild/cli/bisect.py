@@ -381,4 +381,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _move(each: Mapping[str, Any]) -> str:
-    return f"{each['axis']} {each['good'] or 'none'} -> {each['bad'] or 'none'}"
+    from envbuild.components import absent
+
+    word = absent(each["axis"])
+    return f"{each['axis']} {each['good'] or word} -> {each['bad'] or word}"

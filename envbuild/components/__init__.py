@@ -35,6 +35,11 @@ CHOICES = tuple(axis for axis, component in COMPONENTS.items() if component.choo
 """The axes that are no software: choices of how a component is compiled."""
 
 
+def absent(axis: str) -> str:
+    """Return the word for a cell without an axis: `none`; without a choice, `all` of what could be left out is there."""
+    return "all" if axis in CHOICES else "none"
+
+
 def components_in(view: View) -> tuple[Component, ...]:
     """Return the components of a cell, in their order."""
     return tuple(component for component in COMPONENTS.values() if component.axis in view.versions)

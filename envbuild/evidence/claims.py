@@ -55,7 +55,7 @@ class ComponentClaim(Frozen):
 
 
 class Claim(Frozen):
-    """What is known of a cell from its own records, or else from those of another cell with its software."""
+    """What is known of a cell from its own records, from those of another cell with its software, or from trials."""
 
     status: Status
     """As `Standing.status`, and `never` where the run does not count for this cell."""
@@ -113,7 +113,9 @@ def claim_of(
     lock_digest: str | None = None,
     trials: Trials | None = None,
 ) -> Claim:
-    """Return what is known of the cell: from its own records, or from those of another with its software that prove more.
+    """Return what is known of the cell: from its own records, or where they prove less, from others with its software or trials.
+
+    A failure of the cell itself comes before whatever others prove.
 
     Of a mixed fleet it is what is known of each GPU, with the components that are for that GPU.
 
@@ -203,21 +205,23 @@ def _claim_of(
     own = [record for record in records if record.cell_id == own_id]
     standing = standing_for(own, versions, suite=suite, lock_digest=lock_digest)
     mine = claim(standing) if standing.record else None
-    # of an image whose builder replaced what it is made from, a run may prove nothing, and one of another cell more
-    if mine and standing.record and not (standing.record.passed and mine.proof is Proof.STATED):
+    if mine and standing.record and (mine.proof is Proof.HERE or not standing.record.passed):
         return mine
+
+    def stronger(other: Claim) -> Claim:
+        """Return what another cell's run or trials prove, or this cell's own run, where that is no less."""
+        warns = other.status == "failed" and mine and mine.proof is Proof.STATED
+        return other if not mine or warns or _is_stronger(other.proof, mine.proof) else mine
+
     ids = {ref.id for ref in proven}
     others = [record for record in records if record.id in ids]  # of cells that hold what was left open
     if not others:
-        if mine:
-            return mine
         tried = _tried(components)
         read = _read(components)
         with_ = f", with {', '.join(read)}" if read else ""
         text = f"{tried.words}: trials of its components with each other passed{with_}" if tried is Proof.TRIED else ""
-        return Claim(
-            status="never", proof=tried, text=text or f"{tried.words}: no run of it is recorded", components=components
-        )
+        text = text or f"{tried.words}: no run of it is recorded"
+        return stronger(Claim(status="never", proof=tried, text=text, components=components))
 
     nearest = min(
         others,
@@ -235,17 +239,14 @@ def _claim_of(
         if r.cell_id == nearest.cell_id and differences(r, versions) == differences(nearest, versions)
     ]
     found = claim(evidence_for(alike, cell_id=nearest.cell_id, suite=suite), nearest.cell_id)
-    missing = _not_held(nearest, versions)
-    if mine and (missing or _STRENGTH.index(found.proof) <= _STRENGTH.index(mine.proof)):
-        return mine
-    if missing:
-        return Claim(
+    if missing := _not_held(nearest, versions):
+        return mine or Claim(
             status="never",
             proof=min((each.proof for each in components.values()), key=_STRENGTH.index, default=Proof.STATED),
             text=f"{Proof.STATED.words}; all but {', '.join(missing)}: {found.text}",
             components=components,
         )
-    return found
+    return stronger(found)
 
 
 def _not_held(record: Evidence, versions: Mapping[AxisName, str]) -> list[AxisName]:
@@ -257,6 +258,10 @@ def _not_held(record: Evidence, versions: Mapping[AxisName, str]) -> list[AxisNa
 
 
 _STRENGTH = (Proof.STATED, Proof.TRIED, Proof.ELSEWHERE, Proof.HERE)
+
+
+def _is_stronger(one: Proof, other: Proof) -> bool:
+    return _STRENGTH.index(one) > _STRENGTH.index(other)
 
 
 def _words(

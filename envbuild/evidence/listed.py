@@ -7,7 +7,7 @@ that a run, or trials of its components with each other, give such a cell.
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from envbuild.components import COMPONENTS, SOFTWARE
+from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
 from envbuild.evidence.claims import tried_word
 from envbuild.evidence.place import PLACE, parts, place_of, proof_of
 from envbuild.evidence.records import Evidence
@@ -179,9 +179,12 @@ class Listing:
 
 
 def allowed_by(asked: "ReadRequest") -> dict[AxisName, tuple[str, ...]]:
-    """Return what each axis that a request constrains may be, `none` for "not in use"; a cell is of x86_64 unless asked."""
+    """Return what each axis that a request constrains may be, `none` for "not in use".
+
+    A cell is of x86_64 and without a choice of kernels unless asked.
+    """
     compiled = asked.compiled
-    found: dict[AxisName, tuple[str, ...]] = {ARCHITECTURE: (X86_64,)}
+    found: dict[AxisName, tuple[str, ...]] = {ARCHITECTURE: (X86_64,), **dict.fromkeys(CHOICES, (NONE,))}
     for axis, mask in asked.pinned().items():
         left = (release for value, release in enumerate(compiled.values[axis]) if mask >> value & 1)
         found[compiled.names[axis]] = tuple(NONE if release is None else release.version for release in left)

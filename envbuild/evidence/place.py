@@ -7,7 +7,7 @@ components compiled as they were compiled: with the same choices, such as of fla
 import re
 from collections.abc import Iterable, Mapping
 
-from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
+from envbuild.components import CHOICES, COMPONENTS, SOFTWARE, absent
 from envbuild.evidence.records import REPLACED, Evidence
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.fleet import gpus_in
@@ -91,8 +91,8 @@ def _read_by(switch: str) -> Iterable[AxisName]:
     return axes or SOFTWARE
 
 
-def _of_both(axis: AxisName, record: Evidence, versions: Mapping[AxisName, str]) -> bool:
-    """Return whether the run and a cell have one version of a component: a choice of another says nothing of it."""
+def _is_same(axis: AxisName, record: Evidence, versions: Mapping[AxisName, str]) -> bool:
+    """Return whether the run and a cell have a component, in one version: a choice for another says nothing of it."""
     return axis in versions and record.cell.get(axis) == versions[axis]
 
 
@@ -114,12 +114,11 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
     for axis, here in wanted.items():
         if ran[axis] == here or (axis == "gpu" and ran[axis] == NONE):
             continue
-        if axis in CHOICES and not _of_both(COMPONENTS[axis].chooses, record, versions):
+        if axis in CHOICES and not _is_same(COMPONENTS[axis].chooses, record, versions):
             continue
-        absent = "all" if axis in CHOICES else "none"
-        was = absent if ran[axis] == NONE else ran[axis]
+        was = absent(axis) if ran[axis] == NONE else ran[axis]
         there = "no MPI" if (axis, ran[axis]) == ("mpi", NONE) else f"{names.get(axis, '')} {was}".strip()
-        found[axis] = f"{there} (here {absent if here == NONE else here})"
+        found[axis] = f"{there} (here {absent(axis) if here == NONE else here})"
     made_for = gpus_in(record.cell)
     if ran["gpu"] != NONE and made_for and ran["gpu"] not in made_for:
         found["target"] = f"compiled for {', '.join(made_for)}"

@@ -158,9 +158,10 @@ class Evidence(Model):
         return self.depth >= _LEVELS.index("step")
 
     def takes_back(self, failed: "Evidence") -> bool:
-        """Whether this run, which passed, ran all that the earlier one failed in: as far, on as many ranks."""
+        """Whether this run, which passed, ran all that the earlier one failed in: as far, on as many ranks, with no more replaced."""
         covers = not self.keyword or self.keyword == failed.keyword
-        return covers and self.depth >= failed.depth and self.ranks >= failed.ranks
+        mine, theirs = ({name for name, how in run.built_with.items() if how == REPLACED} for run in (self, failed))
+        return covers and mine <= theirs and self.depth >= failed.depth and self.ranks >= failed.ranks
 
 
 def content_id(record: Mapping[str, Any]) -> str:

@@ -2,16 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from envbuild.components import absent
 from envbuild.errors import DataError, EnvbuildError, HostError, LockError
 from envbuild.lock.files import Locked, read_lock
 from envbuild.lock.inputs import Inputs
 from envbuild.lock.model import COMPAT, Lock, Missing
-from envbuild.matrix.cell import NONE
+from envbuild.matrix.cell import ARCHITECTURE, X86_64
+from envbuild.matrix.model import AxisName
 from envbuild.paths import data_dir
 from envbuild.stacks.parts import digest_of
 from envbuild.util.names import shown
@@ -98,10 +100,8 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
     }
     for what, (asked, found) in stated.items():
         if asked != found:
-            moved = sorted(axis for axis in wanted.keys() | lock.cell.keys() if wanted.get(axis) != lock.cell.get(axis))
-            words = [", ".join(f"{axis} {of.get(axis, NONE)}" for axis in moved) for of in (lock.cell, wanted)]
             raise DataError(
-                f"the lock is for another {what}: {' and not '.join(words) if what == 'cell' else f'{found}, not {asked}'}",
+                f"the lock is for another {what}: {_moved(lock.cell, wanted) if what == 'cell' else f'{found}, not {asked}'}",
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )
@@ -111,6 +111,15 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
             where=where,
             hint="leave --lock out, or lock this cell with the same --driver: envbuild lock",
         )
+
+
+def _moved(found: Mapping[AxisName, str], asked: Mapping[AxisName, str]) -> str:
+    """Return each axis in which two cells differ, in words: `te 2.11.0, not 2.12.0; mpi none, not openmpi`."""
+    axes = sorted(axis for axis in found.keys() | asked.keys() if found.get(axis) != asked.get(axis))
+    defaults = {axis: X86_64 if axis == ARCHITECTURE else absent(axis) for axis in axes}
+    return "; ".join(
+        f"{axis} {found.get(axis, defaults[axis])}, not {asked.get(axis, defaults[axis])}" for axis in axes
+    )
 
 
 def require_complete(lock: Lock, where: str, replaced: Collection[str] = ()) -> None:

@@ -157,7 +157,10 @@ def describe_nearest(near: Sequence[Near]) -> str:
     """Return the nearest published cells as lines; empty where there is none."""
     return "".join(
         f"\n  - {one.entry.id}"
-        + "".join(f"\n      {axis}: {has}, not {asked}" for axis, (asked, has) in sorted(one.differs.items()))
+        + "".join(
+            f"\n      {axis}: {has}, {f'not {asked}' if asked else 'which was not requested'}"
+            for axis, (asked, has) in sorted(one.differs.items())
+        )
         for one in near
     )
 

@@ -75,7 +75,7 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
     elif axis == "python" and spec.count(".") == 2:
         named = "Python is named by major.minor; "
     elif axis in CHOICES:
-        named = f"`{NONE}` leaves out nothing of {COMPONENTS[axis].chooses}; "
+        named = f"without {origin}, or with `{NONE}`, nothing of {COMPONENTS[axis].chooses} is left out; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),

@@ -107,9 +107,9 @@ def _masks(asked: ReadRequest, ref: EvidenceRef, *, in_part: bool) -> Masks | No
 
 
 def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> tuple[Masks, ...]:
-    """Return axis -> values that a cell must have, too, for `ref` to be "run on this GPU": each of these will do.
+    """Return alternatives, each axis -> values: a cell that has all of one has what makes `ref` "run on this GPU" for it.
 
-    A choice counts only for a cell that has what it is a choice of, and where the run had it.
+    A choice counts only where the run had the component that it is for, and for a cell that has it.
     """
     if ref.level != "gpu":
         return ()
@@ -117,15 +117,15 @@ def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> tuple[Masks, ...]:
     found = [tuple((axis, UNUSED) for name in sorted(ref.altered) if (axis := compiled.number.get(name)) is not None)]
     for name, version in ref.place.items():
         axis = compiled.number.get(name)
-        whole = COMPONENTS[name].chooses if name in CHOICES else None
-        if axis is None or (whole is not None and whole not in ref.versions):
+        component = COMPONENTS[name].chooses if name in CHOICES else None
+        if axis is None or (component is not None and component not in ref.versions):
             continue
         value = 0 if version == NONE else compiled.position[axis].get(version)
         # a cell that states no architecture is of x86_64
         unstated = UNUSED if (name, version) == (ARCHITECTURE, X86_64) else 0
         ways = [] if value is None else [(axis, 1 << value | unstated)]
-        if whole is not None and version != NONE and whole in compiled.number:
-            ways.append((compiled.number[whole], UNUSED))
+        if component is not None and version != NONE and component in compiled.number:
+            ways.append((compiled.number[component], UNUSED))
         found = [(*masks, way) for masks in found for way in ways]
     return tuple(found)
 

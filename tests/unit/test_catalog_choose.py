@@ -12,6 +12,7 @@ from envbuild.errors import UsageError
 from envbuild.evidence.refs import evidence_refs
 from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
+from envbuild.pipeline.cataloged import describe_nearest
 from envbuild.solver.solve import solve
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -171,9 +172,10 @@ def test_the_nearest_and_what_differs(some):
 def test_the_nearest_names_what_it_has_unasked():
     few = entry(cuda="13.0", te="2.12", gpu="h100", flash_attn_hopper="3.0.0", fa3_kernels="training")
     (near,) = nearest_published(load_matrix(), wanted(cuda="13.0", flash_attn_hopper="3.0.0"), [few])
-    assert near.differs == {"fa3-kernels": ("none", "training")}
+    assert near.differs == {"fa3-kernels": ("", "training")}
+    assert "fa3-kernels: training, which was not requested" in describe_nearest([near])
     (near,) = nearest_published(load_matrix(), wanted(cuda="13.0", fa3_kernels="training"), [few])
-    assert near.differs == {"flash-attn-hopper": ("none", "3.0.0")}
+    assert near.differs == {"flash-attn-hopper": ("", "3.0.0")}
 
 
 def test_of_two_as_near_the_closer_release_comes_first(some):

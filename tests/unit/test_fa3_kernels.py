@@ -1,21 +1,25 @@
 """The choice of flash-attention 3's kernels: what it leaves out, what of the image it changes, and what its runs prove."""
 
 import re
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 from cell_inputs import changed, complete, inputs_for, plan_for
-from test_claims import VERSIONS, claim, record, refs_of, solved
+from test_claims import CPU, VERSIONS, claim, record, refs_of, solved
 
 from envbuild.components import COMPONENTS
 from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.evidence.claims import claim_of
+from envbuild.evidence.listed import allowed_by
 from envbuild.evidence.records import REPLACED
 from envbuild.lock.find import check_fits
-from envbuild.matrix.cell import Cell
+from envbuild.matrix.cell import Cell, Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.plan.plan import plan_of
+from envbuild.solver.asked import read_request
 from envbuild.solver.proof import RANKS
+from envbuild.solver.solve import solve
 
 FA3 = {"cuda": "13.0", "te": "2.12", "gpu": "h100", "flash_attn_hopper": "3.0.0"}
 KEPT = ("DISABLE_BACKWARD", "DISABLE_HDIMDIFF64", "DISABLE_PACKGQA", "DISABLE_LOCAL", "DISABLE_VARLEN", "DISABLE_FP8")
@@ -87,20 +91,17 @@ def test_a_choice_of_nothing_is_refused(axes, rule):
 
 def test_a_lock_of_another_choice_is_refused_and_only_what_differs_is_shown():
     lock = complete(inputs_for(**FA3)).lock
-    with pytest.raises(DataError, match=r"another cell: fa3-kernels none and not fa3-kernels training"):
+    with pytest.raises(DataError, match=r"another cell: fa3-kernels all, not training"):
         check_fits(lock, inputs_for(**FA3, fa3_kernels="training"), "--lock x")
 
 
 def test_all_is_no_choice_and_the_error_says_what_is():
     with pytest.raises(UsageError) as found:
         inputs_for(**FA3, fa3_kernels="all")
-    assert "`none` leaves out nothing of flash-attn-hopper" in (found.value.hint or "")
+    assert "or with `none`, nothing of flash-attn-hopper is left out" in (found.value.hint or "")
 
 
 def test_a_cell_without_a_choice_is_complete():
-    from envbuild.matrix.cell import Pin, Request
-    from envbuild.solver.solve import solve
-
     pins = tuple(Pin(axis=axis.replace("_", "-"), spec=spec, origin=f"--{axis}") for axis, spec in FA3.items())
     left = solve(load_matrix(), Request(pins=pins)).left_out
     assert "flash-attn" in left
@@ -128,6 +129,7 @@ def test_a_run_with_few_kernels_is_no_proof_of_all(ran, asked, proof, words):
     found = claim(record(cell=cell, cell_id=Cell(versions=cell).id), **asked)
     assert found.proof.name == proof
     assert found.differences.get("fa3-kernels") == words
+    assert ("fa3-kernels" in found.text) == (words is not None)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +158,39 @@ def test_a_run_without_flash_attention_3_is_as_good_for_the_rest_of_the_cell_wha
     )
 
 
-@pytest.mark.parametrize(("verdict", "word"), [("passed", "run elsewhere"), ("failed", "failed on sm_90")])
-def test_a_run_of_another_cell_counts_where_the_own_one_proves_nothing(verdict, word):
-    cell = Cell(versions={**VERSIONS, **ALL})
-    other = {**VERSIONS, **FEW}
-    own = record(
-        cell=cell.versions, cell_id=cell.id, built_with={"src-flash-attn-hopper": REPLACED}, verdict=verdict, reason="x"
-    )
-    few = record(cell=other, cell_id=Cell(versions=other).id, id="sha256:02")
-    found = claim_of(cell, [SimpleNamespace(id=few.id)], [own, few])
+def runs_of(cell, *changes):
+    """Return records of a cell, each a day after the one before."""
+    return [
+        record(cell=cell, cell_id=Cell(versions=cell).id, date=datetime(2026, 11, 20 + day, tzinfo=UTC), **change)
+        for day, change in enumerate(changes)
+    ]
+
+
+PROVES_NOTHING = {"built_with": {"src-flash-attn-hopper": REPLACED}, "id": "sha256:0a"}
+FAILED = {"verdict": "failed", "reason": "boom"}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "word"),
+    [
+        ([PROVES_NOTHING], [{}], "run elsewhere"),
+        ([PROVES_NOTHING | FAILED], [{}], "failed on sm_90"),
+        ([PROVES_NOTHING], [{}, FAILED], "failed on sm_90"),  # a failure warns wherever it was
+        ([FAILED, PROVES_NOTHING], [{}], "failed on sm_90"),  # what was replaced takes no failure back
+        ([{**FAILED, **PROVES_NOTHING}, PROVES_NOTHING], [{}], "run elsewhere"),
+        ([CPU], [{}], "run elsewhere"),
+        ([{}], [{}], "run on this GPU"),
+        ([PROVES_NOTHING], [], "stated only; run in part"),
+    ],
+)
+def test_a_run_of_another_cell_counts_where_the_own_ones_prove_less(own, others, word):
+    cell = {**VERSIONS, **ALL}
+    kept = [*runs_of(cell, *own), *runs_of({**VERSIONS, **FEW}, *({"id": "sha256:0b", **each} for each in others))]
+    found = claim_of(Cell(versions=cell), [SimpleNamespace(id="sha256:0b")], kept)
     assert found.text.startswith(word)
-    assert found.record == (few if verdict == "passed" else own)
-    assert claim_of(cell, [], [own]).record == own
+
+
+@pytest.mark.parametrize(("flags", "allowed"), [({}, "none"), ({"fa3-kernels": "training"}, "training")])
+def test_a_list_of_cells_speaks_of_those_that_resolve_would_choose(flags, allowed):
+    pins = tuple(Pin(axis=axis, spec=spec, origin="-") for axis, spec in {**ALL, **flags}.items())
+    assert allowed_by(read_request(load_matrix(), Request(pins=pins)))["fa3-kernels"] == (allowed,)
