@@ -7,7 +7,7 @@ from typing import Any
 
 from envbuild.cli import declared as click
 from envbuild.cli.complete import complete_stack, completing
-from envbuild.components import COMPONENTS
+from envbuild.components import CHOICES, COMPONENTS
 from envbuild.errors import HostError, UsageError
 from envbuild.matrix.cell import AUTO, NONE, Pin, Request
 from envbuild.matrix.headers import axis_headers
@@ -53,8 +53,10 @@ def _help(name: str, title: str, use: str) -> str:
         "flavor": "runtime: without a CUDA compiler; devel: with it, for code that compiles kernels as it runs. "
         "[default: runtime, or the stack's]",
     }
-    if name in COMPONENTS and (whole := COMPONENTS[name].chooses):
-        notes["asked"] = f"By default nothing of {whole} is left out; `envbuild matrix {name}` lists the choices."
+    if name in CHOICES:
+        notes["asked"] = (
+            f"By default nothing of {CHOICES[name]} is left out; `envbuild matrix {name}` lists the choices."
+        )
     return " ".join(part for part in (f"{title}.", more.get(name), notes.get(use)) if part)
 
 

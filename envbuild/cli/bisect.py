@@ -16,6 +16,7 @@ from envbuild.cli.bisect_ends import cell_of
 from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
 from envbuild.cli.smoke_command import COMMAND, WithCommand, gpus_option, require_gpus, timeout_option
+from envbuild.components import absent
 from envbuild.util.text import count_of
 
 if TYPE_CHECKING:
@@ -381,7 +382,5 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _move(each: Mapping[str, Any]) -> str:
-    from envbuild.components import absent
-
     word = absent(each["axis"])
     return f"{each['axis']} {each['good'] or word} -> {each['bad'] or word}"

@@ -31,8 +31,10 @@ AXIS_OF_DISTRIBUTION: Mapping[str, str] = MappingProxyType(
 SOFTWARE = ("cuda", *(component.axis for component in COMPONENTS.values() if component.ran))
 """The axes that evidence speaks of: the software that ran. The OS and the base under it rank by their listed preference alone."""
 
-CHOICES = tuple(axis for axis, component in COMPONENTS.items() if component.chooses)
-"""The axes that are no software: choices of how a component is compiled."""
+CHOICES: Mapping[str, str] = MappingProxyType(
+    {axis: component.chooses for axis, component in COMPONENTS.items() if component.chooses}
+)
+"""The axes that are no software: choices of how a component is compiled -> that component."""
 
 
 def absent(axis: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from envbuild.components import COMPONENTS
+from envbuild.components import CHOICES, COMPONENTS
 from envbuild.evidence.refs import committed_trials
 from envbuild.evidence.trials import Ledger, Verdict
 from envbuild.matrix.load import Matrix
@@ -68,7 +68,7 @@ def pairs_in(versions: Mapping[AxisName, str]) -> Iterator[dict[AxisName, str]]:
     """Yield each pair of a cell that trials speak of: a component and torch, or a component and Transformer Engine."""
     for other in _WITH:
         for axis, component in COMPONENTS.items():
-            if component.chooses:
+            if axis in CHOICES:
                 continue
             if axis in versions and other in versions and component.place > COMPONENTS[other].place:
                 yield {axis: versions[axis], other: versions[other]}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from envbuild.components import CHOICES, COMPONENTS, SOFTWARE, absent
-from envbuild.evidence.records import REPLACED, Evidence
+from envbuild.evidence.records import Evidence
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.fleet import gpus_in
 from envbuild.matrix.model import AxisName
@@ -81,7 +81,7 @@ def replaced_of(record: Evidence) -> frozenset[AxisName]:
 
     An input that is no source of one component, such as the base image, is one of them all.
     """
-    return frozenset(axis for name, how in record.built_with.items() if how == REPLACED for axis in _read_by(name))
+    return frozenset(axis for name in record.replaced for axis in _read_by(name))
 
 
 def _read_by(switch: str) -> Iterable[AxisName]:
@@ -114,7 +114,7 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
     for axis, here in wanted.items():
         if ran[axis] == here or (axis == "gpu" and ran[axis] == NONE):
             continue
-        if axis in CHOICES and not _is_same(COMPONENTS[axis].chooses, record, versions):
+        if axis in CHOICES and not _is_same(CHOICES[axis], record, versions):
             continue
         was = absent(axis) if ran[axis] == NONE else ran[axis]
         there = "no MPI" if (axis, ran[axis]) == ("mpi", NONE) else f"{names.get(axis, '')} {was}".strip()
@@ -125,7 +125,7 @@ def differences(record: Evidence, versions: Mapping[AxisName, str]) -> dict[str,
     if record.adopted:
         found["adopted"] = f"{'torch' if 'torch' in record.adopted else 'packages'} adopted from the host"
     others = [name for name in record.built_with if not versions.keys().isdisjoint(_read_by(name))]
-    replaced = [name for name in others if record.built_with[name] == REPLACED]
+    replaced = [name for name in others if name in record.replaced]
     if replaced:
         found["replaced"] = f"{', '.join(replaced)} replaced by its builder"
     switches = [name for name in others if name not in replaced]

@@ -157,11 +157,15 @@ class Evidence(Model):
         """Whether the run was to train at least a step; one of less proves less."""
         return self.depth >= _LEVELS.index("step")
 
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The inputs that the image's builder replaced, such as `src-te`."""
+        return frozenset(name for name, how in self.built_with.items() if how == REPLACED)
+
     def takes_back(self, failed: "Evidence") -> bool:
         """Whether this run, which passed, ran all that the earlier one failed in: as far, on as many ranks, with no more replaced."""
         covers = not self.keyword or self.keyword == failed.keyword
-        mine, theirs = ({name for name, how in run.built_with.items() if how == REPLACED} for run in (self, failed))
-        return covers and mine <= theirs and self.depth >= failed.depth and self.ranks >= failed.ranks
+        return covers and self.replaced <= failed.replaced and self.depth >= failed.depth and self.ranks >= failed.ranks
 
 
 def content_id(record: Mapping[str, Any]) -> str:

@@ -91,17 +91,16 @@ def place_for(folder: Path, lock: Lock) -> Path:
 
 def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
     """Raise DataError when `lock` pins other things than `inputs` asks for."""
-    wanted = dict(inputs.cell.versions)
-    stated: dict[str, tuple[object, object]] = {
-        "cell": (wanted, lock.cell),
-        "flavor": (inputs.flavor, lock.flavor),
-        "Transformer Engine's source": (inputs.te_source, lock.te_source),
-        "stack": (inputs.stack.name if inputs.stack else None, lock.stack),
+    stated = {
+        "cell": _differing(lock.cell, inputs.cell.versions),
+        "flavor": _not_equal(lock.flavor, inputs.flavor),
+        "Transformer Engine's source": _not_equal(lock.te_source, inputs.te_source),
+        "stack": _not_equal(lock.stack, inputs.stack.name if inputs.stack else None),
     }
-    for what, (asked, found) in stated.items():
-        if asked != found:
+    for what, words in stated.items():
+        if words:
             raise DataError(
-                f"the lock is for another {what}: {_moved(lock.cell, wanted) if what == 'cell' else f'{found}, not {asked}'}",
+                f"the lock is for another {what}: {words}",
                 where=where,
                 hint="leave --lock out, or lock this cell: envbuild lock",
             )
@@ -113,7 +112,11 @@ def check_fits(lock: Lock, inputs: Inputs, where: str) -> None:
         )
 
 
-def _moved(found: Mapping[AxisName, str], asked: Mapping[AxisName, str]) -> str:
+def _not_equal(found: str | None, asked: str | None) -> str:
+    return "" if found == asked else f"{found}, not {asked}"
+
+
+def _differing(found: Mapping[AxisName, str], asked: Mapping[AxisName, str]) -> str:
     """Return each axis in which two cells differ, in words: `te 2.11.0, not 2.12.0; mpi none, not openmpi`."""
     axes = sorted(axis for axis in found.keys() | asked.keys() if found.get(axis) != asked.get(axis))
     defaults = {axis: X86_64 if axis == ARCHITECTURE else absent(axis) for axis in axes}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from envbuild.components import CHOICES, COMPONENTS
+from envbuild.components import CHOICES
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
 from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
@@ -75,7 +75,7 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
     elif axis == "python" and spec.count(".") == 2:
         named = "Python is named by major.minor; "
     elif axis in CHOICES:
-        named = f"without {origin}, or with `{NONE}`, nothing of {COMPONENTS[axis].chooses} is left out; "
+        named = f"without {origin}, or with `{NONE}`, nothing of {CHOICES[axis]} is left out; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),

@@ -7,7 +7,7 @@ moved?". A set of axes that has moved is an integer, one bit for each axis in wh
 import itertools
 from collections.abc import Sequence
 
-from envbuild.components import CHOICES, COMPONENTS
+from envbuild.components import CHOICES
 from envbuild.errors import NoCellError, UsageError
 from envbuild.matrix.cell import NONE, Cell, Pin
 from envbuild.matrix.fleet import GPU
@@ -143,11 +143,12 @@ def _together(
     """Return rules, as `_rules` does, by which a component that one end has not moves with the choice of how it is compiled."""
     place = {compiled.names[axis]: number for number, axis in enumerate(moving)}
     found = []
-    for choice in CHOICES:
-        whole = COMPONENTS[choice].chooses
-        if choice in place and whole in place and not (one[moving[place[whole]]] and other[moving[place[whole]]]):
-            bits_of = 1 << place[choice], 1 << place[whole]
-            found += [bits_of, bits_of[::-1]]
+    for choice, component in CHOICES.items():
+        if choice in place and component in place:
+            axis = moving[place[component]]
+            if not (one[axis] and other[axis]):
+                pair = 1 << place[choice], 1 << place[component]
+                found += [pair, pair[::-1]]
     return tuple(found)
 
 

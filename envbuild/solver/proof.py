@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.components import CHOICES, COMPONENTS, SOFTWARE
+from envbuild.components import CHOICES, SOFTWARE
 from envbuild.matrix.cell import ARCHITECTURE, NONE, X86_64
 from envbuild.matrix.model import AxisName
 from envbuild.solver.asked import ReadRequest, is_open_pin
@@ -117,7 +117,7 @@ def _masks_here(asked: ReadRequest, ref: EvidenceRef) -> tuple[Masks, ...]:
     found = [tuple((axis, UNUSED) for name in sorted(ref.altered) if (axis := compiled.number.get(name)) is not None)]
     for name, version in ref.place.items():
         axis = compiled.number.get(name)
-        component = COMPONENTS[name].chooses if name in CHOICES else None
+        component = CHOICES.get(name)
         if axis is None or (component is not None and component not in ref.versions):
             continue
         value = 0 if version == NONE else compiled.position[axis].get(version)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from envbuild.components import COMPONENTS
+from envbuild.components import CHOICES
 from envbuild.errors import NoCellError
 from envbuild.matrix.cell import AUTO, NONE, Cell, Pin, Request
 from envbuild.matrix.load import Matrix
@@ -230,7 +230,7 @@ def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
             of_lock = origin == "the lock"
             result[axis.name] = f"it is not in {origin}" if of_lock else f"asked not to be there ({origin} {NONE})"
         elif axis.use == "asked":
-            if axis.name not in COMPONENTS or not COMPONENTS[axis.name].chooses:
+            if axis.name not in CHOICES:
                 result[axis.name] = NOT_ASKED
         else:
             result[axis.name] = _why_impossible(asked, values, i)

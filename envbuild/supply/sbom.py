@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envbuild import __version__
-from envbuild.components import AXIS_OF_DISTRIBUTION, CHOICES, COMPONENTS
+from envbuild.components import AXIS_OF_DISTRIBUTION, CHOICES
 from envbuild.lock.model import Lock
 from envbuild.supply.inventory import Input
 from envbuild.supply.owners import Owned
@@ -118,7 +118,7 @@ def _component(each: Input, lock: Lock) -> "Component":
     if each.tree:
         properties.append(Property(name=TREE, value=each.tree))
     if each.kind == "compiled-wheel":
-        of_it = [axis for axis in CHOICES if COMPONENTS[axis].chooses == each.name and axis in lock.cell]
+        of_it = [axis for axis, component in CHOICES.items() if component == each.name and axis in lock.cell]
         properties += [Property(name=f"io.envbuild.{axis}", value=lock.cell[axis]) for axis in of_it]
     one = each.sha256 if len(each.sha256) == 1 else ()
     properties += [Property(name="io.envbuild.sha256.any", value=sha256) for sha256 in each.sha256 if not one]

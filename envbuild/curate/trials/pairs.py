@@ -61,12 +61,14 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
         UsageError: there are not two, or one is no component.
 
     """
+    known = [axis for axis in COMPONENTS if axis not in CHOICES]
     found = []
     for text in texts:
         axis, _, spec = text.partition("=")
-        if axis not in COMPONENTS or axis in CHOICES:
-            known = ", ".join(name for name in COMPONENTS if name not in CHOICES)
-            raise UsageError(f"{axis!r} is not a component", where="envbuild matrix try", hint=f"one of: {known}")
+        if axis not in known:
+            raise UsageError(
+                f"{axis!r} is not a component", where="envbuild matrix try", hint="one of: " + ", ".join(known)
+            )
         if spec:
             check_spec(matrix.axes[axis], spec, text)
         found.append((axis, spec or None))
