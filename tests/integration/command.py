@@ -1,4 +1,4 @@
-"""Running envbuild as a user does, and interrupting it."""
+"""Running envbuild as a user does, and interrupting it; what an engine holds, asked in one command."""
 
 import json
 import os
@@ -67,3 +67,14 @@ def new_volumes(before: set[str]) -> set[str]:
     while (left := volumes() - before) and time.monotonic() < end:
         time.sleep(0.5)
     return left
+
+
+def image_names(*prefixes: str) -> list[str]:
+    """The names, REPOSITORY:TAG, of the engine's images that begin with one of `prefixes`.
+
+    One command lists them. `engine.image.list()` asks for each image after the list, and fails where another test
+    removed one in between.
+    """
+    words = ["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split() if name.startswith(prefixes)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import image_names
 from python_on_whales import DockerClient
 from root_support import debian_tar
 from xdist.scheduler import LoadFileScheduling
@@ -93,7 +94,7 @@ def client(engine, tmp_path_factory) -> EngineClient:
 def room(engine) -> Iterator[None]:
     """Leave an engine without this module's images and without any build cache: the next one needs the disk."""
     yield
-    ours = [tag for image in engine.image.list() for tag in image.repo_tags if tag.startswith("envbuild-")]
+    ours = image_names("envbuild-")
     if ours:  # by name: the same image may carry the user's own tag
         engine.image.remove(ours, force=True)
     engine.image.prune()

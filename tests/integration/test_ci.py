@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import image_names
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "--cuda cpu --torch 2.13.0 --python 3.11"
@@ -66,11 +67,11 @@ def checkout(tmp_path):
 
 
 @pytest.fixture
-def tidy(engine):
-    before = {tag for image in engine.image.list() for tag in image.repo_tags}
+def tidy(engine, registry):
+    ours = ("envbuild-cell:", f"{registry}/ci-test")
+    before = set(image_names(*ours))
     yield
-    ours = [t for i in engine.image.list() for t in i.repo_tags if "envbuild-cell:" in t or "/ci-test" in t]
-    for tag in set(ours) - before:
+    for tag in set(image_names(*ours)) - before:
         engine.image.remove(tag, force=True)
 
 

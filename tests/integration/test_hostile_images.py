@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import new_volumes, run, volumes
+from command import image_names, new_volumes, run, volumes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
@@ -345,7 +345,7 @@ def test_each_reproduction_has_a_tag_that_goes_with_it_and_what_a_kill_left_goes
             assert own != another
             engine.tag(tag, own)
             raise KeyboardInterrupt
-        kept = [t for i in engine.image.list() for t in i.repo_tags if t.startswith("envbuild-reproduce:")]
+        kept = image_names("envbuild-reproduce:")
         assert left not in kept
         assert own not in kept
         assert alive in kept

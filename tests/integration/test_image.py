@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import interrupted, run
+from command import image_names, interrupted, run
 
 from envbuild.evidence.records import REPLACED
 
@@ -41,12 +41,8 @@ def cpu(engine, cache) -> dict[str, Any]:
 
 
 def forget_images(engine) -> None:
-    for tag in images(engine, "envbuild-made:"):
+    for tag in image_names("envbuild-made:"):
         engine.image.remove(tag, force=True)
-
-
-def images(engine, name: str) -> list[str]:
-    return [t for i in engine.image.list() for t in i.repo_tags if t.startswith(name)]
 
 
 def test_the_cpu_cell_is_built_and_proven(cpu):
@@ -146,7 +142,7 @@ def test_a_named_builder_builds_and_the_engine_gets_the_image(cpu, engine, tmp_p
     made = run("image", *CPU, *lock, "--builder", "default", "--json", env=env)
     assert made.code == 0, made.err
     assert made.answer["digest"] == cpu["digest"]
-    assert images(engine, "envbuild-made:builder")
+    assert image_names("envbuild-made:builder")
 
 
 def test_a_builder_that_does_not_exist_is_a_clear_message(cpu, tmp_path):
@@ -233,7 +229,7 @@ def test_a_prebuilt_image_is_pushed_and_pulled_by_digest(cpu, engine, cache, reg
     found = run("image", *CPU, *lock, "--no-smoke", env=other).answer
     assert (found["origin"], found["verified"]["by"], found["executed"]) == ("found", "nobody", 0)
     assert any("nobody but the registry confirmed" in text for text in found["not_proven"])
-    for tag in images(engine, f"{registry}/"):
+    for tag in image_names(f"{registry}/"):
         engine.image.remove(tag, force=True)  # the name alone: the image is the other tests'
 
 
@@ -263,7 +259,7 @@ def test_an_interrupted_build_tags_nothing_and_continues(cpu, engine, cache, tmp
     (tmp_path / "tmp").mkdir()
     for by in (signal.SIGINT, signal.SIGTERM):
         interrupted(*command, env=cache | {"TMPDIR": str(tmp_path / "tmp")}, stage="torch", seconds=2, by=by)
-        assert images(engine, "envbuild-made:interrupted") == []
+        assert image_names("envbuild-made:interrupted") == []
         assert list((tmp_path / "tmp").iterdir()) == []  # the site's credentials lay there
         assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
     again = run("image", *CPU, "--tag", "envbuild-made:interrupted", "--no-smoke", "--json", env=cache)
@@ -282,7 +278,7 @@ def test_an_interrupted_bootstrap_leaves_nothing(cpu, tmp_path):
 
 
 def test_two_builds_of_one_cell_take_turns(cpu, engine, cache):
-    for tag in images(engine, "envbuild-made:interrupted"):
+    for tag in image_names("envbuild-made:interrupted"):
         engine.image.remove(tag)
     command = ("image", *CPU, "--tag", "envbuild-made:interrupted", "--no-smoke", "--json")
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -308,7 +304,7 @@ def test_a_wheel_that_is_not_the_locks_is_refused(cpu, engine, cache, tmp_path):
     assert refused.code == 4, refused.err
     assert "sympy" in refused.err
     assert "the whole log is in" in refused.err
-    assert images(engine, "envbuild-made:foreign") == []
+    assert image_names("envbuild-made:foreign") == []
 
 
 def test_an_os_package_that_is_gone_fails_loudly(cpu, engine, cache, tmp_path):
@@ -320,7 +316,7 @@ def test_an_os_package_that_is_gone_fails_loudly(cpu, engine, cache, tmp_path):
     refused = run("image", *CPU, "--lock", str(folder), "--locked", "--tag", "envbuild-made:gone", env=cache)
     assert refused.code == 5, refused.err
     assert "1:0.0-1" in refused.err
-    assert images(engine, "envbuild-made:gone") == []
+    assert image_names("envbuild-made:gone") == []
 
 
 def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
@@ -338,7 +334,7 @@ def test_a_network_that_fails_in_the_middle_loses_nothing(cpu, engine, cache):
     )
     assert failed.code == 8, failed.err
     assert "127.0.0.1:9" in failed.err
-    assert images(engine, "envbuild-made:dead") == []
+    assert image_names("envbuild-made:dead") == []
     assert (
         run("image", *CPU, "--tag", "envbuild-made:dead", "--no-smoke", "--json", env=cache).answer["digest"]
         == cpu["digest"]
