@@ -13,9 +13,10 @@ import click
 
 from envbuild.cli.axes import keyword
 from envbuild.cli.bisect_ends import cell_of
+from envbuild.cli.gpus import gpus_option, require_gpus, timeout_option
 from envbuild.cli.output import doing, emit, json_option, note, printed, progress_options, show_notices
 from envbuild.cli.output import use_cache as used_cache
-from envbuild.cli.smoke_command import COMMAND, WithCommand, gpus_option, require_gpus, timeout_option
+from envbuild.cli.smoke_command import COMMAND, WithCommand
 from envbuild.components import absent
 from envbuild.util.text import count_of
 

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.building import TestCount
+from envbuild.cli.gpus import gpus_option, require_gpus, timeout_option
 from envbuild.cli.output import emit, json_option, marked, note, printed, progress_options, show_notices, use_cache
-from envbuild.cli.smoke_command import (
-    ONLY_WITH_COMMAND,
-    WithCommand,
-    command_of,
-    gpus_option,
-    require_gpus,
-    smoke_command,
-    timeout_option,
-)
+from envbuild.cli.smoke_command import ONLY_WITH_COMMAND, WithCommand, command_of, smoke_command
 from envbuild.evidence.report import Device, Level, SmokeReport
 from envbuild.util.text import count_of
 

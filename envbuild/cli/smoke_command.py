@@ -1,11 +1,11 @@
 """`envbuild smoke TAG -- COMMAND`: the report on a run of the user's own command."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.gpus import require_gpus
 from envbuild.cli.output import emit, marked, note, printed, show_notices, use_cache
 
 if TYPE_CHECKING:
@@ -19,17 +19,6 @@ _WITH_COMMAND = frozenset(
 ONLY_WITH_COMMAND = ("steps", "mounts", "environment", "workdir")
 """Options that a command of the user's alone takes, by the names under which they reach `smoke`."""
 _STEPS = 10
-
-
-def gpus_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option `--gpus` of a command that runs tests, with its help."""
-    return click.option("--gpus", default="all", show_default=True, metavar="all|0,1", help=text)
-
-
-def timeout_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option `--timeout` of a command that runs tests, in seconds, with its help."""
-    seconds = click.FloatRange(min=1)
-    return click.option("--timeout", "timeout_s", type=seconds, default=3600.0, show_default=True, help=text)
 
 
 class WithCommand(click.Command):
@@ -80,27 +69,6 @@ def command_of(ctx: click.Context) -> tuple[str, ...] | None:
                 hint="leave it out, or leave out `--` and the command",
             )
     return found
-
-
-def require_gpus(gpus: str, device: "Device | None", nodes: Path | None) -> None:
-    """Check what `--gpus` says, next to `--device` and `--nodes`; whether the machine has so many is asked later.
-
-    Raises:
-        UsageError: it names no GPUs, or some for a run that has others or none.
-
-    """
-    from envbuild.errors import UsageError
-    from envbuild.run.container import require_names_gpus
-
-    if gpus == "all":
-        return
-    if device == "cpu":
-        raise UsageError("a run on the CPU sees no GPU", where="--gpus", hint="leave out --gpus, or --device cpu")
-    if nodes:
-        raise UsageError(
-            "the hostfile says how many GPUs each host gives", where="--gpus", hint="leave out --gpus, or --nodes"
-        )
-    require_names_gpus(gpus, words=("all",))
 
 
 def smoke_command(command: tuple[str, ...], flags: Mapping[str, Any]) -> None:

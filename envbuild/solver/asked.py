@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from envbuild.components import CHOICES
+from envbuild.components import CHOICES, absent
 from envbuild.errors import UsageError
 from envbuild.matrix.cell import ARCHITECTURE, AUTO, NONE, Pin, Request
 from envbuild.matrix.fleet import GPU, fleet_of, names_fleet, pieces
@@ -75,7 +75,7 @@ def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageE
     elif axis == "python" and spec.count(".") == 2:
         named = "Python is named by major.minor; "
     elif axis in CHOICES:
-        named = f"without {origin}, or with `{NONE}`, nothing of {CHOICES[axis]} is left out; "
+        named = f"without {origin}, or with `{absent(axis)}`, nothing of {CHOICES[axis]} is left out; "
     why = unlisted_gpu(spec) if axis == GPU else None
     return UsageError(
         f"no release of {axis} matches {spec!r}" + (f": {why}" if why else ""),
@@ -232,6 +232,8 @@ def _is_other(matrix: Matrix, release: Release, text: str, board: str) -> bool:
 
 def _spelled(compiled: Clauses, pin: Pin) -> Pin:
     """Return the pin in a listed spelling, where it matches nothing as it is and another spelling does."""
+    if pin.axis in CHOICES and pin.spec.casefold() == absent(pin.axis):
+        return replace(pin, spec=NONE)
     number = compiled.number[pin.axis]
     if is_open_pin(pin) or pin.spec == NONE or compiled.pinned(number, pin.spec):
         return pin

@@ -10,6 +10,7 @@ from envbuild.matrix.model import AxisName, Release, Rule
 from envbuild.matrix.text import spec_text
 from envbuild.solver.asked import ReadRequest, is_open_pin
 from envbuild.solver.clauses import UNUSED, Cause, Clauses, bits
+from envbuild.solver.search import solvable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +324,7 @@ def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: 
         )
         end = f"So no cell has {things[0]}."
         if missing:
-            end += f" A cell has {missing[0]} only when requested: add --{missing[0]} auto."
+            end += f" A cell has {missing[0]} only when requested{_how_requested(asked, missing[0])}."
     else:
         both = "both " if len(things) == 2 else ""
         end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."
@@ -331,3 +332,18 @@ def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: 
         axis = compiled.matrix.axes[step.pin.axis]
         end = f"Every cell has one {axis.name}. {end}" if axis.use == "always" else end
     return replace(step, text=f"{step.text} {end}", conclusion=end)
+
+
+def _how_requested(asked: ReadRequest, name: AxisName) -> str:
+    """Return how to ask for an axis that the request leaves out, or which part of the request keeps it out."""
+
+    def has_cell(pins: Sequence[Pin]) -> bool:
+        compiled, domains = asked.of(pins)
+        domains[compiled.number[name]] = compiled.real[compiled.number[name]]
+        return solvable(compiled, domains)
+
+    pins = [pin for pin, _, _ in asked.masks]
+    if has_cell(pins):
+        return f": add --{name} auto"
+    against = [_what(pin) for pin in pins if has_cell([other for other in pins if other is not pin])]
+    return f", and no cell has it with {' and '.join(against) or 'the rest of the request'}"

@@ -223,15 +223,14 @@ def _left_out(asked: ReadRequest, values: Sequence[int]) -> dict[AxisName, str]:
     excluded = {pin.axis: pin for pin in asked.request.pins if pin.spec == NONE}
     result = {}
     for i, axis in enumerate(compiled.axes):
-        if values[i] or axis.use in {"derived", "host", "always"}:
-            continue
+        if values[i] or axis.use in {"derived", "host", "always"} or axis.name in CHOICES:
+            continue  # without a choice of a component's parts nothing of it is left out
         if axis.name in excluded:
             origin = excluded[axis.name].origin
             of_lock = origin == "the lock"
             result[axis.name] = f"it is not in {origin}" if of_lock else f"asked not to be there ({origin} {NONE})"
         elif axis.use == "asked":
-            if axis.name not in CHOICES:
-                result[axis.name] = NOT_ASKED
+            result[axis.name] = NOT_ASKED
         else:
             result[axis.name] = _why_impossible(asked, values, i)
     return result

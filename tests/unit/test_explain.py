@@ -82,6 +82,23 @@ def test_a_component_that_is_there_only_when_asked_for(matrix):
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({}, ": add --flash-attn auto."),
+        ({"gpu": "v100"}, ", and no cell has it with gpu v100."),
+        ({"gpu": "v100", "cuda": "12.6"}, ", and no cell has it with gpu v100."),
+    ],
+)
+def test_what_is_advised_leads_to_a_cell(matrix, more, end):
+    rules = [
+        requires("needs-fa", when={"te": "2.9"}, with_=("flash-attn",), why="It must be there."),
+        requires("fa-sm80", when={"gpu": "sm_70"}, needs={"flash-attn": "none"}, why="Not for sm_70."),
+    ]
+    last = texts(conflict_of(with_rules(matrix, *rules), te="2.9", **more))[-1]
+    assert last.endswith(f"A cell has flash-attn only when requested{end}")
+
+
 def test_the_shortest_of_several_conflicts_is_shown(matrix):
     conflict = conflict_of(matrix, torch="2.6", te="2.6", gpu="v100", cuda="12.6")
     assert texts(conflict)[-1] == "TE 2.6 left sm_70 behind. So no cell has both te 2.6 and gpu v100."

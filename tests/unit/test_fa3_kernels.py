@@ -95,14 +95,22 @@ def test_a_lock_of_another_choice_is_refused_and_only_what_differs_is_shown():
         check_fits(lock, inputs_for(**FA3, fa3_kernels="training"), "--lock x")
 
 
-def test_all_is_no_choice_and_the_error_says_what_is():
+@pytest.mark.parametrize("word", ["all", "ALL", "none"])
+def test_all_of_them_is_no_choice(word):
+    assert inputs_for(**FA3, fa3_kernels=word).cell == inputs_for(**FA3).cell
+
+
+def test_the_error_of_an_unknown_choice_says_how_to_ask_for_all_of_them():
     with pytest.raises(UsageError) as found:
-        inputs_for(**FA3, fa3_kernels="all")
-    assert "or with `none`, nothing of flash-attn-hopper is left out" in (found.value.hint or "")
+        inputs_for(**FA3, fa3_kernels="serving")
+    assert "or with `all`, nothing of flash-attn-hopper is left out" in (found.value.hint or "")
 
 
-def test_a_cell_without_a_choice_is_complete():
-    pins = tuple(Pin(axis=axis.replace("_", "-"), spec=spec, origin=f"--{axis}") for axis, spec in FA3.items())
+@pytest.mark.parametrize("choice", [{}, {"fa3-kernels": "all"}])
+def test_a_cell_without_a_choice_is_complete(choice):
+    pins = tuple(
+        Pin(axis=axis.replace("_", "-"), spec=spec, origin=f"--{axis}") for axis, spec in {**FA3, **choice}.items()
+    )
     left = solve(load_matrix(), Request(pins=pins)).left_out
     assert "flash-attn" in left
     assert "fa3-kernels" not in left
