@@ -25,9 +25,9 @@ from envbuild.errors import HostError, LockError
 from envbuild.evidence.content import ImageContent
 from envbuild.matrix.cell import DEBIAN_ARCH
 from envbuild.util.below import OutsideError, open_below
-from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, Readable, TarError, files_in
 from envbuild.util.names import Digest, shown
+from envbuild.util.oci_json import parse_oci
 from envbuild.util.processes import streamed
 
 _JSON_LIMIT = 8 << 20
@@ -94,7 +94,7 @@ class Blob:
 
 def _parsed(body: bytes, what: str) -> Any:
     try:
-        return parse_json(body, limit=_JSON_LIMIT)
+        return parse_oci(body, limit=_JSON_LIMIT)
     except ValueError as error:
         raise ImageError(f"{what} is not the JSON of an image: {error}") from None
 

@@ -116,6 +116,9 @@ def contents_of(archive: Archive, limits: Bounds = LIMITS) -> Contents:
             hashed = _Hashed(stream)
             merge(root, read_layer(hashed, left))
             diff_ids.append(f"sha256:{hashed.sha.hexdigest()}")
+    rootfs = config.get("rootfs")
+    if not isinstance(rootfs, dict) or rootfs.get("diff_ids") != diff_ids:
+        raise ImageError(f"the configuration {manifest.config.digest} is of other layers than the manifest's")
     layers = tuple(each.digest for each in manifest.layers)
     return Contents(
         config=config,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.evidence.content import ImageContent
-from envbuild.util.foreign_json import parse_json
 from envbuild.util.foreign_tar import Bounds, files_in
+from envbuild.util.oci_json import parse_oci
 
 RECIPE, RELEASE = "io.envbuild.recipe", "io.envbuild.release"
 _BLOCK = 512
@@ -65,7 +65,7 @@ def write_recipe(archive: Path, by: ImageContent) -> bool:
 def _stated(body: bytes, by: ImageContent) -> bytes | None:
     """Return the list with the statement at each image; None where it is of another shape."""
     try:
-        index: Any = parse_json(body, limit=_LIMIT)
+        index: Any = parse_oci(body, limit=_LIMIT)
         for each in index["manifests"]:
             each["annotations"] = {**(each.get("annotations") or {}), RECIPE: by.recipe, RELEASE: by.release or ""}
     except (ValueError, KeyError, TypeError, AttributeError):

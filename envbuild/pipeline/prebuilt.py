@@ -18,8 +18,8 @@ from envbuild.plan.plan import Plan
 from envbuild.registry.manifests import Descriptor
 from envbuild.registry.repository import Manifest, Repository
 from envbuild.settings import Settings
-from envbuild.util.foreign_json import parse_json
 from envbuild.util.names import image_tag, shown
+from envbuild.util.oci_json import parse_oci
 
 _LARGEST_CONFIG = 8 << 20
 """Bytes of an image's configuration; registries take manifests of 4 MiB."""
@@ -138,9 +138,9 @@ def content_in(repository: Repository, manifest: Manifest) -> ImageContent:
     """
     where = f"{repository.name}@{manifest.descriptor.digest}"
     try:
-        config = parse_json(manifest.body, limit=len(manifest.body))["config"]
+        config = parse_oci(manifest.body, limit=len(manifest.body))["config"]
         known = Descriptor.model_validate({name: config[name] for name in ("mediaType", "digest", "size")})
-        return stated_content(parse_json(repository.read_blob(known, limit=_LARGEST_CONFIG), limit=_LARGEST_CONFIG))
+        return stated_content(parse_oci(repository.read_blob(known, limit=_LARGEST_CONFIG), limit=_LARGEST_CONFIG))
     except (ValueError, KeyError, TypeError):
         raise LockError("the image's configuration cannot be read", where=where, hint="push it again") from None
 

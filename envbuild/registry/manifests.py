@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from envbuild.util.foreign_json import parse_json
 from envbuild.util.model import AfterValidator, Field, Model
 from envbuild.util.names import Digest, shown
+from envbuild.util.oci_json import parse_oci
 from envbuild.util.patterns import pattern
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -178,7 +178,7 @@ def index_body(manifests: tuple[Descriptor, ...]) -> bytes:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    value = parse_json(body, limit=LARGEST_MANIFEST)
+    value = parse_oci(body, limit=LARGEST_MANIFEST)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - the value is wrong, not its use
     return value

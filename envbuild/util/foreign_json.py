@@ -19,14 +19,15 @@ def parse_json(body: bytes | str, *, limit: int, measured: bool = False) -> Any:
             half a surrogate pair as its escape.
 
     Raises:
-        ValueError: it is longer, nested deeper than 64 levels, or no JSON; NaN, Infinity and half a surrogate pair are none.
+        ValueError: it is longer, nested deeper than 64 levels, or no JSON, or has a name twice in one object; NaN,
+            Infinity and half a surrogate pair are no JSON.
 
     """
     if len(body) > limit:
         raise ValueError(f"more than {limit:,} bytes of JSON")
     try:
         text = body.decode("utf-8") if isinstance(body, bytes) else body
-        value = json.loads(text, parse_constant=str if measured else _refuse)
+        value = json.loads(text, parse_constant=str if measured else _refuse, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {DEPTH} levels") from None
     except UnicodeDecodeError:
@@ -35,6 +36,15 @@ def parse_json(body: bytes | str, *, limit: int, measured: bool = False) -> Any:
         raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
     _check(value, whole_texts=not measured)
     return _escaped(value) if measured else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:  # readers differ in which of the two they take
+            raise ValueError(f"JSON with two meanings: it holds {shown(name, 40)!r} twice in one object")
+        found[name] = value
+    return found
 
 
 def _refuse(word: str) -> None:

@@ -300,3 +300,17 @@ def test_a_damaged_image_is_an_error_of_its_own_kind_whatever_the_damage(tmp_pat
         except ImageError:
             continue
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000
+
+
+def test_layers_that_another_reader_would_take_are_refused(tmp_path):
+    """Go's JSON takes `Layers` for `layers`; the configuration must be of the layers that are read."""
+    genuine, other = layer(("a", b"genuine")), layer(("a", b"other"))
+    spoiled = image(genuine, media_type=GZIP)
+    spoiled.manifest["Layers"] = [spoiled.blob(packed(other, GZIP), GZIP)]
+    spoiled.index = {"manifests": [spoiled.blob(json.dumps(spoiled.manifest).encode())]}
+    with pytest.raises(ImageError, match="in another case"):
+        read(spoiled, tmp_path)
+    ids = [f"sha256:{hashlib.sha256(other).hexdigest()}"]
+    for stated in (ids, [], None):
+        with pytest.raises(ImageError, match="of other layers than the manifest's"):
+            read(Image((GZIP, packed(genuine, GZIP)), config={"rootfs": {"diff_ids": stated}}), tmp_path)

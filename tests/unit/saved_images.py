@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
+import zlib
 from pathlib import Path
 
 ZSTD, GZIP, PLAIN = (f"application/vnd.oci.image.layer.v1.tar{suffix}" for suffix in ("+zstd", "+gzip", ""))
@@ -35,13 +36,31 @@ def packed(body: bytes, media_type: str) -> bytes:
     return gzip.compress(body, 1) if media_type == GZIP else body
 
 
+def _diff_id(media_type: str, body: bytes) -> str:
+    """Return the digest of a layer's tar, which may be very large; nothing where it is spoiled."""
+    if media_type == ZSTD:
+        done = subprocess.run(["sh", "-c", "zstd -dcq | sha256sum"], input=body, capture_output=True, check=True)
+        return f"sha256:{done.stdout.split()[0].decode()}"
+    sha = hashlib.sha256()
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(body)) if media_type == GZIP else io.BytesIO(body) as stream:
+            while piece := stream.read(1 << 20):
+                sha.update(piece)
+    except (OSError, EOFError, zlib.error):
+        return ""
+    return f"sha256:{sha.hexdigest()}"
+
+
 class Image:
     """An archive in the making; `blobs` and `index` can be spoiled before it is written."""
 
     def __init__(self, *layers: tuple[str, bytes], config=None) -> None:
         self.blobs: dict[str, bytes] = {}
         described = [self.blob(body, media_type) for media_type, body in layers]
-        self.manifest = {"config": self.blob(json.dumps(config or {"config": {}}).encode()), "layers": described}
+        content = {"config": {}, **(config or {})}
+        own = {"type": "layers", "diff_ids": [_diff_id(*each) for each in layers]}
+        content["rootfs"] = own | content.get("rootfs", {})
+        self.manifest = {"config": self.blob(json.dumps(content).encode()), "layers": described}
         self.index = {"manifests": [self.blob(json.dumps(self.manifest).encode())]}
 
     def blob(self, body: bytes, media_type: str = "application/json") -> dict:
