@@ -58,7 +58,7 @@ def opened_zip(path: Path, bounds: Bounds = ANY_WHEEL) -> Iterator[zipfile.ZipFi
             check_directory(archive, bounds)
             yield archive
     except FAULTS as error:
-        raise ZipError(f"it cannot be read: {shown(str(error) or type(error).__name__)}") from None
+        raise ZipError(f"it is damaged, or no zip file: {shown(str(error) or type(error).__name__)}") from None
 
 
 def _check_end(path: Path, bounds: Bounds) -> None:

@@ -77,6 +77,12 @@ def apptainer_check() -> Check:
 def files_check(installed: Installed, facts: Mapping[str, Any]) -> Check:
     """Hold the files against each distribution's own RECORD, and the Python's word of versions against the files."""
     faults = list(installed.changed)
+    there = {dist.name for dist in installed.distributions} | set(facts["distributions_of_base"])
+    faults += [
+        f"{shown(name)} has no RECORD in the environment, and the lock names it"
+        for name in facts["expected"]["packages"]
+        if canonicalize_name(name) not in there
+    ]
     for dist in installed.distributions:
         reported = facts["distributions"].get(dist.name)
         if (

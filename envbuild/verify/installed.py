@@ -60,6 +60,9 @@ _HOME = ("_envbuild_home.py", "_envbuild_home.pth")
 """What gives a user whom the image does not know a home: these and FA3's module are what the build itself adds."""
 
 
+_OWN_FOLDER = re.compile(rf"opt|{CARRIED}|{VENV}(?:/lib(?:/python[0-9.]{{1,8}}(?:/site-packages)?)?)?")
+
+
 @dataclass(kw_only=True)
 class Tree:
     """What was found in an image's file system."""
@@ -94,6 +97,8 @@ def read_tree(stream: Readable, take: Callable[[Member], Member] = lambda member
     for member in read_tar(stream):
         if member.kind == "folder":
             continue
+        if _OWN_FOLDER.fullmatch(member.path):  # what is installed would lie elsewhere, where nobody looks
+            raise TarError(f"/{shown(member.path)} is a {member.kind} in place of a folder")
         tree.files += 1
         member = take(member)  # noqa: PLW2901 - with its content still to be read
         _note(tree, member)

@@ -20,6 +20,7 @@ from envbuild.verify.binaries.elf import Binary
 from envbuild.verify.binaries.examine import examine
 from envbuild.verify.binaries.files import Files, read_folder
 from envbuild.verify.binaries.image import binary_checks, reader
+from envbuild.verify.binaries.local import audit_local, local_path
 from envbuild.verify.binaries.process import RootExpectation
 from envbuild.verify.installed import read_tree
 
@@ -50,7 +51,10 @@ def test_a_sound_root_has_no_defect(sound):
     assert "2 extension modules" in found["libraries"].text
     assert found["libraries opened by name"].verdict == "unproven"  # cuDNN 9.20 names what it goes on without
     assert "tensor_ir" in found["libraries opened by name"].text
-    assert {name for name, each in found.items() if each.verdict == "unproven"} == {"libraries opened by name"}
+    assert {name for name, each in found.items() if each.verdict == "unproven"} == {
+        "libraries opened by name",
+        "GPU code",
+    }
 
 
 def test_an_extension_against_another_torch(root):
@@ -429,6 +433,14 @@ def test_what_the_command_does_not_take(tmp_path, words, error, text):
     done = audit(*(word.format(bad=tmp_path / "bad.whl", folder=tmp_path) for word in words))
     assert isinstance(done.exception, error)
     assert text in str(done.exception)
+
+
+def test_what_holds_no_binary_does_not_pass(tmp_path):
+    with pytest.raises(UsageError, match="holds no binary, so there is nothing to check"):
+        audit_local(tmp_path, (90,))
+    with pytest.raises(UsageError, match="does not exist"):
+        audit_local(local_path("nope.whl"))
+    assert local_path("mine:1.whl") is None
 
 
 def test_a_folder_is_never_left_by_a_link(root, tmp_path):

@@ -15,6 +15,7 @@ from envbuild.errors import LockError
 from envbuild.paths import data_dir
 from envbuild.settings import Settings
 from envbuild.util.foreign_tar import Bounds, TarError, read_tar
+from envbuild.verify.contents import files_check
 from envbuild.verify.installed import hold_to_records, hold_to_wheel, read_record, read_tree
 from envbuild.verify.wheels import Wheels, read_wheel
 
@@ -247,3 +248,25 @@ def test_a_damaged_tar_is_an_error_of_its_own_kind_whatever_the_damage(image):
             del damaged[random_.randrange(len(damaged)) :]
         with contextlib.suppress(TarError):
             hold_to_records(read_tree(io.BytesIO(bytes(damaged))))
+
+
+@pytest.mark.parametrize("place", ["opt", "opt/venv", "opt/envbuild", "opt/venv/lib", SITE])
+def test_a_link_in_place_of_a_folder_is_refused(image, place):
+    """What is installed would lie elsewhere, and nothing would be compared."""
+    image.files = {name.replace(place, "srv/moved", 1): body for name, body in image.files.items()}
+    link = tarfile.TarInfo(place)
+    link.type, link.linkname = tarfile.SYMTYPE, "/srv/moved"
+    image.more.append((link, b""))
+    with pytest.raises(TarError, match=f"/{re.escape(place)} is a link in place of a folder"):
+        read_tree(io.BytesIO(image.tar()))
+
+
+def test_a_locked_package_without_a_record_is_a_fault(image):
+    name, version = next(iter(image.expected["packages"].items()))
+    facts = {"distributions": {}, "distributions_of_base": [], "expected": image.expected}
+    sound = hold_to_records(read_tree(io.BytesIO(image.tar())))
+    assert files_check(sound, facts).verdict == "passed"
+    image.files = {path: body for path, body in image.files.items() if f"{name}-{version}.dist-info" not in path}
+    found = files_check(hold_to_records(read_tree(io.BytesIO(image.tar()))), facts)
+    assert found.verdict == "failed"
+    assert f"{name} has no RECORD in the environment" in found.text

@@ -159,3 +159,36 @@ def test_names_of_symbols(name, abi, shown, torchs):
     assert not shown or shown_symbol(name) == shown
     shown_symbol(name)
     assert not shown or is_torchs(name) is torchs
+
+
+def of_names(count, place):
+    """Return a library of `count` undefined symbols, whose names begin where `place` says, in one of 16 KiB."""
+    text = b"\0" + b"A" * 16_383 + b"\0"
+    symbols = b"".join(struct.pack("<IBBHQQ", place(number), 0x10, 0, 0, 0, 0) for number in range(count))
+    heads = b"\0.dynsym\0.dynstr\0.shstrtab\0"
+    body, offsets = bytearray(64), []
+    for part in (text, symbols, heads):
+        body += bytes(-len(body) % 8)
+        offsets.append(len(body))
+        body += part
+    body += bytes(-len(body) % 8)
+    start = len(body)
+    sections = [
+        (0, 0, 0, 0, 0, 0), (1, 11, offsets[1], len(symbols), 2, 24), (9, 3, offsets[0], len(text), 0, 0),
+        (17, 3, offsets[2], len(heads), 0, 0),
+    ]  # fmt: skip
+    for name, kind, offset, size, link, entry in sections:
+        body += struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, 0, 1, entry)
+    body[:64] = (
+        b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, start, 0, 64, 56, 0, 64, 4, 3)
+    )
+    return bytes(body)
+
+
+def test_one_name_of_very_many_symbols_is_kept_once():
+    assert read(of_names(100_000, lambda _: 1)).wanted == ((b"A" * 16_383, ""),)
+
+
+def test_names_that_overlap_without_a_bound_are_refused():
+    with pytest.raises(ElfError, match="names that overlap"):
+        read(of_names(16_000, lambda number: 1 + number))

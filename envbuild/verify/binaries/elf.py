@@ -30,6 +30,9 @@ _LIBRARIES = 1000
 """Libraries that one file may need, and folders that it may search."""
 _TEXT = 16_384
 """Bytes of one name or of one path list at most: a mangled C++ name may have thousands."""
+_OVERLAP, _NAMES = 8, 16 << 20
+"""Bytes of names that are taken of a table: this many times its own, and as many again. A linker lets a name be the end of
+another one, and a version goes to many names."""
 _SCANNED = 64 << 20
 """Bytes of constants that are searched for names of libraries."""
 
@@ -81,6 +84,8 @@ class Binary:
     """Libraries of CUDA that it names in its constants, to open them as it runs."""
     fault: str = ""
     """Why a part of it could not be read."""
+    name_bytes: int = field(default=0, compare=False)
+    """Bytes of the names that are kept of it."""
 
     def defines(self, name: bytes, version: str) -> bool:
         """Return whether the loader would bind a symbol to this file; one without versions serves any."""
@@ -115,7 +120,7 @@ def read_elf(file: IO[bytes], name: str, size: int) -> Binary:
 
 class _Reader:
     def __init__(self, file: IO[bytes], size: int) -> None:
-        self.file, self.size = file, size
+        self.file, self.size, self.name_bytes = file, size, 0
         file.seek(0)
         self.elf = ELFFile(file)
 
@@ -166,6 +171,7 @@ class _Reader:
             gpu=gpu,
             opened=self._opened(sections) if _OPENS.match(name) else frozenset(),
             fault=fault,
+            name_bytes=self.name_bytes,
         )
 
     def _bytes(self, offset: int, count: int, limit: int = _TABLE) -> bytes:
@@ -248,24 +254,25 @@ class _Reader:
         if header is not None:
             raw = self._table(header)
             numbers = struct.unpack(f"<{min(count, len(raw) // 2)}H", raw[: 2 * count])
-        wanted, offered = [], set()
-        find, end = strings.find, len(strings)
+        wanted: dict[tuple[bytes, str], None] = {}
+        offered = set()
+        end = len(strings)
         for (start, info, _, section, _, _), number in zip(
             _SYMBOL.iter_unpack(body[: count * _SYMBOL.size]), numbers, strict=False
         ):
             bind = info >> 4
             if bind == 0 or start == 0 or start >= end:  # local, or without a name
                 continue
-            stop = find(b"\0", start)
-            name = strings[start : min(stop, start + _TEXT)] if stop >= 0 else b""
+            name = text.taken(start)
             if not name:
                 continue
             if section:
                 offered.add(name)
                 if defined and (version := names.get(number & ~_HIDDEN)):
-                    offered.add(name + b"@" + version.encode())
+                    offered.add(text.counted(name + b"@" + version.encode()))
             elif bind != 2:  # a weak one may stay without a definition
-                wanted.append((name, names.get(number & ~_HIDDEN, "") if number & ~_HIDDEN > 1 else ""))
+                wanted[name, names.get(number & ~_HIDDEN, "") if number & ~_HIDDEN > 1 else ""] = None
+        self.name_bytes = text.bytes
         return tuple(wanted), frozenset(offered), frozenset(defined), wanted_versions
 
     def _defined(self, body: bytes, text: "_Strings", names: dict[int, str]) -> set[str]:
@@ -321,14 +328,35 @@ class _Reader:
 
 
 class _Strings:
+    """A table of names. All that is taken of it is bounded: one byte of it can be in many names."""
+
     def __init__(self, body: bytes) -> None:
-        self.body = body
+        self.body, self.bytes = body, 0
+        self._kept: dict[int, bytes] = {}
+        self._most = _OVERLAP * len(body) + _NAMES
 
     def at(self, offset: int) -> str:
-        stop = self.body.find(b"\0", offset, offset + _TEXT) if offset < len(self.body) else -1
-        if stop < 0:
+        """Return the name at `offset`."""
+        if offset >= len(self.body) or self.body.find(b"\0", offset, offset + _TEXT) < 0:
             raise ElfError("a name out of bounds")
-        return self.body[offset:stop].decode("utf-8", "surrogateescape")
+        return self.taken(offset).decode("utf-8", "surrogateescape")
+
+    def taken(self, offset: int) -> bytes:
+        """Return the name at `offset`, the start of one that is too long, and nothing of one without an end."""
+        name = self._kept.get(offset)
+        if name is None:
+            stop = self.body.find(b"\0", offset)
+            name = self._kept[offset] = self.counted(
+                self.body[offset : min(stop, offset + _TEXT)] if stop >= 0 else b""
+            )
+        return name
+
+    def counted(self, name: bytes) -> bytes:
+        """Count a name that is kept, and return it."""
+        self.bytes += len(name)
+        if self.bytes > self._most:
+            raise ElfError("names that overlap more than a linker's do")
+        return name
 
 
 def _offset_of(loads: list[Any], address: int) -> int:

@@ -26,6 +26,8 @@ _LARGEST = 4 << 30
 _BINARIES = 200_000
 _NAMES = 20_000_000
 """Symbols that are kept of all files together; the default image has 1.2 million."""
+_NAME_BYTES = 1 << 30
+"""Bytes of those symbols; a C++ name has a hundred on average."""
 _ENTRIES = 2_000_000
 _LINKS = 1_000_000
 _TEXT = 1 << 20
@@ -55,6 +57,7 @@ class Files:
     wheel: str = ""
     """The name of the wheel that was read; empty for an image or a folder."""
     _names: int = 0
+    _name_bytes: int = 0
     _bytes: int = 0
     _entries: int = 0
 
@@ -87,8 +90,11 @@ class Files:
         else:
             self.binaries[path] = binary
             self._names += len(binary.offered) + len(binary.wanted)
+            self._name_bytes += binary.name_bytes
         if len(self.binaries) + len(self.unread) > _BINARIES or self._names > _NAMES:
             raise TarError(f"more than {_BINARIES:,} binaries or {_NAMES:,} symbols")
+        if self._name_bytes > _NAME_BYTES:
+            raise TarError(f"symbols whose names have more than {_NAME_BYTES:,} bytes")
 
     def add_link(self, path: str, target: str) -> None:
         """Keep a symbolic link.

@@ -43,13 +43,12 @@ class LocalAudit:
 def local_path(text: str) -> Path | None:
     """Return the wheel or folder that an argument names; None where it names an image.
 
-    The name of an image starts with no dot and no slash, and ends with no slash. One may end with `.whl`: then the file
-    must be there.
+    The name of an image starts with no dot and no slash, and ends with no slash. Only its tag may end with `.whl`.
     """
     path = Path(text)
     if text.startswith(("/", "./", "../")) or text in {".", ".."} or text.endswith("/"):
         return path
-    return path if text.endswith(".whl") and path.is_file() else None
+    return path if text.endswith(".whl") and (":" not in text or path.is_file()) else None
 
 
 def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
@@ -60,7 +59,7 @@ def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
         sms: SM numbers of the GPUs that its code is to run on; empty to list what there is.
 
     Raises:
-        UsageError: it is neither, or it cannot be read.
+        UsageError: it is neither, it cannot be read, or it is a folder without a binary.
         AuditError: it is damaged, or out of bounds.
 
     """
@@ -80,6 +79,9 @@ def audit_local(path: Path, sms: Sequence[int] = ()) -> LocalAudit:
     except OSError as error:
         raise UsageError(f"{shown(str(path))} cannot be read: {error.strerror or error}", hint=hint) from None
     except (TarError, ValueError) as error:
-        raise AuditError(f"its binaries cannot be read: {error}", where=shown(str(path))) from None
+        hint = "fetch or build it again"
+        raise AuditError(f"its binaries cannot be read: {error}", where=shown(str(path)), hint=hint) from None
+    if path.is_dir() and not files.binaries:
+        raise UsageError(f"{shown(str(path))} holds no binary, so there is nothing to check", hint=hint)
     held = {name: modules for component in COMPONENTS.values() for name, modules in component.extensions.items()}
     return LocalAudit(path=path, checks=examine(files, RootExpectation(sms=tuple(sms), extensions=held)))
