@@ -13,11 +13,15 @@ class Reach:
     def __init__(self, matrix: Matrix) -> None:
         compiled = compile_matrix(matrix)
         self.compiled: Clauses = compiled.unguarded
+        # a request leaves these out unless it names them, and here every request counts
+        self._open = {
+            i: self.compiled.full[i] for i, axis in enumerate(self.compiled.axes) if axis.use in {"asked", "host"}
+        }
 
     def any_cell(self, masks: dict[int, int], compiled: Clauses | None = None) -> bool:
         """Return whether some cell has each axis within its mask of releases; `compiled` replaces the matrix' clauses."""
         compiled = compiled or self.compiled
-        return solvable(compiled, compiled.domains(masks))
+        return solvable(compiled, compiled.domains({**self._open, **masks}))
 
     def without(self, rule: Rule) -> tuple[Clauses, list[Clause]]:
         """Return the clauses less those of `rule`, and those."""

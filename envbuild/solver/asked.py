@@ -66,9 +66,24 @@ def _near(word: str, choices: Sequence[str]) -> str:
     return ", ".join(close or list(choices)[-6:])
 
 
+def _held(matrix: Matrix, axis: AxisName) -> Sequence[Release]:
+    """Return the releases of an axis that some cell has when they alone are named, or all where none is so."""
+    from envbuild.solver.search import solvable
+
+    guarded = compile_matrix(matrix)
+    number = guarded.number[axis]
+    compiled = guarded.without_guards({number: guarded.full[number]} if number in guarded.guards else {})
+    held = [
+        release
+        for release in matrix.releases[axis]
+        if solvable(compiled, compiled.domains({number: compiled.mask(number, release.version)}))
+    ]
+    return held or matrix.releases[axis]
+
+
 def no_release(matrix: Matrix, axis: AxisName, spec: str, origin: str) -> UsageError:
     """Return the error that no release of `axis` matches `spec`, which `origin` asks for."""
-    names = [name for release in matrix.releases[axis] for name in (release.version, *release.aliases)]
+    names = [name for release in _held(matrix, axis) for name in (release.version, *release.aliases)]
     named = ""
     if _is_update(matrix, axis, spec):
         named = f"CUDA is named by major.minor; `--nvcc {spec}` asks for an update of it; "

@@ -105,6 +105,9 @@ def _newest(
     pinned = [pin for pin, number, mask in asked.masks if number == axis and not mask >> last & 1]
     if pinned:
         return Alternative(version=release.version, why="another version was requested", source=pinned[0].origin)
+    if last in compiled.guards.get(axis, ()):
+        why = f"used only when requested by name (--{name} {release.version})"
+        return Alternative(version=release.version, why=why, source=release.source)
     pins = (*asked.request.pins, Pin(axis=name, spec=release.version, origin=f"--{name}"))
     trial = read_request(compiled.matrix, replace(asked.request, pins=pins))
     values = best_values(trial, evidence, trial.compiled.domains(trial.pinned()))

@@ -315,35 +315,43 @@ def _concluded(step: ConflictStep, compiled: Clauses, asked: ReadRequest, pins: 
     things = [_what(pin) for pin, _, _ in asked.masks if pin in pins]
     if not things:
         end = "So the matrix has no cell at all."
-    elif len(things) == 1:
-        missing = sorted(
-            name
-            for name in step.axes
-            if compiled.matrix.axes[name].use in {"asked", "host"}
-            and not any(pin.axis == name and (pin in pins or pin.spec != NONE) for pin, _, _ in asked.masks)
-        )
-        end = f"So no cell has {things[0]}."
-        if missing:
-            end += f" A cell has {missing[0]} only when requested{_how_requested(asked, missing[0])}."
     else:
-        both = "both " if len(things) == 2 else ""
-        end = f"So no cell has {both}{', '.join(things[:-1])} and {things[-1]}."
+        several = f"{'both ' if len(things) == 2 else ''}{', '.join(things[:-1])} and "
+        end = f"So no cell has {several if len(things) > 1 else ''}{things[-1]}.{_advice(step, asked, pins)}"
     if step.pin is not None and len(things) == 1:
         axis = compiled.matrix.axes[step.pin.axis]
         end = f"Every cell has one {axis.name}. {end}" if axis.use == "always" else end
     return replace(step, text=f"{step.text} {end}", conclusion=end)
 
 
-def _how_requested(asked: ReadRequest, name: AxisName) -> str:
-    """Return how to ask for an axis that the request leaves out, or which part of the request keeps it out."""
+def _advice(step: ConflictStep, asked: ReadRequest, pins: Sequence[Pin]) -> str:
+    """Return how to ask for an axis of the last step that the request leaves out, or what of the request keeps it out."""
+    axes = asked.compiled.matrix.axes
+    missing = sorted(
+        name
+        for name in step.axes
+        if axes[name].use in {"asked", "host"}
+        and not any(pin.axis == name and (pin in pins or pin.spec != NONE) for pin, _, _ in asked.masks)
+    )
 
-    def has_cell(pins: Sequence[Pin]) -> bool:
+    left_out = {i for i, axis in enumerate(asked.compiled.axes) if axis.use == "asked"} - asked.pinned().keys()
+
+    def has_cell(name: AxisName, pins: Sequence[Pin], *, alone: bool = True) -> bool:
         compiled, domains = asked.of(pins)
+        for axis in () if alone else left_out:
+            domains[axis] = compiled.full[axis]
         domains[compiled.number[name]] = compiled.real[compiled.number[name]]
         return solvable(compiled, domains)
 
-    pins = [pin for pin, _, _ in asked.masks]
-    if has_cell(pins):
-        return f": add --{name} auto"
-    against = [_what(pin) for pin in pins if has_cell([other for other in pins if other is not pin])]
-    return f", and no cell has it with {' and '.join(against) or 'the rest of the request'}"
+    every = [pin for pin, _, _ in asked.masks]
+    for name in missing:
+        if has_cell(name, every):
+            return f" A cell has {name} only when requested: add --{name} auto."
+    if not missing or len(pins) > 1 or has_cell(missing[0], every, alone=False):
+        return ""
+    against = every
+    for pin in every:
+        rest = [other for other in against if other is not pin]
+        against = against if has_cell(missing[0], rest, alone=False) else rest
+    what = " and ".join(map(_what, against)) or "what the matrix allows"
+    return f" A cell has {missing[0]} only when requested, and no cell has it with {what}."

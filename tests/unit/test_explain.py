@@ -8,6 +8,7 @@ from envbuild.cli.axes import request_from
 from envbuild.cli.resolve import explain as explain_command
 from envbuild.cli.resolve import resolve as resolve_command
 from envbuild.errors import NoCellError, UsageError
+from envbuild.matrix.cell import Pin, Request
 from envbuild.matrix.load import load_matrix
 from envbuild.solver.asked import read_request
 from envbuild.solver.explain import explain
@@ -97,6 +98,39 @@ def test_what_is_advised_leads_to_a_cell(matrix, more, end):
     ]
     last = texts(conflict_of(with_rules(matrix, *rules), te="2.9", **more))[-1]
     assert last.endswith(f"A cell has flash-attn only when requested{end}")
+
+
+def test_two_that_need_a_third_are_advised_to_ask_for_it(matrix):
+    rule = requires("both", when={"te": "2.9", "gpu": "sm_90"}, with_=("flash-attn",), why="It must be there.")
+    last = texts(conflict_of(with_rules(matrix, rule), te="2.9", gpu="h100"))[-1]
+    assert last == (
+        "It must be there. So no cell has both te 2.9 and gpu h100. "
+        "A cell has flash-attn only when requested: add --flash-attn auto."
+    )
+
+
+def test_what_keeps_an_axis_out_is_named_in_whole():
+    asked = {"os": "ubuntu24.04", "fa3-kernels": "training", "apex": "23.08", "base": "ngc-26.04"}
+    pins = tuple(Pin(axis=axis, spec=spec, origin=f"--{axis}") for axis, spec in asked.items())
+    with pytest.raises(NoCellError) as caught:
+        solve(load_matrix(), Request(pins=pins))
+    assert texts(caught.value.conflict)[-1].endswith("and no cell has it with apex 23.08 and base ngc-26.04.")
+
+
+def test_a_release_that_is_taken_by_name_alone_is_no_older_one():
+    asked = read_request(
+        load_matrix(), Request(pins=(Pin(axis="cuda", spec="13.0", origin="--cuda"),), prefer="newest")
+    )
+    choices = {choice.axis: choice for choice in explain(solve(load_matrix(), asked.request), asked=asked)}
+    assert choices["apex"].newest.why.startswith("used only when requested by name")
+
+
+def test_similar_releases_are_those_that_a_cell_has():
+    with pytest.raises(UsageError) as caught:
+        solve(load_matrix(), Request(pins=(Pin(axis="cuda", spec="99", origin="--cuda"),)))
+    named = caught.value.hint.removeprefix("similar: ").partition(";")[0].split(", ")
+    for version in named:
+        assert solve(load_matrix(), Request(pins=(Pin(axis="cuda", spec=version, origin="--cuda"),)))
 
 
 def test_the_shortest_of_several_conflicts_is_shown(matrix):

@@ -9,6 +9,7 @@ from cell_inputs import changed, complete, inputs_for, plan_for
 from test_claims import CPU, VERSIONS, claim, record, refs_of, solved
 
 from envbuild.components import COMPONENTS
+from envbuild.curate.reach import Reach
 from envbuild.errors import DataError, NoCellError, UsageError
 from envbuild.evidence.claims import claim_of
 from envbuild.evidence.listed import allowed_by
@@ -202,3 +203,12 @@ def test_a_run_of_another_cell_counts_where_the_own_ones_prove_less(own, others,
 def test_a_list_of_cells_speaks_of_those_that_resolve_would_choose(flags, allowed):
     pins = tuple(Pin(axis=axis, spec=spec, origin="-") for axis, spec in {**ALL, **flags}.items())
     assert allowed_by(read_request(load_matrix(), Request(pins=pins)))["fa3-kernels"] == (allowed,)
+
+
+def test_a_choice_that_needs_another_axis_is_in_a_cell():
+    """`matrix check --notes` asks of every release whether a cell has it, with every axis that may be requested."""
+    reach = Reach(load_matrix())
+    number = reach.compiled.number["fa3-kernels"]
+    assert all(reach.any_cell({number: reach.compiled.mask(number, each)}) for each in ("training", "training-64-128"))
+    rules = {rule.id: rule for rule in load_matrix().rules}
+    assert reach.applies(rules["fa3-kernels-2025"])

@@ -12,6 +12,7 @@ from envbuild.matrix.load import Matrix
 from envbuild.matrix.model import AxisName
 from envbuild.matrix.spec import check_spec, matches, public_version
 from envbuild.solver.enumerate import enumerate_cells
+from envbuild.util.names import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
     """Read `AXIS` or `AXIS=SPEC`, the component first.
 
     Raises:
-        UsageError: there are not two, or one is no component.
+        UsageError: there are not two, one is no component, or it has no such release.
 
     """
     known = [axis for axis in COMPONENTS if axis not in CHOICES]
@@ -71,6 +72,12 @@ def read_axes(matrix: Matrix, texts: Sequence[str]) -> tuple[tuple[AxisName, str
             )
         if spec:
             check_spec(matrix.axes[axis], spec, text)
+            if not any(matches(matrix.axes[axis], spec, release) for release in matrix.releases[axis]):
+                raise UsageError(
+                    f"no release of {axis} matches {shown(spec, 80)!r}",
+                    where="envbuild matrix try",
+                    hint=f"`envbuild matrix {axis}` lists them all",
+                )
         found.append((axis, spec or None))
     if len(found) != 2 or found[0][0] == found[1][0] or found[0][0] == TORCH:
         raise UsageError(
