@@ -3,7 +3,6 @@
 Command modules load on first use, so that `envbuild render` never pays for the engine's libraries.
 """
 
-import errno
 import gc
 import importlib
 import io
@@ -23,6 +22,7 @@ from envbuild import __version__
 from envbuild.cli.declared import Declared
 from envbuild.cli.output import printed
 from envbuild.errors import EnvbuildError, HostError, InternalError, UsageError
+from envbuild.util.space import is_full
 from envbuild.util.text import for_people, outgoing
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        full = error.errno == errno.ENOSPC
+        full = is_full(error)
         reported = HostError(
             "the disk is full" if full else (error.strerror or str(error)),
             where=str(error.filename) if error.filename else None,

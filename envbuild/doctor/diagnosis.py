@@ -7,18 +7,25 @@ from typing import Final, Literal
 from envbuild.host import HostFacts
 from envbuild.host.build_tools import BUILDKIT, BUILDX, older
 from envbuild.host.gpu_access import DESCRIBE, Choice, cdi_of, gpu_access
-from envbuild.matrix.cell import DEBIAN_ARCH
+from envbuild.matrix.cell import DEBIAN_ARCH, Cell
 
 ENGINE_MAJOR = 28
 """The engine that the builds are made with: `type=oci` exports with rewritten timestamps from the containerd image store."""
 
 DISK_NEEDED_GIB = 15
 """A CUDA cell is 6 GB unpacked and 3 GB compressed, in addition to its builder's 5 GB and one archive of the result."""
+DISK_CPU_GIB = 6
 DISK_WARN_GIB = 36
 """Two cells, their archives and the compiler cache."""
 MEMORY_NEEDED_GIB = 4
 """One compile job of Transformer Engine takes 2.4 GB and one of apex 3.0 GB (measured), in addition to the engine itself."""
 MEMORY_WARN_GIB = 8
+
+
+def disk_for(cell: Cell) -> int:
+    """Return the GiB that the engine's disk needs while the image of a cell is built with nothing kept."""
+    return DISK_CPU_GIB if cell.versions["cuda"] == "cpu" else DISK_NEEDED_GIB
+
 
 Status = Literal["ok", "warn", "absent", "lack"]  # plain-words: allow lack - a value in the JSON answer
 """`absent` is something that only some work needs: not a defect, but missing for who requires it."""
@@ -321,9 +328,15 @@ def _apptainer(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
         )
 
 
-def _podman(host: HostFacts, choice: Choice) -> Iterator[MachineFinding]:
+def _podman(host: HostFacts, choice: Choice, *, is_set: bool) -> Iterator[MachineFinding]:
+    install = "sudo apt-get install podman   # or dnf"
     if host.podman is None:
-        yield _absent("no podman; it is needed only in place of Docker", "sudo apt-get install podman   # or dnf")
+        if is_set:
+            yield _missing(
+                "no podman, and the setting `engine` names it", install, "or unset the setting: ENVBUILD_ENGINE"
+            )
+        else:
+            yield _absent("no podman; it is needed only in place of Docker", install)
         return
     kind = "rootless" if host.podman.rootless else "as root"
     yield _ok(
@@ -345,19 +358,20 @@ _AREAS: dict[str, Callable[[HostFacts, Choice], Iterator[MachineFinding]]] = {
     "memory": lambda host, _: _memory(host),
     "infiniband": lambda host, _: _network(host),
     "apptainer": _apptainer,
-    "podman": _podman,
 }
 
-AREAS = tuple(_AREAS)
+AREAS = (*_AREAS, "podman")
 """The names that `--require` takes."""
 
 
-def diagnose(host: HostFacts, choice: Choice = "auto") -> tuple[Area, ...]:
+def diagnose(host: HostFacts, choice: Choice = "auto", *, podman: bool = False) -> tuple[Area, ...]:
     """Judge every area of a machine, from the processor to the network.
 
     Args:
         host: the machine.
         choice: the setting `gpu_access` of who runs containers there.
+        podman: whether the setting `engine` has podman run them, so that a missing one is a defect.
 
     """
-    return tuple(Area(name=name, findings=tuple(judge(host, choice))) for name, judge in _AREAS.items())
+    judges = _AREAS | {"podman": lambda host, choice: _podman(host, choice, is_set=podman)}
+    return tuple(Area(name=name, findings=tuple(judge(host, choice))) for name, judge in judges.items())

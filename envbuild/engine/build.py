@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from envbuild.engine.bootstrap import bootstrap_root, end_of
-from envbuild.engine.builders import ASKED, BuilderFacts, read_answer, require_able
+from envbuild.engine.builders import ASKED, BuilderFacts, read_answer
 from envbuild.engine.built import Built, find_built, note_of, remember_built, with_content
 from envbuild.engine.client import EngineClient, EngineError
 from envbuild.engine.contexts import contexts_of
@@ -43,6 +43,7 @@ from envbuild.engine.own_tags import EXPORTED, own_tag
 from envbuild.engine.parts import Times, parts_of
 from envbuild.engine.progress import StageTime, Watch
 from envbuild.engine.registry import pull_verified
+from envbuild.engine.room import require_ready
 from envbuild.engine.shared_wheels import SharedWheels, Taken
 from envbuild.engine.site import jobs, secrets
 from envbuild.engine.stored import write_listing
@@ -55,8 +56,7 @@ from envbuild.util.below import OutsideError, read_below
 from envbuild.util.logs import new_log
 from envbuild.util.scratch import scratch
 
-# Bytes of a log's end that are searched for a cause.
-_LOG_END = 2**20
+_LOG_END = 2**20  # bytes of a log's end that are searched for a cause
 
 Change = Callable[[str, str], None]
 
@@ -122,7 +122,7 @@ class Builder:
             found = find_built(self.client, self.plan, tag) if self.cache and not self.substitutes else None
             if found is not None:
                 return found  # another run made it meanwhile
-            require_able(self.settings, self.facts)
+            require_ready(self.client, self.facts, self.plan.cell, self.note)
             write_context(self.plan, folder)
             with self._new_log("build") as output, scratch("secrets") as private:
                 self.log = Path(output.name)

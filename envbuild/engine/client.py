@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.engine.builders import BuilderFacts, facts_of
 from envbuild.engine.image import LIMIT, Image, parse_image_facts
-from envbuild.engine.machine import Machine, State
+from envbuild.engine.machine import GET_COMMAND, Machine, State
+from envbuild.engine.place import as_path
 from envbuild.engine.progress import Watch
 from envbuild.errors import HostError
 from envbuild.settings import Settings
@@ -151,6 +152,7 @@ class EngineClient:
             cores=info.n_cpu or os.cpu_count() or 1,
             memory_gib=memory / 2**30,
             platform=f"linux/{kind}" if kind else "",
+            root=str(info.docker_root_dir or ""),
         )
 
     def version(self) -> str:
@@ -223,10 +225,7 @@ class EngineClient:
         try:
             ran = self._ask("image", "inspect", "--", reference, seconds=QUICK_S, limit=LIMIT)
         except OSError:
-            raise HostError(
-                f"there is no {self._start[0]} command",
-                hint="scripts/install-engine, then `envbuild doctor`; or podman (ENVBUILD_ENGINE); or name an OCI archive or a .sif",
-            ) from None
+            raise HostError(f"there is no {self._start[0]} command", hint=GET_COMMAND[self._start[0]]) from None
         if ran.fault:
             what = f"`{self._start[0]} image inspect` {ran.fault}"
             raise HostError(what, where=shown(reference), hint="`envbuild doctor` checks the engine")
@@ -244,7 +243,7 @@ class EngineClient:
             return NoImageError(
                 f"there is no image {shown(reference)} here",
                 where=self.settings.engine_host or os.environ.get("DOCKER_HOST"),
-                hint=f"`{self._start[0]} image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
+                hint=f"{as_path(reference)}`{self._start[0]} image ls` lists what is here; `envbuild image` and `envbuild pull` make or fetch the image of a cell",
             )
         what = shown(output[-1]) if output else "the engine does not answer"
         return HostError(what, hint="`envbuild doctor` shows how to fix it")

@@ -9,6 +9,7 @@ from envbuild.engine.builders import says_missing
 from envbuild.engine.progress import Watch
 from envbuild.errors import BuildError, EnvbuildError, HostError, LockError
 from envbuild.settings import Settings
+from envbuild.util.space import says_full
 
 # How uv and os-install say that a file's hash is not the lock's.
 _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
@@ -20,6 +21,9 @@ _UNREACHED = re.compile(
     r"|HTTP status server error|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
 )
 
+# How BuildKit says that its own garbage collection, or somebody's prune, took what a step of this build needs.
+_LOST = re.compile(r"content digest \S+: not found|snapshot \S+ does not exist|lease \S+: not found")
+
 # The stages whose steps have no network: what they reach for is missing in the lock or in the source.
 _OFFLINE = re.compile(r"(?:build|compiled|tree)-|stack$")
 
@@ -30,6 +34,7 @@ _NO_SPACE_GIB = 0.06
 def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> EnvbuildError:
     """Return the error for a build of `target` that failed, from what `watch` saw."""
     stage, lines = watch.failure()
+    output = watch.tail()  # what matters of it may not be among `lines`
     watch.log.flush()
     if missing := says_missing(settings, "\n".join(lines)):
         return missing
@@ -45,8 +50,16 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
     again = "then run the same command again: finished stages come from the cache"
     if no_answer(stage, lines):
         check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
-        return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"))
-    return disk_or(settings, log, BuildError(what, where=where, hint=f"fix the cause; {again}"))
+        return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"), output)
+    if any(_LOST.search(line) for line in (*lines, *watch.errors)):
+        error = HostError(
+            f"the builder removed from its cache what stage {stage or target} needs:\n    " + "\n    ".join(lines),
+            where=where,
+            hint="run the same command again; if that ends so, too, free some of the disk or raise the limits of the "
+            "builder's cache (https://docs.docker.com/build/cache/garbage-collection/)",
+        )
+        return disk_or(settings, log, error, output)
+    return disk_or(settings, log, BuildError(what, where=where, hint=f"fix the cause; {again}"), output)
 
 
 def no_answer(stage: str, lines: Iterable[str]) -> bool:
@@ -58,9 +71,9 @@ def disk_or(settings: Settings, log: Path, error: EnvbuildError, output: str = "
     """Return `error`, or the full disk where that is what it or `output`, the end of a log, comes from."""
     text = f"{error.what} {error.hint} {output}"
     free = shutil.disk_usage(settings.cache_dir).free / 2**30
-    if "no space left on device" in text.lower() or free < _NO_SPACE_GIB:
+    if says_full(text) or free < _NO_SPACE_GIB:
         return HostError(
-            f"the disk is full ({free:.1f} GiB free on the disk of the cache)",
+            f"the disk is full, or this user's quota of it ({free:.1f} GiB free on the disk of the cache)",
             where=f"the whole log is in {log}",
             hint="free some (docker builder prune, docker image prune) and run again; finished stages come from the cache",
         )

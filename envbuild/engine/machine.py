@@ -4,6 +4,12 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
+GET_COMMAND = {
+    "docker": "scripts/install-engine, then `envbuild doctor`; or podman (ENVBUILD_ENGINE); or name an OCI archive or a .sif",
+    "podman": "install podman (apt-get or dnf), or unset the setting `engine` (ENVBUILD_ENGINE) to use Docker",
+}
+"""What to do where the command of an engine is missing."""
+
 
 class State(BaseModel):
     """How a container ended."""
@@ -21,3 +27,5 @@ class Machine:
     memory_gib: float
     platform: str = ""
     """As Docker names it, e.g. linux/amd64; empty where the engine does not say."""
+    root: str = ""
+    """The folder where the engine keeps images; empty where it does not say."""

@@ -37,3 +37,13 @@ def kind_of(path: Path) -> Kind | None:
         return "sandbox" if (path / ".singularity.d").is_dir() else None
     except (OSError, ValueError):
         return None
+
+
+def as_path(text: str) -> str:
+    """Return how to name the file or folder that is called like an image; nothing where there is none."""
+    try:
+        mode = Path(text).stat().st_mode
+    except (OSError, ValueError):
+        return ""
+    folder = stat.S_ISDIR(mode)
+    return f"the {'folder' if folder else 'file'} of that name is ./{text}{'/' if folder else ''}; "

@@ -298,6 +298,11 @@ class Watch:
         chosen = list(dict.fromkeys([*marked[:6], *tail[-6:]]))
         return self._names.get(self.failed, ""), chosen or self.errors[-3:]
 
+    def tail(self) -> str:
+        """Return the end of what the stage that failed printed, and what the builder says of it."""
+        lines = self._tails.get(self.failed, []) if self.failed is not None else []
+        return "\n".join([*lines, *self.errors])
+
     def times(self) -> list[StageTime]:
         """Return the stages that took part, in the order in which they appeared."""
         return list(self.stages.values())

@@ -7,6 +7,7 @@ from envbuild.engine.client import EngineClient, EngineError
 from envbuild.errors import EnvbuildError, HostError, LockError, UsageError
 from envbuild.net.registry import Reference, no_access, parse_reference
 from envbuild.util.names import is_digest, shown
+from envbuild.util.space import says_full
 
 # Characters that are shown of a reason.
 _OUTPUT_LIMIT = 300
@@ -104,7 +105,7 @@ def _engine_failure(output: str, ref: Reference, doing: str) -> EnvbuildError:
     )  # the reason stands at its end
     # The image's own name is no part of what is wrong: `team/not-denied` refuses nothing.
     text = text.replace(ref.repository, "")
-    if re.search(r"no space left on device", text, re.IGNORECASE):
+    if says_full(text):
         return HostError(
             "the disk is full where the engine keeps images",
             where=doing,

@@ -7,6 +7,7 @@ rest of its line.
 import contextlib
 import copy
 import datetime as dt
+import errno
 import hashlib
 import json
 import os
@@ -158,8 +159,18 @@ def add_trial(trial: Trial, folder: Path) -> Trial:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # one write: a run that is killed leaves whole lines
-            os.write(file.fileno(), (_line(trial) + "\n").encode())
+            before = os.fstat(file.fileno()).st_size
+            line = (_line(trial) + "\n").encode()
+            written = 0
+            try:
+                # one write: a run that is killed leaves whole lines
+                written = os.write(file.fileno(), line)
+                os.fsync(file.fileno())
+            finally:
+                if written < len(line):
+                    os.ftruncate(file.fileno(), before)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - it gets the message of the others
     except OSError as error:
         raise HostError(f"the trial cannot be written: {error.strerror}", where=str(path)) from None
     return trial

@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 
 from envbuild.errors import LockError
 from envbuild.util.names import shown
+from envbuild.util.space import is_full
 
 _DEEPEST = 200  # folders in one another; Linux takes a path of 4096 characters
 _MOST_FILES = 500_000
@@ -219,6 +220,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Raises:
         LockError: it is none, or holds anything else, or more than a source tree has.
+        OSError: the disk is full.
 
     """
     files = size = 0
@@ -247,6 +249,8 @@ def unpack(archive: Path, folder: Path) -> None:
         OverflowError,
         KeyError,
     ) as error:
+        if isinstance(error, OSError) and is_full(error):
+            raise
         raise LockError(
             f"the archive cannot be unpacked: {shown(str(error))}", where=str(archive), hint="make it again"
         ) from error

@@ -5,7 +5,6 @@ for the same file, in threads or in processes, do not meet.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -26,6 +25,7 @@ from envbuild.net.http import Client
 from envbuild.settings import Settings
 from envbuild.util.below import OutsideError, open_below, path_below, remove_below
 from envbuild.util.names import FileName, FileUrl, Sha256, checked
+from envbuild.util.space import is_full
 
 FILE = Bounds(size=8 << 30, total_s=3600.0)
 """A source distribution, a wheel, a Python build."""
@@ -103,7 +103,7 @@ def download(
     except OutsideError as error:
         raise _disk_failure(str(error), folder) from None
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        full = is_full(error)
         what = "the disk is full" if full else error.strerror or type(error).__name__
         raise _disk_failure(f"{name} cannot be written: {what}", folder) from None
     return place, found

@@ -19,7 +19,7 @@ _ENGINE_SAYS = (
     (r"could not select device driver", "containers cannot see this machine's GPUs"),
     (r"nvidia-container-cli: initialization error|nvml error", "the driver does not answer"),
     (r"unresolvable CDI devices|failed to inject CDI", "containers cannot see this machine's GPUs"),
-    (r"no space left on device", "the disk is full"),
+    (r"no space left on device|disk quota exceeded", "the disk is full"),
     (r"(?:^|\| )(?-i:Error response from daemon|error during connect)", "the engine starts no container"),
     (r"(?:^|\| )(?-i:Cannot connect to the Docker daemon)", "the engine does not answer"),
     (r"(?:^|\| )(?-i:Error: (?:OCI runtime|unable to start container))", "the engine starts no container"),

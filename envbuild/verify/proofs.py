@@ -59,9 +59,12 @@ def _failure(settings: Settings, digest: str) -> Path:
 def _kept_failure(settings: Settings, digest: str) -> dict[str, Any] | None:
     try:
         kept: Any = json.loads(_failure(settings, digest).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
-    return kept if isinstance(kept, dict) else None
+    except (OSError, ValueError):
+        kept = None
+    # a note that a full disk cut off is one of a failure all the same
+    return kept if isinstance(kept, dict) else {"what": "its note cannot be read", "device": "cpu"}
 
 
 def keep_failure(settings: Settings, digest: str, error: EnvbuildError, device: Device = "cpu") -> None:
@@ -78,11 +81,11 @@ def keep_failure(settings: Settings, digest: str, error: EnvbuildError, device: 
     """
     if not isinstance(error, (AuditError, SmokeError)):
         return
+    _path(settings, digest).unlink(missing_ok=True)  # first: a full disk keeps nobody from it
     path = _failure(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     note = {"code": error.exit_code, "what": error.what[:_LONGEST], "device": device}
     path.write_text(json.dumps(note), encoding="utf-8")
-    _path(settings, digest).unlink(missing_ok=True)
 
 
 def forget_failure(settings: Settings, digest: str, device: Device) -> None:

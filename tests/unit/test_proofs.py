@@ -106,11 +106,26 @@ def test_a_failure_of_the_machine_says_nothing_of_the_image(settings):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "7", "\0"])
-def test_a_damaged_note_of_a_failure_counts_as_none(settings, text):
+def test_a_damaged_note_of_a_failure_is_one_of_a_failure(settings, text):
     proofs.keep_failure(settings, DIGEST, SmokeError("slow"))
     (note,) = (settings.cache_dir / "failures").iterdir()
     note.write_text(text)
+    with pytest.raises(AuditError, match="its note cannot be read"):
+        proofs.require_no_failure(settings, DIGEST, "mine:1")
+    proofs.forget_failure(settings, DIGEST, "cpu")
     proofs.require_no_failure(settings, DIGEST, "mine:1")
+
+
+def test_a_failure_that_a_full_disk_does_not_keep_outdates_the_proof_all_the_same(settings, monkeypatch):
+    proofs.keep_proof(settings, DIGEST, REPORT)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        proofs.keep_failure(settings, DIGEST, SmokeError("slow"))
+    assert proofs.kept_proof(settings, DIGEST, "cpu") is None
 
 
 def test_what_image_finds_wrong_is_kept_and_what_it_proves_is_forgotten(settings, monkeypatch):

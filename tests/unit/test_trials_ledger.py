@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import os
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from small_matrix import requires, small_matrix, with_rules
 
 from envbuild.curate.checks import check_matrix
-from envbuild.errors import DataError
+from envbuild.errors import DataError, HostError
 from envbuild.evidence.pairs import standing_of_pairs, torch_on_index
 from envbuild.evidence.trials import (
     CudaCount,
@@ -177,3 +178,14 @@ def test_the_trials_of_this_installation_load_and_have_ids_of_their_own():
     assert len({trial.id for trial in trials}) == len(trials)
     held = Ledger(trials).of({"te": "2.17.0", "torch": "2.10.0+cu128"})
     assert "nccl_dev_cap.hpp" in held.describe()
+
+
+def test_a_disk_that_fills_up_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
+    (first,) = [add_trial(trial(), tmp_path)]
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, body: real(handle, body[:100]))
+    with pytest.raises(HostError, match="No space left on device"):
+        add_trial(failed(), tmp_path)
+    monkeypatch.undo()
+    assert load_trials(tmp_path) == (first,)
+    assert (*load_trials(tmp_path), add_trial(failed(), tmp_path)) == load_trials(tmp_path)
