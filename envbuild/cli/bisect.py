@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NOT_JUDGED = 125
 """Exit code by which a test says that it cannot judge, as `git bisect run` has it."""
+_KILLED = frozenset({130, 137, 143})  # by SIGINT, SIGKILL (as of a machine out of memory) or SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,9 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     GOOD and BAD are each the id of a cell that has a lock or a record here, a lock (its folder or lock.json), a stack
     (its cell; the repository does not count), or versions: "cuda=13.0 te=2.12".
 
-    TEST runs in the image of a cell and passes with exit code 0; with 125 it cannot judge, and the search stops. Without
-    TEST the bench of the smoke tests runs and is compared with GOOD's: a row below 95 % fails.
+    TEST runs in the image of a cell and passes with exit code 0. The search stops where it cannot judge (125) or was
+    killed (130, 137, 143). Without TEST the bench of the smoke tests runs and is compared with GOOD's: a row below 95 %
+    fails.
 
     The search walks from GOOD to BAD, one axis after the other, each step a cell that the matrix accepts; axes that only
     move together do. It halves that way: of n axes that differ, at most log2(n) + 2 runs of the test. Images and
@@ -122,7 +124,7 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
         answer = {"stops": _stops(stops, {}, images), "found": None}
         emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
         return
-    folder = settings.cache_dir / "bisect" / _name(ends, asked, test)
+    folder = settings.cache_dir / "bisect" / _name(ends, asked, test, images)
     if asked.restart:
         shutil.rmtree(folder, ignore_errors=True)
     note(
@@ -135,13 +137,18 @@ def bisect(ctx: click.Context, /, **flags: Any) -> None:
     emit(answer, as_json=asked.as_json, human=lambda: _text(answer))
 
 
-def _name(ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None) -> str:
-    """Return the name of a search: by its cells, its test and what the test sees."""
+def _name(
+    ends: "Sequence[Cell]", asked: _Flags, test: tuple[str, ...] | None, images: "Mapping[str, Image] | None"
+) -> str:
+    """Return the name of a search: by its cells, its test, and what the test sees or compares with."""
     from envbuild.pipeline.bisect import key_of
 
     what: list[object] = [[key_of(cell) for cell in ends], test, asked.baseline, asked.mounts, asked.environment]
     if asked.images is not None:
         what.append(str(asked.images.absolute()))
+    good = (images or {}).get(ends[0].id)
+    if good is not None and test is None and asked.baseline is None:
+        what.append({"baseline": good.digest})  # of another image of GOOD, every verdict is another
     if asked.gpus != "all":
         what.append({"gpus": asked.gpus})
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
@@ -254,7 +261,7 @@ def _made(matrix: "Matrix", cell: "Cell", asked: _Flags) -> str:
 
 
 def _command_test(settings: "Settings", asked: _Flags, test: tuple[str, ...]) -> Callable[[str], tuple[bool, str]]:
-    from envbuild.errors import SmokeError
+    from envbuild.errors import HostError, SmokeError
     from envbuild.run.container import parse_mount
     from envbuild.verify.command import run_test
 
@@ -275,6 +282,12 @@ def _command_test(settings: "Settings", asked: _Flags, test: tuple[str, ...]) ->
         )
         if code == _NOT_JUDGED:
             raise SmokeError(f"the test cannot judge (exit code 125): {last}", where=tag)
+        if code in _KILLED:
+            raise HostError(
+                f"the test was stopped from outside (exit code {code}), which is no verdict: {last}",
+                where=tag,
+                hint="see whether the memory was exhausted, then run the same command again",
+            )
         return code == 0, "" if code == 0 else f"exit code {code}: {last}"
 
     return run
@@ -383,5 +396,5 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _move(each: Mapping[str, Any]) -> str:
-    word = absent(each["axis"])
+    word = "runtime" if each["axis"] == "flavor" else absent(each["axis"])
     return f"{each['axis']} {each['good'] or word} -> {each['bad'] or word}"

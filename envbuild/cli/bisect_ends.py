@@ -51,7 +51,7 @@ def cell_of(text: str, name: str, matrix: "Matrix", settings: "Settings") -> "Ce
                 return found
     for record in load_evidence(data_dir("matrices") / "evidence"):
         if record.cell_id == text:
-            return Cell(versions={axis: str(version) for axis, version in record.cell.items()})
+            return Cell(versions={axis: str(version) for axis, version in record.cell.items() if version is not None})
     raise UsageError(
         f"{shown(text, 80)!r} is no lock, no stack and no id of a cell that has a lock or a record here",
         where=name,
@@ -83,5 +83,7 @@ def _flags(text: str, name: str) -> dict[str, Any]:
             raise UsageError(
                 f"{shown(word, 80)!r} is no axis with a version", where=name, hint="write one such as te=2.12"
             )
-        found["stack" if axis == "stack" else keyword(axis)] = value
+        if (key := "stack" if axis == "stack" else keyword(axis)) in found:
+            raise UsageError(f"{axis} is named twice", where=name, hint=f"leave one of {axis}=… out")
+        found[key] = value
     return found

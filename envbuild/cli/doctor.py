@@ -46,7 +46,8 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
     settings = None if remote_facts else show_notices(load_settings())
     host = read_facts(remote_facts) if remote_facts else facts(settings, every=True)
     matrix = load_matrix()
-    areas = diagnose(host, settings.gpu_access if settings else "auto")
+    by_podman = settings is not None and settings.engine == "podman"
+    areas = diagnose(host, settings.gpu_access if settings else "auto", podman=by_podman)
     evidence = evidence_refs()
     cells = cuda_reach(matrix, host, evidence)
     stacks = stack_reach(matrix, host, {name: load_stack(name).axes for name in stack_names()}, evidence)
@@ -62,6 +63,8 @@ def doctor(remote_facts: Path | None, require: str | None, as_json: bool) -> Non
         as_json=as_json,
         human=lambda: _report(areas, cells, stacks, settings),
     )
+    if by_podman and "engine" in wanted:
+        wanted.add("podman")
     not_ready = [area for area in areas if area.name in wanted and not area.satisfied]
     if not_ready:
         found = [finding for area in not_ready for finding in area.findings if finding.status in {MISSING, "absent"}]
@@ -120,7 +123,10 @@ def _report(
             lines += ["", title, *_rows(rows)]
     if settings is not None:
         set_here = [key for key in settings.redacted() if settings.origin(key) != "default"]
-        lines += ["", "settings that are not the defaults" if set_here else "settings: all defaults"]
+        lines += [
+            "",
+            "settings, each with what set it (all others are the defaults)" if set_here else "settings: all defaults",
+        ]
         lines += [f"  {key} = {settings.redacted()[key]}  (from {settings.origin(key)})" for key in set_here]
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from envbuild.solver.asked import read_request
 from envbuild.solver.proof import EvidenceRef
 from envbuild.solver.search import solvable
 from envbuild.solver.solve import solve
+from envbuild.util.frozen import replace
 
 CPU = "cpu"
 
@@ -67,7 +68,7 @@ def cuda_reach(matrix: Matrix, host: HostFacts, evidence: Sequence[EvidenceRef] 
         asked = read_request(matrix, Request(pins=(pin,)))
         if solvable(asked.compiled, asked.compiled.domains(asked.pinned())):
             name = CPU if release.version == CPU else f"CUDA {release.version}"
-            found += _judged(matrix, host, name, (pin,), evidence, cpu=release.version == CPU)
+            found += _judged(matrix, host, name, Request(pins=(pin,)), evidence, cpu=release.version == CPU)
     return tuple(found)
 
 
@@ -90,7 +91,10 @@ def stack_reach(
             matrix,
             host,
             name,
-            tuple(Pin(axis=axis, spec=spec, origin=f"stack {name}") for axis, spec in axes.items()),
+            Request(
+                pins=tuple(Pin(axis=axis, spec=spec, origin=f"stack {name}") for axis, spec in axes.items()),
+                repository=True,
+            ),
             evidence,
             cpu=axes.get("cuda") == CPU,
         )
@@ -98,10 +102,10 @@ def stack_reach(
 
 
 def _judged(
-    matrix: Matrix, host: HostFacts, name: str, pins: tuple[Pin, ...], evidence: Sequence[EvidenceRef], *, cpu: bool
+    matrix: Matrix, host: HostFacts, name: str, request: Request, evidence: Sequence[EvidenceRef], *, cpu: bool
 ) -> Iterator[Reach]:
     if cpu or not host.gpus:
-        yield _one(matrix, host, name, pins, evidence, gpu=None, cpu=cpu)
+        yield _one(matrix, host, name, request, evidence, gpu=None, cpu=cpu)
         return
     # Each kind of GPU once; a consumer card is judged apart from the data-center card of the same architecture.
     seen: set[tuple[str, str | None]] = set()
@@ -118,27 +122,29 @@ def _judged(
                 why=f"the matrix does not know {gpu.name}{f' (sm_{gpu.sm})' if gpu.sm else ''}", source=None,
             )  # fmt: skip
             continue
-        here = f"this machine's {gpu.name}"
-        pinned = [*pins, Pin(axis="gpu", spec=release.version, origin=here)]
+        origin = f"this machine's {gpu.name}"
+        pinned = [*request.pins, Pin(axis="gpu", spec=release.version, origin=origin)]
         if board is not None:
-            pinned.append(Pin(axis="board", spec=board, origin=here))
-        yield _one(matrix, host, name, tuple(pinned), evidence, gpu=release.version, cpu=False)
+            pinned.append(Pin(axis="board", spec=board, origin=origin))
+        here = replace(request, pins=tuple(pinned))
+        yield _one(matrix, host, name, here, evidence, gpu=release.version, cpu=False)
 
 
 def _one(
     matrix: Matrix,
     host: HostFacts,
     name: str,
-    pins: tuple[Pin, ...],
+    request: Request,
     evidence: Sequence[EvidenceRef],
     *,
     gpu: str | None,
     cpu: bool,
 ) -> Reach:
     if host.arch in DEBIAN_ARCH and host.arch != X86_64:
-        pins = (*pins, Pin(axis=ARCHITECTURE, spec=host.arch, origin="this machine"))
+        own = Pin(axis=ARCHITECTURE, spec=host.arch, origin="this machine")
+        request = replace(request, pins=(*request.pins, own))
     try:
-        cell = solve(matrix, Request(pins=pins), evidence).cell
+        cell = solve(matrix, request, evidence).cell
     except UsageError as error:  # what a stack asks for is no board of this machine
         return Reach(name=name, gpu=gpu, runs=False, cell=None, verdict=None, why=error.what, source=None)
     except NoCellError as error:

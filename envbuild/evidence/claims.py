@@ -4,6 +4,7 @@ The words are `Proof`'s: run on this GPU, run elsewhere, tried without a GPU, st
 than it counts (`place.differences`).
 """
 
+import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -81,7 +82,7 @@ class Claim(Frozen):
         return {
             "status": self.status,
             "text": self.text,
-            "date": f"{record.date:%Y-%m-%dT%H:%M:%SZ}" if record else None,
+            "date": f"{record.date.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}" if record else None,
             "claim": self.proof.value,
             "record": record.id if record else None,
             "ran_on": {"machine": record.machine, "image": record.image, **place} if record else None,
@@ -194,7 +195,7 @@ def _claim_of(
         text = _words(standing, record, proof, found, versions)
         return Claim(
             # a failure warns wherever it was; a pass is one of this cell only where it counts for it
-            status="never" if record.passed and found else standing.status,
+            status="never" if record.passed and (found or proof is Proof.STATED) else standing.status,
             proof=proof,
             text=text if cell_id is None else f"{text}, in {cell_id}",
             record=record,

@@ -11,14 +11,16 @@ from envbuild.evidence.report import Level
 from envbuild.lock.compare import Difference, differences_of
 from envbuild.util.names import shown
 
-_ID = re.compile(r"(?:sha256:)?(?P<hex>[0-9a-f]{6,64})")
+_ID = re.compile(r"(?:sha256:|\d{8}T\d{6}Z-)?(?P<hex>[0-9a-f]{6,64})")
+"""An id, its first digits, or the name of a record's file without its ending."""
 
 
 def named_record(name: str, folder: Path) -> tuple[Evidence, Path]:
     """Return a record and its file.
 
     Args:
-        name: a file, or the id of a record in `folder` or its first digits, at least 6.
+        name: a file, or of a record in `folder` its id, the first digits of it, at least 6, or its file's name without
+            the ending.
         folder: where records are looked for by id.
 
     Raises:
@@ -35,7 +37,7 @@ def named_record(name: str, folder: Path) -> tuple[Evidence, Path]:
     if found is None:
         raise UsageError(
             f"{shown(name)} is no file and no id of a record",
-            hint=f"name a file, or the first digits of an id in {folder}",
+            hint=f"name a file, or at least 6 digits of an id, which stand behind the `-` of a file's name in {folder}",
         )
     # A file's name has 16 digits of the id; the rest is compared with the record itself.
     paths = sorted(folder.glob(f"*-{found['hex'][:16]}*.json"))

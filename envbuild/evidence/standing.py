@@ -1,7 +1,7 @@
 """What the records of a cell prove of it: the one that counts, and whether it is stale; the same for the page."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from envbuild.evidence.place import differences, place_of, proof_of, replaced_of
@@ -142,7 +142,7 @@ def summary(standing: Standing, cell_id: str, versions: Mapping[AxisName, str]) 
         "where": record.where,
         "gpu": place_of(record)["gpu"],
         "image": record.image or "",
-        "date": record.date.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": record.date.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "why": "; ".join(each for each in why if each),
         "record": record.id,
     }

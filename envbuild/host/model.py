@@ -1,13 +1,15 @@
 """The facts of a machine: how they are written down, and how they are read back."""
 
-import json
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envbuild.errors import DataError
+from envbuild.util.bounded import DATA_LIMIT, read_file
+from envbuild.util.foreign_json import parse_json
+from envbuild.util.names import shown
 
 
 class _Model(BaseModel):
@@ -161,19 +163,30 @@ def read_facts(path: Path) -> HostFacts:
 
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = _on_one_line(parse_json(read_file(path), limit=DATA_LIMIT))
         if isinstance(raw, dict) and isinstance(raw.get("host"), dict):
             raw = raw["host"]
         return HostFacts.model_validate(raw)
     except OSError as error:
         problem = error.strerror or str(error)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        problem = str(error)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+        problem = shown(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}")
+    except ValueError as error:
+        problem = str(error)
     raise DataError(
         f"these are not host facts: {problem}",
         where=str(path),
         hint="collect them with `envbuild doctor --json > facts.json` on that host",
     )
+
+
+def _on_one_line(value: Any) -> Any:
+    """Return foreign facts with each control character of their texts written as its escape."""
+    if isinstance(value, str):
+        return value if value.isprintable() else shown(value, len(value))
+    if isinstance(value, list):
+        return [_on_one_line(each) for each in value]
+    if isinstance(value, dict):
+        return {_on_one_line(key): _on_one_line(each) for key, each in value.items()}
+    return value

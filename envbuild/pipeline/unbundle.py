@@ -97,6 +97,8 @@ def open_bundle(
         try:
             found = unpack_bundle(path, part, policy=policy, sha256=sha256, note=note)
         except OSError as error:
+            if not path.exists():
+                raise UsageError(f"there is no {shown(str(path))}", where="FILE", hint="name a bundle") from None
             raise HostError(
                 f"the bundle cannot be unpacked: {error.strerror or error}",
                 where=shown(str(error.filename or path)),

@@ -61,7 +61,7 @@ def load_stack(name_or_file: str) -> Stack:
     try:
         stack = Stack.model_validate(read_toml(path))
     except ValueError as error:
-        raise explain_validation(error, path) from error
+        raise explain_validation(error, path, "`envbuild matrix schema stack` prints what may be in it") from error
     if pin:
         stack = _at(stack, pin)
     patches_of(stack)

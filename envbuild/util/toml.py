@@ -51,7 +51,8 @@ def explain_validation(
             found.append(f"unknown key {location}")
             continue
         text = FORMS.get(item.get("ctx", {}).get("pattern", ""), item["msg"].removeprefix("Value error, "))
-        found.append(f"{location}: {shown(text, 300)}")
+        quotes = "; write it in quotes" if item["type"] == "string_type" else ""
+        found.append(f"{location}: {shown(text, 300)}{quotes}")
     more = error.error_count() - len(found)
     return DataError(
         "; ".join(found) + (f"; and {more} more" if more > 0 else ""),

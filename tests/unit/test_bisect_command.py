@@ -99,6 +99,15 @@ def test_a_test_that_cannot_judge_stops_the_search_and_is_asked_again(bisect: An
     assert not any(versions["python"] == "3.10" and "mpi" not in versions for versions in bisect.made)  # that is GOOD
 
 
+@pytest.mark.parametrize("code", [130, 137, 143])
+def test_a_test_that_was_killed_is_no_verdict_and_runs_again(bisect: Any, code: int) -> None:
+    bisect.code = code
+    ended, _, err = bisect(GOOD, BAD, "--", "true")
+    assert (ended, f"stopped from outside (exit code {code})" in err) == (8, True)
+    bisect.code = 1
+    assert bisect(GOOD, BAD, "--", "true")[0] == 0
+
+
 STARTS_NOT = [
     "Error response from daemon: failed to create task for container: mkdir /mnt/x: read-only file system",
     "Error: OCI runtime error: crun: cannot find cgroup",
@@ -227,6 +236,7 @@ def test_a_dry_run_builds_nothing(bisect: Any) -> None:
         (("te=" + "9" * 300, BAD), 2, ""),
         (("te=", BAD), 2, "'te=' is no axis with a version"),
         (("what=1", BAD), 2, "'what=1' is no axis"),
+        ((GOOD + " python=3.12", BAD), 2, "python is named twice"),
         ((GOOD, GOOD), 2, "the two are one cell"),
         ((GOOD, BAD, "--"), 2, "no test follows"),
         ((GOOD, BAD, "--env", "A=1"), 2, "none follows"),

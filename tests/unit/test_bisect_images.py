@@ -174,3 +174,25 @@ def test_a_folder_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pyt
         (tmp_path / name).touch()
     with pytest.raises(Exception, match="holds 3 files and folders, more than 2"):
         images_in(tmp_path)
+
+
+def test_another_image_of_good_is_another_baseline_and_another_search(
+    bisect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str] = []
+
+    def bench(_settings: object, _asked: object, folder: Path) -> Any:
+        folders.append(folder.name)
+        return lambda image: ("bad" not in Path(image).name, "slow")
+
+    monkeypatch.setattr(command, "_bench_test", bench)
+    stops = way(bisect)
+    for place, stop in enumerate(stops):
+        archive(bisect.folder, f"{place}{'-bad' if place > 1 else ''}.oci.tar", stop["cell"])
+    assert bisect()[0] == bisect()[0] == 0
+    archive(bisect.folder, "2-bad.oci.tar", stops[2]["cell"], more="another image")
+    assert bisect()[0] == 0
+    assert len(set(folders)) == 1
+    archive(bisect.folder, "0.oci.tar", stops[0]["cell"], more="another image")
+    assert bisect()[0] == 0
+    assert len(set(folders)) == 2

@@ -117,7 +117,7 @@ def test_a_record_counts_for_what_it_ran_on(ran, asked, word, kinds) -> None:
         return
     found = claim(kept, **asked)
     assert found.proof is word
-    assert found.status == ("failed" if ran.get("verdict") else "never" if kinds else "verified")
+    assert found.status == ("failed" if ran.get("verdict") else "never" if kinds or word is Proof.STATED else "verified")
     if word is not Proof.STATED:
         assert found.text.startswith(word.words)
 
@@ -173,6 +173,17 @@ def test_a_run_that_counts_comes_before_a_larger_one_that_does_not() -> None:
     failed = record(adopted={"torch": "2.11.0"}, verdict="failed", reason="x", date=datetime(2026, 11, 23, tzinfo=UTC))
     assert claim_of(Cell(versions=VERSIONS), (), [failed, small]).record == small
     assert claim_of(Cell(versions=VERSIONS), (), [failed]).status == "failed"
+
+
+def test_a_run_that_proves_nothing_verifies_nothing() -> None:
+    found = claim(record(level="import", **CPU))
+    assert (found.proof, found.status) == (Proof.STATED, "never")
+    assert claim(record()).status == "verified"
+
+
+def test_a_date_is_that_of_utc() -> None:
+    east = record(date=datetime.fromisoformat("2026-11-28T01:00:00+14:00"))
+    assert claim(east).as_json()["date"] == "2026-11-27T11:00:00Z"
 
 
 def test_a_failure_elsewhere_is_not_hidden() -> None:

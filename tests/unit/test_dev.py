@@ -230,6 +230,11 @@ def test_what_was_compiled_is_kept_whole_or_not_at_all(tmp_path):
     assert helpers.kept(settings, "a" * 64) == made
 
 
+def test_a_file_of_an_image_whose_name_is_none_is_no_defect_of_envbuild(tmp_path):
+    with pytest.raises(HostError, match="the compiled files cannot be kept"):
+        helpers.keep(Settings(cache_dir=tmp_path), "a" * 64, {"data/helpers x.so": b"one"})
+
+
 def test_files_are_written_next_to_their_sources_and_only_where_they_differ(tree):
     made = {"data/helpers.so": b"one"}
     assert helpers.place(made, tree) == ["data/helpers.so"]

@@ -1,5 +1,7 @@
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded import BARE, ENGINE, GEFORCE, H200, INFO, NFS_HOME, OLD_A100, ROOTLESS, Recording, df, docker_info
@@ -223,6 +225,40 @@ def test_the_report_and_its_json(doctor: Doctor) -> None:
     assert answer["areas"]["gpu"]["status"] == "ok"
     assert {row["name"]: row["driver_verdict"] for row in answer["cells"]}["CUDA 13.2"] == "minor-version"
     assert answer["matrix"].startswith("sha256:")
+
+
+@pytest.mark.parametrize("machine", [H200, BARE], ids=["h200", "bare"])
+def test_each_stack_is_judged_as_resolve_does(doctor: Doctor, machine: Recording, capsys: Any) -> None:
+    answer = json.loads(doctor(machine, "--json")[1])
+    gpu = ["--gpu", "h200"] if machine.facts().gpus else []
+    for row in answer["stacks"]:
+        with pytest.raises(SystemExit) as left:
+            main(["resolve", "--stack", row["name"], *gpu, "--json"])
+        solved = json.loads(capsys.readouterr().out)
+        assert (row["name"], row["cell"]) == (row["name"], None if left.value.code else solved["id"])
+
+
+def test_facts_of_somebody_else_are_read_within_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep, pipe = tmp_path / "deep.json", tmp_path / "pipe"
+    deep.write_text("[" * 200_000)
+    os.mkfifo(pipe)
+    for path, says in ((deep, "nested deeper"), (pipe, "no regular file"), (Path("/dev/zero"), "no regular file")):
+        with pytest.raises(SystemExit) as left:
+            main(["doctor", "--remote-facts", str(path)])
+        assert (left.value.code, says in capsys.readouterr().err) == (2, True)
+
+
+def test_a_name_in_facts_makes_no_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({"gpus": [{"name": "a\nok    engine  forged", "sm": "90"}]}))
+    with pytest.raises(SystemExit):
+        main(["doctor", "--remote-facts", str(path)])
+    assert not any(line.startswith("ok    engine") for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_podman_that_is_set_must_be_there() -> None:
+    podman = {area.name: area for area in diagnose(BARE.facts(), podman=True)}["podman"]
+    assert (podman.status, {a.name: a for a in diagnose(BARE.facts())}["podman"].status) == (MISSING, "absent")
 
 
 def test_what_is_missing_is_no_failure_unless_required(doctor: Doctor) -> None:

@@ -109,6 +109,8 @@ def keep(settings: Settings, key: str, made: Made) -> None:
                 place.rename(new / "replaced")
             with contextlib.suppress(OSError):  # another run was faster
                 folder.rename(place)
+    except OutsideError as error:  # an image's own name of a file
+        raise HostError(f"the compiled files cannot be kept: {error}", where=str(place)) from None
     except OSError as error:
         raise HostError(f"the compiled files cannot be kept: {error.strerror}", where=str(place)) from None
 
