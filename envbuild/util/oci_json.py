@@ -85,7 +85,7 @@ _FIELDS = frozenset(
 )
 _FOLDED = frozenset(field.casefold() for field in _FIELDS)
 _NAMED_BY_OTHERS = frozenset({"annotations", "Labels", "ExposedPorts", "Volumes"})
-"""Objects whose keys are no fields: any name may be there, and Go tells their cases apart."""
+"""Objects whose keys are no fields: any name may be there, and Go takes each as it is written."""
 
 
 def parse_oci(body: bytes | str, *, limit: int) -> Any:

@@ -3,7 +3,7 @@
 import errno
 import re
 
-_SAID = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 
 def is_full(error: OSError) -> bool:
@@ -13,4 +13,4 @@ def is_full(error: OSError) -> bool:
 
 def says_full(text: str) -> bool:
     """Return whether a program's output says so, in the words of the C library."""
-    return _SAID.search(text) is not None
+    return _FULL.search(text) is not None

@@ -1,4 +1,4 @@
-"""What a build that failed is said to have failed of."""
+"""Why a build failed: which cause the error names."""
 
 import base64
 import io
