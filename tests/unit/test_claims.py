@@ -117,7 +117,9 @@ def test_a_record_counts_for_what_it_ran_on(ran, asked, word, kinds) -> None:
         return
     found = claim(kept, **asked)
     assert found.proof is word
-    assert found.status == ("failed" if ran.get("verdict") else "never" if kinds or word is Proof.STATED else "verified")
+    assert found.status == (
+        "failed" if ran.get("verdict") else "never" if kinds or word is Proof.STATED else "verified"
+    )
     if word is not Proof.STATED:
         assert found.text.startswith(word.words)
 

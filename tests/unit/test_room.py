@@ -19,7 +19,8 @@ ROOT = "/var/lib/docker"
 
 def noted(free: float, *, cuda: str = "13.0", driver: str = "docker", root: str = ROOT, **settings: Any) -> str | None:
     client: Any = SimpleNamespace(
-        settings=Settings(cache_dir=Path("/tmp/x"), **settings), machine=lambda: Machine(cores=2, memory_gib=8.0, root=root)
+        settings=Settings(cache_dir=Path("/tmp/x"), **settings),
+        machine=lambda: Machine(cores=2, memory_gib=8.0, root=root),
     )
     probe = ENGINE.but(commands={("df", root): df("ext4", free)})
     return little_room(client, BuilderFacts(driver=driver, options={}), Cell(versions={"cuda": cuda}), probe)
