@@ -55,7 +55,11 @@ def check_gpu_code(process: Process, *only: int) -> tuple[list[BinaryFinding], s
     if not process.asked.sms:
         return findings, f"{', '.join(map(str, sorted(held))) or 'none'}; not checked for a GPU, since none was named"
     if not held:
-        findings.append(BinaryFinding("no extension module and no library of torch holds GPU code, so there was none to check", False))
+        findings.append(
+            BinaryFinding(
+                "no extension module and no library of torch holds GPU code, so there was none to check", False
+            )
+        )
     text = f"{count_of(natives, 'binary', 'binaries')} with cubins for {', '.join(f'sm_{sm}' for sm in only or process.asked.sms)}"
     if only and only[-1] == process.asked.sms[-1]:
         text += f"; {for_later} of all hold PTX, which the driver compiles for later GPUs"
