@@ -15,6 +15,7 @@ ENGINE_MAJOR = 28
 DISK_NEEDED_GIB = 15
 """A CUDA cell is 6 GB unpacked and 3 GB compressed, in addition to its builder's 5 GB and one archive of the result."""
 DISK_CPU_GIB = 6
+"""A CPU cell is 1.8 GB in the engine's store; what its stages leave in the build cache is some 4 GB."""
 DISK_WARN_GIB = 36
 """Two cells, their archives and the compiler cache."""
 MEMORY_NEEDED_GIB = 4

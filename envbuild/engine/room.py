@@ -46,5 +46,5 @@ def little_room(client: "EngineClient", facts: BuilderFacts, cell: Cell, probe: 
         return None
     return (
         f"note: {disk.free_gib:.0f} GiB are free where the engine keeps images ({root}), and with nothing kept from "
-        f"earlier builds this one takes {needed} GiB; `docker buildx prune` frees some"
+        f"earlier builds this one takes at least {needed} GiB; `docker buildx prune` frees some"
     )

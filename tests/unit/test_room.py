@@ -30,7 +30,7 @@ def test_a_disk_that_is_too_small_is_named_before_the_build() -> None:
     found = noted(DISK_NEEDED_GIB - 2)
     assert found is not None
     assert f"{DISK_NEEDED_GIB - 2} GiB are free where the engine keeps images ({ROOT})" in found
-    assert f"takes {DISK_NEEDED_GIB} GiB" in found
+    assert f"takes at least {DISK_NEEDED_GIB} GiB" in found
     assert noted(DISK_NEEDED_GIB + 1) is None
 
 
