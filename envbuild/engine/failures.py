@@ -21,7 +21,7 @@ _UNREACHED = re.compile(
     r"|HTTP status server error|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
 )
 
-# How BuildKit says that its own garbage collection, or somebody's prune, took what a step of this build needs.
+# What BuildKit prints when a step's input is no longer in its cache: garbage collection or a prune removed it.
 _LOST = re.compile(r"content digest \S+: not found|snapshot \S+ does not exist|lease \S+: not found")
 
 # The stages whose steps have no network: what they reach for is missing in the lock or in the source.

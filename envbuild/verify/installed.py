@@ -97,7 +97,7 @@ def read_tree(stream: Readable, take: Callable[[Member], Member] = lambda member
     for member in read_tar(stream):
         if member.kind == "folder":
             continue
-        if _OWN_FOLDER.fullmatch(member.path):  # what is installed would lie elsewhere, where nobody looks
+        if _OWN_FOLDER.fullmatch(member.path):  # a link: the packages are elsewhere, and no check reads them
             raise TarError(f"/{shown(member.path)} is a {member.kind} in place of a folder")
         tree.files += 1
         member = take(member)  # noqa: PLW2901 - with its content still to be read

@@ -81,7 +81,7 @@ def keep_failure(settings: Settings, digest: str, error: EnvbuildError, device: 
     """
     if not isinstance(error, (AuditError, SmokeError)):
         return
-    _path(settings, digest).unlink(missing_ok=True)  # first: a full disk keeps nobody from it
+    _path(settings, digest).unlink(missing_ok=True)  # first, because it works on a full disk, too
     path = _failure(settings, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     note = {"code": error.exit_code, "what": error.what[:_LONGEST], "device": device}

@@ -951,7 +951,7 @@ def test_a_suite_that_prints_without_an_end_is_ended(tmp_path: Path, monkeypatch
         started, collected, log = _ends(tmp_path, script), collected_of(START), io.StringIO()
         began = time.monotonic()
         assert follow(started, collected, log, 60) is None
-        assert time.monotonic() - began < 55  # it is not the 60 s that end it, also on a busy machine
+        assert time.monotonic() - began < 30
         assert started.process.poll() is not None
         assert len(log.getvalue()) <= 3_000_000
         assert collected.judge(None, 60) == (
