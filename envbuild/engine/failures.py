@@ -18,7 +18,8 @@ _FOREIGN = re.compile(r"[Hh]ash mismatch for|which the lock does not name")
 _UNREACHED = re.compile(
     r"no package lists from (?!\S+\s+4(?:03|04|10)\b)|Temporary failure|[Cc]ould not resolve|no such host"
     r"|[Cc]onnection (?:refused|reset|timed out|failed)|[Uu]nable to connect|dns error|error sending request"
-    r"|HTTP status server error|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
+    r"|HTTP status server error|HTTP status client error \(429|returned error: 5\d\d|unexpected status.*: 5\d\d|i/o timeout"
+    r"|due to network timeout|request or response body error"  # an answer that stops, or breaks off
 )
 
 # What BuildKit prints when a step's input is no longer in its cache: garbage collection or a prune removed it.
