@@ -22,6 +22,12 @@ _UNREACHED = re.compile(
     r"|due to network timeout|request or response body error"  # an answer that stops, or breaks off
 )
 
+# How they say that a host does not have it, or no longer.
+_GONE = re.compile(
+    r"E: Version '.+' for '.+' was not found|E: Failed to fetch \S+\s+4(?:04|10)\b|no package lists from \S+\s+4(?:04|10)\b"
+    r"|HTTP status client error \(4(?:04|10)\b|failed to resolve source metadata for \S+ .*: not found|not our ref"
+)
+
 # What BuildKit prints when a step's input is no longer in its cache: garbage collection or a prune removed it.
 _LOST = re.compile(r"content digest \S+: not found|snapshot \S+ does not exist|lease \S+: not found")
 
@@ -52,6 +58,14 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
     if no_answer(stage, lines):
         check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
         return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"), output)
+    if not_there(stage, lines):
+        error = LockError(
+            f"stage {stage or target} asked a host for what it does not have, or no longer:\n    " + "\n    ".join(lines),
+            where=where,
+            hint="without --lock and --locked, run the same command again: OS packages are then pinned again; else lock again, "
+            "or name a mirror or an index in the settings that keeps what the lock names",
+        )
+        return disk_or(settings, log, error, output)
     if any(_LOST.search(line) for line in (*lines, *watch.errors)):
         error = HostError(
             f"the builder removed from its cache what stage {stage or target} needs:\n    " + "\n    ".join(lines),
@@ -66,6 +80,11 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
 def no_answer(stage: str, lines: Iterable[str]) -> bool:
     """Return whether a stage failed because a host that it asked did not answer; `lines` are the last of its output."""
     return not _OFFLINE.match(stage) and any(_UNREACHED.search(line) for line in lines)
+
+
+def not_there(stage: str, lines: Iterable[str]) -> bool:
+    """Return whether a stage failed because a host answered that it does not have what was asked; `lines` as `no_answer`."""
+    return not _OFFLINE.match(stage) and any(_GONE.search(line) for line in lines)
 
 
 def disk_or(settings: Settings, log: Path, error: EnvbuildError, output: str = "") -> EnvbuildError:
