@@ -60,7 +60,8 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
         return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"), output)
     if not_there(stage, lines):
         error = LockError(
-            f"stage {stage or target} asked a host for what it does not have, or no longer:\n    " + "\n    ".join(lines),
+            f"stage {stage or target} asked a host for what it does not have, or no longer:\n    "
+            + "\n    ".join(lines),
             where=where,
             hint="without --lock and --locked, run the same command again: OS packages are then pinned again; else lock again, "
             "or name a mirror or an index in the settings that keeps what the lock names",
