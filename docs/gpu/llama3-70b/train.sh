@@ -1,6 +1,6 @@
 #!/bin/bash
-# In the image of llama3-70b, with an empty folder at /w: train 20 steps with sgd; 10, a checkpoint, and 10 more; the
-# same by a distributed checkpoint; convert the first one to TP2 PP2 and back; compare.
+# In the image of llama3-70b, with an empty folder at /w: train 20 steps with sgd; 10, a checkpoint, and 10 more; the same
+# with adam and a distributed checkpoint; convert the first one to TP2 PP2 and back; compare.
 # envbuild run TAG --gpus 0 --mount DIR:/w -- bash /w/train.sh [RANKS [TP]]
 set -u
 ranks=${1:-1} tp=${2:-1}
@@ -38,10 +38,12 @@ train whole
 train first --exit-interval 10 --save /w/kept --save-interval 10
 train second --load /w/kept --save /w/kept --save-interval 20
 cat /w/first.steps /w/second.steps | cmp - /w/whole.steps && echo "stopped and resumed: the same steps"
-distributed=(--ckpt-format torch_dist)  # Megatron's default, which needs the patch dist-checkpoint
-train dist-first "${distributed[@]}" --exit-interval 10 --save /w/distributed --save-interval 10
-train dist-second "${distributed[@]}" --load /w/distributed --save /w/distributed --save-interval 20
-cat /w/dist-first.steps /w/dist-second.steps | cmp - /w/whole.steps && echo "by a distributed checkpoint: the same steps"
+# SGD_sai refuses Megatron's default format, which needs the patch dist-checkpoint; Adam does not
+adam=(--optimizer adam --lr 1e-4 --ckpt-format torch_dist)
+train adam-whole "${adam[@]}"
+train adam-first "${adam[@]}" --exit-interval 10 --save /w/distributed --save-interval 10
+train adam-second "${adam[@]}" --load /w/distributed --save /w/distributed --save-interval 20
+cat /w/adam-first.steps /w/adam-second.steps | cmp - /w/adam-whole.steps && echo "by a distributed checkpoint: the same steps"
 trained=kept
 if [ "$tp" -gt 1 ]; then trained=one && convert kept one 1; fi
 convert kept parts 2
