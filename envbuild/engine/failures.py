@@ -59,14 +59,14 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
         check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
         return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"), output)
     if not_there(stage, lines):
-        error = LockError(
+        gone = LockError(
             f"stage {stage or target} asked a host for what it does not have, or no longer:\n    "
             + "\n    ".join(lines),
             where=where,
             hint="without --lock and --locked, run the same command again: OS packages are then pinned again; else lock again, "
             "or name a mirror or an index in the settings that keeps what the lock names",
         )
-        return disk_or(settings, log, error, output)
+        return disk_or(settings, log, gone, output)
     if any(_LOST.search(line) for line in (*lines, *watch.errors)):
         error = HostError(
             f"the builder removed from its cache what stage {stage or target} needs:\n    " + "\n    ".join(lines),
