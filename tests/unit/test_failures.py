@@ -71,6 +71,10 @@ def test_a_compiler_error_is_one_of_the_stage(tmp_path):
         ("runtime", "envbuild: no package lists from http://m.example/debian/InRelease  404  Not Found"),
         ("torch", "  cause: HTTP status client error (404 Not Found) for url (https://m.example/torch.whl)"),
         ("src-te", "fatal: remote error: upload-pack: not our ref 0123456789"),
+        (
+            "base",
+            "failed to resolve source metadata for docker.io/library/x@sha256:1: docker.io/library/x@sha256:1: not found",
+        ),
     ],
 )
 def test_what_a_host_does_not_have_differs_from_a_stage_that_failed(tmp_path, stage, line):
