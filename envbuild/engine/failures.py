@@ -41,7 +41,7 @@ _NO_SPACE_GIB = 0.06
 def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> EnvbuildError:
     """Return the error for a build of `target` that failed, from what `watch` saw."""
     stage, lines = watch.failure()
-    told = ":\n    " + "\n    ".join(lines)
+    printed = ":\n    " + "\n    ".join(lines)
     output = watch.tail()  # what matters of it may not be among `lines`
     watch.log.flush()
     if missing := says_missing(settings, "\n".join(lines)):
@@ -49,18 +49,18 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
     foreign = [line for line in lines if _FOREIGN.search(line)]
     if foreign:
         return LockError(
-            f"stage {stage or target} got a file that the lock does not name{told}",
+            f"stage {stage or target} got a file that the lock does not name{printed}",
             where=f"the whole log is in {log}",
             hint="ask who runs the index or mirror why it changed; lock again only if the change is meant",
         )
-    what = f"stage {stage or target} failed{told}"
+    what = f"stage {stage or target} failed{printed}"
     where = f"the whole log is in {log}"
     again = "then run the same command again: finished stages come from the cache"
     if no_answer(stage, lines):
         check = "check that the engine's containers reach the network and resolve names, and the mirror, proxy and index settings"
         return disk_or(settings, log, HostError(what, where=where, hint=f"{check}; {again}"), output)
     if _fetch_says(_GONE, stage, lines):
-        what = f"stage {stage or target} asked a host for what it does not have, or no longer{told}"
+        what = f"stage {stage or target} asked a host for what it does not have, or no longer{printed}"
         hint = (
             "without --lock and --locked, run the same command again: OS packages are then pinned again; else lock again, "
             "or name a mirror or an index in the settings that keeps what the lock names"
@@ -68,7 +68,7 @@ def stage_failure(settings: Settings, watch: Watch, target: str, log: Path) -> E
         return disk_or(settings, log, LockError(what, where=where, hint=hint), output)
     if any(_LOST.search(line) for line in (*lines, *watch.errors)):
         error = HostError(
-            f"the builder removed from its cache what stage {stage or target} needs{told}",
+            f"the builder removed from its cache what stage {stage or target} needs{printed}",
             where=where,
             hint="run the same command again; if that ends so, too, free some of the disk or raise the limits of the "
             "builder's cache (https://docs.docker.com/build/cache/garbage-collection/)",
